@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from benchmarks import common
-from hil.compare.control import control_of
+from hil.compare.control import measure_control
 from hil.compare.criteria import parse_accept
 from hil.compare.verdict import compare_output
 from hil.core.tensors import Array
@@ -49,7 +49,7 @@ def judged(elements: int) -> Iterator[tuple[str, Callable[[], object], float]]:
         return b * (1 + _SIGMA * rng.standard_normal(b.shape, dtype=np.float32))
 
     answer, runs = near(), [near(), near()]
-    control = control_of("float16", "benchmark", b, runs, runs)
+    control = measure_control("float16", "benchmark", b, runs, runs)
     yield "by a control: right", lambda: compare_output("y", answer, b, control=control), _CONTROL_BAR
     yield "by a control: wrong", lambda: compare_output("y", -answer, b, control=control), _CONTROL_BAR
     for text in _CRITERIA:

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks import common
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import compile_together
-from hil.controller.models.compiling import native_compiler
+from hil.controller.models.compiling import find_native_compiler
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -123,7 +123,7 @@ def by_compiler(paths: Sequence[Path], folder: Path, at_once: int) -> list[Path]
 
     def one(path: Path) -> Path:
         program = folder / f"{path.stem}.vmfb"
-        subprocess.run([str(native_compiler()), str(path), "-o", str(program), *TARGET], check=True)
+        subprocess.run([str(find_native_compiler()), str(path), "-o", str(program), *TARGET], check=True)
         return program
 
     with ThreadPoolExecutor(at_once) as pool:

@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.common import compile_mlir
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.farm.client.client import FarmClient
-from hil.controller.farm.job_files import packed_bundle
+from hil.controller.farm.job_files import pack_bundle
 from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
-from hil.controller.farm.paths import HOME_VARIABLE, farm_address
+from hil.controller.farm.paths import HOME_VARIABLE, choose_farm_address
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.farm import JobResultRow
 from hil.core.files import digest_file
@@ -68,8 +68,8 @@ class Lab:
 
     def upload(self, path: Path) -> JobSpec:
         """Upload a bundle to the farm's store. Return the spec of its job."""
-        spec, parcel = packed_bundle(Job(models=(path,)), "iree", (), None)
-        self.client.upload(parcel.uploads())
+        spec, parcel = pack_bundle(Job(models=(path,)), "iree", (), None)
+        self.client.upload(parcel.list_uploads())
         return spec
 
 
@@ -87,7 +87,7 @@ def lab(boards: int, *faults: str) -> Iterator[Lab]:
         with (Path(folder) / "host.log").open("wb") as log:
             host = subprocess.Popen([sys.executable, "-m", "hil", "farm", "host", *words], stdout=log, stderr=log)
         stack.callback(_end, host)
-        client = stack.enter_context(FarmClient(farm_address()))
+        client = stack.enter_context(FarmClient(choose_farm_address()))
         deadline = time.monotonic() + _ONLINE_S
         while sum(board.state == "online" for board in client.ask("boards")) < boards:
             if time.monotonic() > deadline:

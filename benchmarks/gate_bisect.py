@@ -76,7 +76,7 @@ class FaultyRunner(Runner):
         fault = self.faults.draw() if self.faults is not None and not case.outcome else ""
         if fault in ("lost", "crash"):
             error = BoardLost("injected reset") if fault == "lost" else RunCrashed("injected crash")
-            return case.ended(error, Stage.RUN)
+            return case.with_error(error, Stage.RUN)
         case = super().execute(case, session)
         if fault and case.result is not None:
             outputs = {name: array + np.float32(1) for name, array in case.result.outputs.items()}

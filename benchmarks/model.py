@@ -39,7 +39,7 @@ class Builder:
         self.nodes.append(helper.make_node(op, inputs, [name], name=name, **attributes))
         return name
 
-    def weight(self, array: np.ndarray) -> str:
+    def add_weight(self, array: np.ndarray) -> str:
         """Add a weight. Return its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(array, name))
@@ -51,11 +51,11 @@ class Builder:
         fan_in = into // groups * kernel * kernel
         scale = np.sqrt(2 / fan_in)
         weight = self._rng.standard_normal((out, into // groups, kernel, kernel), dtype=np.float32) * np.float32(scale)
-        inputs = [x, self.weight(weight), self.weight(np.zeros(out, np.float32))]
+        inputs = [x, self.add_weight(weight), self.add_weight(np.zeros(out, np.float32))]
         x = self.node("Conv", inputs, strides=[stride] * 2, pads=[kernel // 2] * 4, group=groups)
         if not relu:
             return x
-        return self.node("Clip", [x, self.weight(np.float32(0)), self.weight(np.float32(6))])
+        return self.node("Clip", [x, self.add_weight(np.float32(0)), self.add_weight(np.float32(6))])
 
 
 def mobilenet(path: Path) -> Path:
@@ -74,7 +74,7 @@ def mobilenet(path: Path) -> Path:
             channels = out
     x = build.node("Flatten", [build.node("GlobalAveragePool", [build.conv(x, (320, 1280, 1))])])
     rng = np.random.default_rng(1)
-    dense = build.weight(rng.standard_normal((1280, 1000), dtype=np.float32) * np.float32(0.03))
+    dense = build.add_weight(rng.standard_normal((1280, 1000), dtype=np.float32) * np.float32(0.03))
     build.nodes.append(helper.make_node("MatMul", [x, dense], ["scores"], name="scores"))
     given = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 224, 224])
     made = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 1000])

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import common
 from benchmarks.model import mobilenet
 from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
-from hil.controller.pipeline.capture import PERIOD_S
+from hil.controller.pipeline.capture import PERIOD_SECONDS
 from hil.controller.storage.isolation.isolated import Isolated
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             return [(end - start) / 1e6 for start, end in stamps]
 
         def watched() -> list[float]:
-            stream = client.counters(PERIOD_S)
+            stream = client.counters(PERIOD_SECONDS)
             threading.Thread(target=lambda: [None for _ in _until_cancelled(stream)], daemon=True).start()
             try:
                 return plain()

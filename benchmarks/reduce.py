@@ -253,25 +253,25 @@ class Network(Builder):
         self.nodes[-1].name = f"{op}_{len(self.nodes) - 1}"
         return name
 
-    def weight(self, array: np.ndarray) -> str:
+    def add_weight(self, array: np.ndarray) -> str:
         """Add a weight. Return its name, which is too long to occur in random weights."""
-        super().weight(array)
+        super().add_weight(array)
         self.weights[-1].name = f"weight_{len(self.weights) - 1}"
         return self.weights[-1].name
 
     def dense(self, x: str, into: int, out: int) -> str:
         """Add a product with a seeded weight."""
         values = self._rng.standard_normal((into, out), dtype=np.float32) * np.float32(into**-0.5)
-        return self.node("MatMul", [x, self.weight(values)])
+        return self.node("MatMul", [x, self.add_weight(values)])
 
     def attention(self, x: str, length: int, width: int, heads: int) -> str:
         """Add multi-head attention."""
-        split = self.weight(np.array([length, heads, width // heads], np.int64))
-        merge = self.weight(np.array([length, width], np.int64))
+        split = self.add_weight(np.array([length, heads, width // heads], np.int64))
+        merge = self.add_weight(np.array([length, width], np.int64))
         q, k, v = (self.node("Reshape", [self.dense(x, width, width), split]) for _ in range(3))
         q, v = (self.node("Transpose", [one], perm=[1, 0, 2]) for one in (q, v))
         scores = self.node("MatMul", [q, self.node("Transpose", [k], perm=[1, 2, 0])])
-        scores = self.node("Mul", [scores, self.weight(np.float32((width // heads) ** -0.5))])
+        scores = self.node("Mul", [scores, self.add_weight(np.float32((width // heads) ** -0.5))])
         found = self.node("MatMul", [self.node("Softmax", [scores]), v])
         return self.dense(self.node("Reshape", [self.node("Transpose", [found], perm=[1, 0, 2]), merge]), width, width)
 
@@ -279,8 +279,8 @@ class Network(Builder):
         """Add a layer normalisation as a sequence of basic operators, like exporters."""
         centred = self.node("Sub", [x, self.node("ReduceMean", [x], axes=[-1])])
         variance = self.node("ReduceMean", [self.node("Mul", [centred, centred])], axes=[-1])
-        scale = self.node("Sqrt", [self.node("Add", [variance, self.weight(np.float32(1e-5))])])
-        return self.node("Mul", [self.node("Div", [centred, scale]), self.weight(np.ones(width, np.float32))])
+        scale = self.node("Sqrt", [self.node("Add", [variance, self.add_weight(np.float32(1e-5))])])
+        return self.node("Mul", [self.node("Div", [centred, scale]), self.add_weight(np.ones(width, np.float32))])
 
     def save(self, path: Path, length: int, width: int, x: str, *, external: bool = False) -> Path:
         """Write the model. The input is x, the output is the last value, float32."""
@@ -299,12 +299,12 @@ def encoder(path: Path, *, crashing: bool = False) -> Path:
     for layer in range(2 if crashing else 6):
         x = build.normalised(build.node("Add", [x, build.attention(x, length, width, 12)]), width)
         y = build.dense(x, width, 4 * width)
-        half = build.node("Mul", [y, build.weight(np.float32(0.5))])
-        erf = build.node("Erf", [build.node("Div", [y, build.weight(np.float32(2**0.5))])])
-        y = build.node("Mul", [half, build.node("Add", [erf, build.weight(np.float32(1))])])
+        half = build.node("Mul", [y, build.add_weight(np.float32(0.5))])
+        erf = build.node("Erf", [build.node("Div", [y, build.add_weight(np.float32(2**0.5))])])
+        y = build.node("Mul", [half, build.node("Add", [erf, build.add_weight(np.float32(1))])])
         x = build.normalised(build.node("Add", [x, build.dense(y, 4 * width, width)]), width)
         if crashing and layer == 0:
-            none, shape = (build.weight(np.array(one, np.int64)) for one in ([0], [width, length, 0]))
+            none, shape = (build.add_weight(np.array(one, np.int64)) for one in ([0], [width, length, 0]))
             empty = build.node("Reshape", [build.node("Slice", [x, none, none]), shape], allowzero=1)
             x = build.node("Add", [x, build.node("ReduceSum", [empty], keepdims=0)])
     return build.save(path, length, width, x)

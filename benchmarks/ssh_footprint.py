@@ -51,7 +51,7 @@ def footprint_rows(
             assert opened.shell
             opened.take()
             time.sleep(SETTLE_S)
-            used = probe.status(opened.shell, "").used_bytes / 1e6
+            used = probe.read_status(opened.shell, "").used_bytes / 1e6
             held = memory_mb(board)
         deadline = time.monotonic() + IDLE_S
         while len(idle := memory_mb(board)) > 1 and time.monotonic() < deadline:

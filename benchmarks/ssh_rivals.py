@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.bare_peer import ORDER, receive_into
 from benchmarks.common import HERE
 from benchmarks.ssh_layers import DEVICE, Layer
-from hil.controller.devices.deploy.wheels import iree_tool
+from hil.controller.devices.deploy.wheels import fetch_iree_tool
 from hil.controller.storage.cache import Cache
 from tools.virtual_board import VirtualBoard
 
@@ -36,7 +36,7 @@ class Rival:
         self._scratch = scratch
         self._socket = scratch / "master"
         self.ssh("mkdir", "-p", FOLDER)
-        runner = iree_tool("iree-run-module", board.arch, cache=Cache(), board=board.name)
+        runner = fetch_iree_tool("iree-run-module", board.arch, cache=Cache(), board=board.name)
         self.scp([str(runner)], f"{self.address}:{RUNNER}")
         self.ssh("chmod", "+x", RUNNER)
 

@@ -67,7 +67,7 @@ def suite(models: Path, out: Path, cases: int, **request: object) -> tuple[float
     start = time.perf_counter()
     run = run_suite(SuiteRequest(str(models), filters=("*_layer_*",), **request), out=out, screen=Quiet())
     seconds = time.perf_counter() - start
-    outcomes = [record.outcome for record in run.records()]
+    outcomes = [record.outcome for record in run.read_records()]
     assert outcomes == ["PASS"] * cases, outcomes
     return seconds, run
 
@@ -117,7 +117,7 @@ def overhead_rows(folder: Path, rounds: int) -> list[common.Row]:
             own = {}
             for count, models in sizes.items():
                 seconds, run = suite(models, folder / f"{flow}-{count}-{number}", count, flow=flow)
-                own[count] = seconds - sum(record.device_p50_ns or 0 for record in run.records()) / 1e9
+                own[count] = seconds - sum(record.device_p50_ns or 0 for record in run.read_records()) / 1e9
             a_case.append((own[200] - own[100]) / 100)
         rows.append(limit(f"hil's own time a case, {flow} on the simulator", statistics.median(a_case), 0.003))
     return rows
@@ -137,7 +137,7 @@ def many_rows(folder: Path, count: int, rounds: int) -> list[common.Row]:
         seconds.append(time.perf_counter() - start)
         peaks.append(used.ru_maxrss / 1e3)
         ran.returncode = os.waitstatus_to_exitcode(status)
-        outcomes = {record.outcome for record in SuiteRun.open(out).records()}
+        outcomes = {record.outcome for record in SuiteRun.open(out).read_records()}
         assert not ran.returncode and outcomes == {"PASS"}, (ran.returncode, outcomes)
     rate = count / statistics.median(seconds[1:])
     return [

@@ -11,18 +11,18 @@ from typing import Any
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.models.torch_module import exported, is_torch, save_program
+from hil.controller.models.torch_module import export_program, is_torch, save_program
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.option_names import as_keyword, rename_in_error, rename_options
-from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, checked, options_of
+from hil.controller.pipeline.settings.option_names import format_keyword, rename_in_error, rename_options
+from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, check_value, make_options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext, open_context
 from hil.core.results import Stage
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import HilError, ImportFailed, UsageError
 
 
@@ -49,13 +49,13 @@ def connect(
         BoardUnreachable, BoardRefused, BoardBusy: the board does not respond, rejects the connection, or is
             still in use after the timeout.
     """
-    where = checked("board", board, ("a board's name, address or config file", PATH[1]))
-    choice = choose(board if isinstance(board, str) else str(where), checked("hw_type", hw_type, TEXT))
-    pool = BoardPool("hil.connect", wait_s=checked("wait_s", wait_s, SECONDS))
+    where = check_value("board", board, ("a board's name, address or config file", PATH[1]))
+    choice = choose(board if isinstance(board, str) else str(where), check_value("hw_type", hw_type, TEXT))
+    pool = BoardPool("hil.connect", wait_s=check_value("wait_s", wait_s, SECONDS))
     connected = pool.session(
         choice,
-        runtimes=(checked("runtime", runtime, TEXT),),
-        faults=checked("faults", faults, TEXTS, "for example ['crash']"),
+        runtimes=(check_value("runtime", runtime, TEXT),),
+        faults=check_value("faults", faults, TEXTS, "for example ['crash']"),
     ).board
     try:
         connected.take()
@@ -93,11 +93,11 @@ def run(
     try:
         case = _run(model, board, inputs, context, options)
     except HilError as error:
-        rename_in_error(error, as_keyword)
+        rename_in_error(error, format_keyword)
         raise
     if case.error is not None:
-        rename_in_error(case.error, as_keyword)
-    return replace(case, reason=rename_options(case.reason, as_keyword))
+        rename_in_error(case.error, format_keyword)
+    return replace(case, reason=rename_options(case.reason, format_keyword))
 
 
 def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, options: dict[str, Any]) -> Case:
@@ -107,12 +107,12 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
     if is_torch(model):
         path = Path(f"{type(model).__name__}.pt2")
         try:
-            program, inputs = exported(model, inputs)
+            program, inputs = export_program(model, inputs)
         except ImportFailed as error:
             refused, inputs = error, ()
     else:
-        path = checked("model", model, ("the path of a model's file", PATH[1]))
-    chosen = options_of({"inputs": inputs, **options})
+        path = check_value("model", model, ("the path of a model's file", PATH[1]))
+    chosen = make_options({"inputs": inputs, **options})
     if not all(hasattr(board, name) for name in ("config", "push", "load")):
         raise UsageError(
             f"board must be the result of hil.connect, got {board!r:.80}",
@@ -124,7 +124,7 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         raise UsageError(f"context must be the result of hil.open_context or None, got {context!r:.80}")
     check_options(chosen, BoardChoice(board.config, board.name))
     if refused is not None:
-        return Case(path.stem, path, chosen, Path()).ended(refused, Stage.IMPORT)
+        return Case(path.stem, path, chosen, Path()).with_error(refused, Stage.IMPORT)
     with contextlib.ExitStack() as stack:
         if context is None:
             context = stack.enter_context(open_context())
@@ -132,7 +132,7 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
             # A Cache object that recomputes does so only for the first request of an entry. A new object makes every
             # call recompute.
             context = replace(context, cache=Cache(context.cache.root))
-        folder = Path(stack.enter_context(temporary_folder("hil-")))
+        folder = Path(stack.enter_context(make_temporary_folder("hil-")))
         (folder / "logs").mkdir()
         if program is not None:
             path = folder / path
@@ -140,4 +140,4 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         runner = Runner(context, lasting=False)
         case = runner.begin(path, chosen, folder)
         check_accepted_outputs([(chosen.accept, case.model)])
-        return runner.whole(case, BoardSession(board))
+        return runner.run_on_board(case, BoardSession(board))

@@ -83,7 +83,7 @@ class HilError(Exception):
         error.code, error.option = self.code, self.option
         return error
 
-    def located(self, *, stage: str = "", board: str = "") -> HilError:
+    def locate(self, *, stage: str = "", board: str = "") -> HilError:
         """Set the stage and board if they are unknown, and return the error."""
         self.stage = self.stage or stage
         self.board = self.board or board
@@ -106,12 +106,12 @@ class InternalError(HilError):
 
 
 @contextlib.contextmanager
-def locating(*, stage: str = "", board: str = "") -> Iterator[None]:
+def locate_errors(*, stage: str = "", board: str = "") -> Iterator[None]:
     """Set the stage and board of errors raised in this block, unless already set."""
     try:
         yield
     except HilError as error:
-        raise error.located(stage=stage, board=board) from error.__cause__
+        raise error.locate(stage=stage, board=board) from error.__cause__
 
 
 class UsageError(HilError):
@@ -307,7 +307,7 @@ class FarmUnreachable(FarmError):
     outcome = "BOARD_UNREACHABLE"
 
 
-def one_of(known: Iterable[str], intro: str = "expected one of ") -> str:
+def format_expected(known: Iterable[str], intro: str = "expected one of ") -> str:
     """Return the end of a hint, ``expected one of a, b``; "" if ``known`` is empty."""
     listed = ", ".join(known)
     return f"{intro}{listed}" if listed else ""

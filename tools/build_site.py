@@ -35,7 +35,7 @@ def copy_pages(target: Path) -> list[Path]:
     pages = [*names, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
     for page in pages:
         _copy(page, target)
-        for link in _LINK.findall(_without_code(page.read_text())):
+        for link in _LINK.findall(_remove_code(page.read_text())):
             if "://" in link or link.startswith("mailto:"):
                 continue
             file = (page.parent / link).resolve()
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
     return subprocess.run([sys.executable, "-m", "zensical", *command], cwd=build).returncode
 
 
-def _without_code(text: str) -> str:
+def _remove_code(text: str) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
 
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from hil.controller.storage.tensor_files import load_tensors
 from hil.core.npy import load_npy
-from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack, to_bytes, unpack
+from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, get_dtype_name, pack, parse_dtype, to_bytes, unpack
 from hil.formats.ort_values import ONNX_TYPES
 
 MODEL = "model.onnx"
 INPUTS = "inputs"
-STEP_TIMEOUT_S = 300.0
+STEP_TIMEOUT_SECONDS = 300.0
 _MLIR = {
     "bool": "i1", "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "float8_e4m3fn": "f8E4M3FN",
     "float8_e4m3fnuz": "f8E4M3FNUZ", "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
@@ -44,7 +44,7 @@ class Test:
     outputs: tuple[str, ...]
 
 
-def node_tests() -> dict[str, Test]:
+def read_node_tests() -> dict[str, Test]:
     """Read all node tests and data sets of the installed onnx: case name in hil's suite -> test."""
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests
@@ -68,7 +68,7 @@ def node_tests() -> dict[str, Test]:
     return found
 
 
-def onnxruntime(folder: str) -> dict[str, Any]:
+def run_onnxruntime(folder: str) -> dict[str, Any]:
     """Run a model once in a plain InferenceSession on the CPU with default settings.
 
     Args:
@@ -76,7 +76,7 @@ def onnxruntime(folder: str) -> dict[str, Any]:
     """
     import onnxruntime as ort
 
-    from hil.formats.ort_values import from_ort, spec_of_node, to_ort
+    from hil.formats.ort_values import copy_from_ort, make_node_spec, to_ort
 
     ort.set_default_logger_severity(4)
     try:
@@ -84,20 +84,22 @@ def onnxruntime(folder: str) -> dict[str, Any]:
     except Exception as error:
         return _end("load", error)
     inputs = load_tensors(Path(folder) / INPUTS)
-    specs = [spec_of_node(node) for node in session.get_outputs()]
+    specs = [make_node_spec(node) for node in session.get_outputs()]
     try:
         if all(array.dtype.name in NUMPY_DTYPES or array.dtype.kind == "O" for array in inputs.values()) and all(
             spec is None or spec.dtype in (*NUMPY_DTYPES, "string") for spec in specs
         ):
-            return _ran([np.asarray(value) for value in session.run(None, inputs)])
+            return _make_result([np.asarray(value) for value in session.run(None, inputs)])
         # Pass the tensors as OrtValues, because numpy lacks some dtypes.
         values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in inputs.items()})
-        return _ran([from_ort(value, spec.dtype) for value, spec in zip(values, specs, strict=True) if spec])
+        return _make_result(
+            [copy_from_ort(value, spec.dtype) for value, spec in zip(values, specs, strict=True) if spec]
+        )
     except Exception as error:
         return _end("run", error)
 
 
-def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Sequence[str]) -> dict[str, Any]:
+def run_iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Sequence[str]) -> dict[str, Any]:
     """Run ``iree-import-onnx``, ``iree-compile`` and ``iree-run-module``.
 
     Args:
@@ -120,8 +122,8 @@ def iree(folder: str, flags: Sequence[str], device: str, opset: int, outputs: Se
     return _compile_and_run(Path(folder), program, flags, device, outputs)
 
 
-def iree_repeated(folder: str, device: str) -> dict[str, Any]:
-    """Call the program of :func:`iree` repeatedly with IREE's Python API, and use memory between the calls.
+def run_iree_repeatedly(folder: str, device: str) -> dict[str, Any]:
+    """Call the program of :func:`run_iree` repeatedly with IREE's Python API, and use memory between the calls.
 
     Returns:
         ``answers``: the number of different results. It exceeds 1 if the program reads memory outside of its tensors.
@@ -131,7 +133,7 @@ def iree_repeated(folder: str, device: str) -> dict[str, Any]:
     instance, hal_device = rt.VmInstance(), rt.get_device(device)
     module = rt.VmModule.mmap(instance, str(Path(folder) / "plain0.vmfb"))
     context = rt.VmContext(instance, [rt.create_hal_module(instance, hal_device), module])
-    function = rt.FunctionInvoker(context, hal_device, module.lookup_function(_function(Path(folder))))
+    function = rt.FunctionInvoker(context, hal_device, module.lookup_function(_read_function(Path(folder))))
     inputs = list(load_tensors(Path(folder) / INPUTS).values())
     answers = set()
     for fill in (0.0, 1e20, -3.0, 1e-20, 7e5, 1.0):
@@ -149,23 +151,28 @@ def digest(array: Array) -> str:
     return hashlib.sha256(to_bytes(array)).hexdigest()
 
 
-def described(arrays: Sequence[Array]) -> list[list[Any]]:
+def describe_arrays(arrays: Sequence[Array]) -> list[list[Any]]:
     """Return [dtype, shape, digest] of the arrays."""
-    return [[dtype_name(array.dtype), list(array.shape), digest(array)] for array in arrays]
+    return [[get_dtype_name(array.dtype), list(array.shape), digest(array)] for array in arrays]
 
 
 def _compile_and_run(
     folder: Path, program: Path, flags: Sequence[str], device: str, outputs: Sequence[str]
 ) -> dict[str, Any]:
     module = program.with_suffix(".vmfb")
-    done = run_command([tool("iree-compile"), program, "-o", module, *flags])
+    done = run_command([find_tool("iree-compile"), program, "-o", module, *flags])
     if done["code"]:
         # Exit code 1 is an error. Other codes and signals are crashes.
         return {**_end("compile", done["said"]), "crashed": done["code"] != 1}
     files = [folder / f"{program.stem}-{n}.{'npy' if one in NUMPY_DTYPES else 'bin'}" for n, one in enumerate(outputs)]
-    command = [tool("iree-run-module"), f"--module={module}", f"--device={device}", f"--function={_function(folder)}"]
+    command = [
+        find_tool("iree-run-module"),
+        f"--module={module}",
+        f"--device={device}",
+        f"--function={_read_function(folder)}",
+    ]
     try:
-        command += [f"--input={text}" for text in _arguments(folder)]
+        command += [f"--input={text}" for text in _make_arguments(folder)]
     except KeyError as error:
         return _end("run", f"iree-run-module does not support {error} tensors")
     done = run_command([*command, *(f"--output=@{file}" for file in files)])
@@ -174,16 +181,16 @@ def _compile_and_run(
     return {"end": "ran", "crashed": False, "message": "", "outputs": list(map(_read, files, outputs))}
 
 
-def _function(folder: Path) -> str:
+def _read_function(folder: Path) -> str:
     import onnx
 
     return onnx.load(folder / MODEL).graph.name
 
 
-def _arguments(folder: Path) -> list[str]:
+def _make_arguments(folder: Path) -> list[str]:
     texts = []
     for number, array in enumerate(load_tensors(folder / INPUTS).values()):
-        name = dtype_name(array.dtype)
+        name = get_dtype_name(array.dtype)
         file = folder / f"input-{number}.{'npy' if array.dtype.kind == 'c' else 'bin'}"
         if array.dtype.kind == "c":
             np.save(file, array)
@@ -199,16 +206,16 @@ def _read(file: Path, dtype: str) -> list[Any]:
     """Return [dtype, shape, digest] of an output file. The shape is None for a .bin file."""
     if file.suffix == ".npy":
         array = load_npy(file)
-        signless = array.dtype.kind in "iu" and dtype_of(dtype).kind in "iu"
-        return described([array.view(dtype_of(dtype)) if signless else array])[0]
+        signless = array.dtype.kind in "iu" and parse_dtype(dtype).kind in "iu"
+        return describe_arrays([array.view(parse_dtype(dtype)) if signless else array])[0]
     raw = np.frombuffer(file.read_bytes(), np.uint8)
     if dtype in SUB_BYTE_BITS:
         raw = unpack(raw, dtype, [raw.size * 8 // SUB_BYTE_BITS[dtype]]).view(np.uint8)
     return [dtype, None, digest(raw)]
 
 
-def _ran(arrays: Sequence[Array]) -> dict[str, Any]:
-    return {"end": "ran", "crashed": False, "message": "", "outputs": described(arrays)}
+def _make_result(arrays: Sequence[Array]) -> dict[str, Any]:
+    return {"end": "ran", "crashed": False, "message": "", "outputs": describe_arrays(arrays)}
 
 
 def _end(step: str, error: object) -> dict[str, Any]:
@@ -223,14 +230,14 @@ def run_command(command: Sequence[object]) -> dict[str, Any]:
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=STEP_TIMEOUT_S,
+            timeout=STEP_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"code": 124, "said": f"timed out after {STEP_TIMEOUT_S:g} s"}
+        return {"code": 124, "said": f"timed out after {STEP_TIMEOUT_SECONDS:g} s"}
     return {"code": done.returncode, "said": done.stderr.decode(errors="replace")}
 
 
-def tool(name: str) -> str:
+def find_tool(name: str) -> str:
     """Return the path of a command in this environment."""
     return str(Path(sysconfig.get_path("scripts")) / name)

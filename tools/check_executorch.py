@@ -23,15 +23,15 @@ from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.torch_cases import TorchTest, torch_tests
+from hil.controller.workloads.suites.cases.torch_cases import TorchTest, list_torch_tests
 from hil.controller.workloads.suites.reports.results import Delegation
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
 from tools import stock_executorch
 
-TIMEOUT_S = 900.0
+TIMEOUT_SECONDS = 900.0
 _SHOWN = 100
 CRASHED = "CRASHED"
 # Tester's result -> matching outcomes in hil.
@@ -73,9 +73,9 @@ def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
     result, ended = stock["result"], record.ended
     told = f"{ended}: {record.message}" if record.message else ended
     words = f"{result}: {stock['message'][:300]}" if stock["message"] else result
-    mine, other = _shares(record), _stock_shares(stock)
+    mine, other = _read_shares(record), _read_stock_shares(stock)
     if mine is not None and other is not None and mine != other:
-        return Finding(record.id, DIFFERENT, f"{told}; {_told(mine)}", f"{words}; {_told(other)}")
+        return Finding(record.id, DIFFERENT, f"{told}; {_format_shares(mine)}", f"{words}; {_format_shares(other)}")
     if result in _LEFT_ALONE and other is not None and ended in _NOT_LOWERED:
         kind = DIFFERENT
     elif ended in OUTCOMES[result]:
@@ -92,26 +92,30 @@ def compare_outcomes(record: CaseRecord, stock: Mapping[str, Any]) -> Finding:
 Shares = tuple[dict[str, int], dict[str, int]]
 
 
-def _shares(record: CaseRecord) -> Shares | None:
+def _read_shares(record: CaseRecord) -> Shares | None:
     """Return the delegated and undelegated operators, with names that both tools use."""
     shared = Delegation.of(record)
-    return None if shared is None else (_plain(shared.delegated), _plain(shared.undelegated))
+    return None if shared is None else (_normalize_names(shared.delegated), _normalize_names(shared.undelegated))
 
 
-def _stock_shares(stock: Mapping[str, Any]) -> Shares | None:
-    return None if stock["delegated"] is None else (_plain(stock["delegated"]), _plain(stock["undelegated"]))
+def _read_stock_shares(stock: Mapping[str, Any]) -> Shares | None:
+    return (
+        None
+        if stock["delegated"] is None
+        else (_normalize_names(stock["delegated"]), _normalize_names(stock["undelegated"]))
+    )
 
 
-def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+def _normalize_names(counts: Mapping[str, int]) -> dict[str, int]:
     """Normalize operator names: ``aten.sin.default`` in hil is ``aten::sin`` in the tester."""
     return {name.replace("::", ".").removesuffix(".default"): count for name, count in counts.items()}
 
 
-def _told(shares: Shares) -> str:
+def _format_shares(shares: Shares) -> str:
     return f"delegated {shares[0]}, undelegated {shares[1]}"
 
 
-def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> Mapping[str, Any]:
+def run_stock(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> Mapping[str, Any]:
     """Return the tester's result for a test."""
     where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
     nothing: dict[str, Any] = {"delegated": None, "undelegated": None, "outputs": []}
@@ -119,7 +123,7 @@ def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> M
         return {**nothing, "result": "SKIPPED", "message": test.skipped or test.problem}
     try:
         found: Mapping[str, Any] = isolated.call(
-            stock_executorch.run, {**where, "flow": flow}, timeout=TIMEOUT_S, log=log
+            stock_executorch.run, {**where, "flow": flow}, timeout=TIMEOUT_SECONDS, log=log
         )
     except IsolatedError as error:
         result = CRASHED if isinstance(error, IsolatedCrash) else "UNKNOWN_FAIL"
@@ -127,7 +131,7 @@ def stock_result(test: TorchTest, flow: str, isolated: Isolated, log: Path) -> M
     return found
 
 
-def stock_name(flow: str) -> str:
+def make_stock_name(flow: str) -> str:
     """Return the tester's name for a flow of hil: ``xnnpack_static_int8_per_channel``, ``portable``."""
     return flow.removeprefix("executorch-").replace("-", "_")
 
@@ -149,13 +153,13 @@ def main(
     The exit code is 1 if the tester's results differ from hil's, and 5 if no case matches.
     """
     suite = BUILT_IN[source]
-    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
+    with make_temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         context = RunContext(Cache(), isolated)
-        tests = {test.id: test for test in torch_tests(suite, load_flow(flow), context)}
+        tests = {test.id: test for test in list_torch_tests(suite, load_flow(flow), context)}
         if stored is None:
-            records = _run_hil(source, flow, patterns, jobs, Path(folder) / "run").records()
+            records = _run_hil(source, flow, patterns, jobs, Path(folder) / "run").read_records()
         else:
-            records = records_of(stored, suite, flow, patterns)
+            records = read_records(stored, suite, flow, patterns)
         if not records:
             return EXIT_NOTHING_RAN
         if strange := next((record.id for record in records if record.id not in tests), None):
@@ -163,7 +167,7 @@ def main(
         log = Path(folder) / "stock.log"
 
         def check(record: CaseRecord) -> Finding:
-            return compare_outcomes(record, stock_result(tests[record.id], stock_name(flow), isolated, log))
+            return compare_outcomes(record, run_stock(tests[record.id], make_stock_name(flow), isolated, log))
 
         with concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
             findings = list(pool.map(check, records))
@@ -176,13 +180,13 @@ def main(
     return EXIT_FAIL if counts[DIFFERENT] else EXIT_OK
 
 
-def records_of(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -> list[CaseRecord]:
+def read_records(folder: Path, suite: str, flow: str, patterns: tuple[str, ...]) -> list[CaseRecord]:
     """Return the cases of a stored run that match the patterns."""
     run = SuiteRun.open(folder)
     if (has := (run.head.suite, run.head.flow)) != (suite, flow):
         raise UsageError(f"expected a run of {suite} with {flow}, got {' with '.join(has)} in {folder}")
     chosen = SuiteRequest(suite, filters=patterns)
-    return [record for record in run.records() if chosen.selects(record.id)]
+    return [record for record in run.read_records() if chosen.selects(record.id)]
 
 
 def _run_hil(source: str, flow: str, patterns: Sequence[str], jobs: int | None, out: Path) -> SuiteRun:

@@ -39,11 +39,11 @@ from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.run_job import run_job
 from hil.core.boards import load_board
 from hil.core.npy import save_npy
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import NUMPY_DTYPES, Array, dtype_name, spec_of
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import NUMPY_DTYPES, Array, get_dtype_name, make_spec
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError
-from hil.formats.iree_command import give, tool_type
-from tools.by_hand import MODEL, STEP_TIMEOUT_S, run_command, tool
+from hil.formats.iree_command import format_tool_type, give
+from tools.by_hand import MODEL, STEP_TIMEOUT_SECONDS, find_tool, run_command
 from tools.check_operators import BOARD
 
 _HERE = "tools.check_foreign"  # module name of the functions below, because this module also runs as __main__
@@ -76,7 +76,7 @@ class Finding:
         return self.like_input and self.id.endswith(" npy") and (self.tool, self.hil) == (FAILED, SUCCESS)
 
 
-def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
+def run_iree_tools(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
     """Compile a model with IREE's tools, write the flag files, and run iree-run-module. Runs in a separate process.
 
     Args:
@@ -96,22 +96,24 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
             main(parse_arguments([str(place / MODEL), "-o", str(place / "model.mlir")]))
     except (Exception, SystemExit):
         return {}
-    if run_command([tool("iree-compile"), place / "model.mlir", "-o", place / "model.vmfb", *flags])["code"]:
+    if run_command([find_tool("iree-compile"), place / "model.mlir", "-o", place / "model.vmfb", *flags])["code"]:
         return {}
     inputs, outputs = (list(load_tensors(place / side).values()) for side in ("inputs", "outputs"))
     found = {}
     for form in FORMS:
-        expected = _wrong(outputs) if form == "wrong" else outputs
+        expected = _corrupt_outputs(outputs) if form == "wrong" else outputs
         lines = ["--module=model.vmfb", f"--device={device}"]
-        lines += [f"--input={_tensor(array, place, f'{form}-in{n}', form)}" for n, array in enumerate(inputs)]
-        lines += [f"--expected_output={_tensor(one, place, f'{form}-out{n}', form)}" for n, one in enumerate(expected)]
+        lines += [f"--input={_write_tensor(array, place, f'{form}-in{n}', form)}" for n, array in enumerate(inputs)]
+        lines += [
+            f"--expected_output={_write_tensor(one, place, f'{form}-out{n}', form)}" for n, one in enumerate(expected)
+        ]
         (place / f"{form}.flagfile").write_text("\n".join(lines) + "\n")
         done = subprocess.run(
-            [tool("iree-run-module"), f"--flagfile={form}.flagfile"],
+            [find_tool("iree-run-module"), f"--flagfile={form}.flagfile"],
             cwd=place,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=STEP_TIMEOUT_S,
+            timeout=STEP_TIMEOUT_SECONDS,
             check=False,
         )
         said = done.stdout.decode(errors="replace")
@@ -120,20 +122,20 @@ def verdicts(folder: str, flags: Sequence[str], device: str) -> dict[str, str]:
     return found
 
 
-def _tensor(array: Array, folder: Path, stem: str, form: str) -> str:
+def _write_tensor(array: Array, folder: Path, stem: str, form: str) -> str:
     """Return a tensor as the value of a flag, and write its file if necessary."""
-    array, name = np.array(array, order="C"), dtype_name(array.dtype)  # the tool requires C order
+    array, name = np.array(array, order="C"), get_dtype_name(array.dtype)  # the tool requires C order
     # The tool does not support bool and complex values as text or raw elements.
     if array.dtype.kind in "bc" or (form == "npy" and name in NUMPY_DTYPES):
         save_npy(folder / f"{stem}.npy", array)
         return f"@{stem}.npy"
     if 0 < array.size <= _AS_TEXT and name in NUMPY_DTYPES:
         plain = array.view(f"i{array.dtype.itemsize}") if array.dtype.kind == "u" else array
-        return f"{tool_type(name, array.shape)}={' '.join(map(str, plain.ravel().tolist()))}"
-    return give(spec_of("", array), array, stem, folder, ".", tensors="bin").value
+        return f"{format_tool_type(name, array.shape)}={' '.join(map(str, plain.ravel().tolist()))}"
+    return give(make_spec("", array), array, stem, folder, ".", tensors="bin").value
 
 
-def _wrong(outputs: Sequence[Array]) -> list[Array]:
+def _corrupt_outputs(outputs: Sequence[Array]) -> list[Array]:
     first, *others = outputs
     if not first.size:
         return list(outputs)
@@ -162,7 +164,7 @@ class _Quiet:
         """Do nothing."""
 
 
-def _like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
+def _is_like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
     return any(
         one.dtype.kind in "iu" and one.dtype == other.dtype and np.array_equal(one, other)
         for one, other in itertools.product(outputs, inputs)
@@ -170,7 +172,7 @@ def _like_input(inputs: Iterable[Array], outputs: Iterable[Array]) -> bool:
 
 
 @contextlib.contextmanager
-def simulator(folder: Path) -> Iterator[str]:
+def start_simulator(folder: Path) -> Iterator[str]:
     """Start a simulated board, and yield its address."""
     command = [sys.executable, "-m", "hil.sim", "--listen", f"unix:{folder}/sim.sock", "--store", f"{folder}/store"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -181,7 +183,7 @@ def simulator(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def by_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, str]:
+def run_hil(file: Path, board: str, out: Path, isolated: Isolated) -> tuple[str, str]:
     """Return hil's result for a flag file, in the words of the tool, and the reason."""
     screen: Progress = _Quiet()
     try:
@@ -213,23 +215,23 @@ def check(tests: Mapping[str, Any], isolated: Isolated, folder: Path) -> Iterato
         arguments = {"folder": str(place), "flags": flags, "device": device}
         try:
             said: dict[str, str] = isolated.call(
-                f"{_HERE}:verdicts", arguments, timeout=4 * STEP_TIMEOUT_S, log=place / "tools.log"
+                f"{_HERE}:run_iree_tools", arguments, timeout=4 * STEP_TIMEOUT_SECONDS, log=place / "tools.log"
             )
         except IsolatedCrash:
             return {}  # the importer crashed
         return said
 
-    with simulator(folder) as address, concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
+    with start_simulator(folder) as address, concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
         asked = {pool.submit(ask, name, *parts): name for name, parts in tests.items()}
         for done in concurrent.futures.as_completed(asked):
             name = asked[done]
             for form, said in done.result().items():
                 file, (_, inputs, outputs) = folder / name / f"{form}.flagfile", tests[name]
-                ours = by_hil(file, address, folder / "runs", isolated)
-                yield Finding(f"{name} {form}", said, *ours, _like_input(inputs.values(), outputs.values()))
+                ours = run_hil(file, address, folder / "runs", isolated)
+                yield Finding(f"{name} {form}", said, *ours, _is_like_input(inputs.values(), outputs.values()))
 
 
-def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict[str, Array], dict[str, Array]]]:
+def read_node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict[str, Array], dict[str, Array]]]:
     """Return ONNX's node tests with only tensors as inputs and outputs: name -> (model, inputs, outputs).
 
     Args:
@@ -239,7 +241,7 @@ def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict
     from onnx import TensorProto, numpy_helper
     from onnx.backend.test.loader import load_model_tests
 
-    def arrays(infos: Any, values: Any) -> dict[str, Array] | None:
+    def convert_arrays(infos: Any, values: Any) -> dict[str, Array] | None:
         plain = [numpy_helper.to_array(one) if isinstance(one, TensorProto) else one for one in values]
         if len(infos) != len(plain) or not all(isinstance(one, (np.ndarray, np.generic)) for one in plain):
             return None
@@ -254,7 +256,10 @@ def node_tests(patterns: Sequence[str], every: int) -> dict[str, tuple[Any, dict
         if patterns and not any(fnmatchcase(name, pattern) for pattern in patterns):
             continue
         for inputs, outputs in test.data_sets[:1]:
-            takes, gives = arrays(test.model.graph.input, inputs), arrays(test.model.graph.output, outputs)
+            takes, gives = (
+                convert_arrays(test.model.graph.input, inputs),
+                convert_arrays(test.model.graph.output, outputs),
+            )
             if takes is not None and gives:
                 found[name] = (test.model, takes, gives)
     return {name: found[name] for name in sorted(found)[::every]}
@@ -278,9 +283,9 @@ def main(patterns: tuple[str, ...], every: int, jobs: int | None, as_json: bool)
 
     from hil.controller.storage.screen.console import Console
 
-    tests = node_tests(patterns, every)
+    tests = read_node_tests(patterns, every)
     errors = Console(stderr=True)
-    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
+    with make_temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         found = check(tests, isolated, Path(folder))
         shown = track(found, "flag files", total=None, console=errors, transient=True, disable=not errors.is_terminal)
         findings = sorted(shown, key=lambda one: one.id)

@@ -25,12 +25,12 @@ from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, I
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.boards import load_board
 from hil.core.npy import load_npy
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, EXIT_USAGE, HilError, UsageError
 from tools import by_hand
-from tools.by_hand import Test, node_tests
+from tools.by_hand import Test, read_node_tests
 
-TIMEOUT_S = 900.0
+TIMEOUT_SECONDS = 900.0
 BOARD = "sim"
 _SHOWN = 100
 
@@ -59,7 +59,7 @@ class Finding:
 Result = Mapping[str, Any]
 
 
-def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
+def read_hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
     """Return case -> hil's result, in the form of :mod:`tools.by_hand`."""
     found: dict[str, tuple[CaseRecord, Result]] = {}
     for line in (run / "results.jsonl").read_text().splitlines():
@@ -72,17 +72,17 @@ def hil_results(run: Path) -> dict[str, tuple[CaseRecord, Result]]:
                 "end": "ran" if ended else record.stage,
                 "crashed": record.ended in ("COMPILE_CRASH", "RUN_CRASH"),
                 "message": record.message,
-                "outputs": list(map(_stored, files)) if ended else [],
+                "outputs": list(map(_read_stored, files)) if ended else [],
             },
         )
     return found
 
 
-def _stored(file: Path) -> list[Any]:
+def _read_stored(file: Path) -> list[Any]:
     """Return [dtype, shape, digest] of a stored tensor. The dtype is "" if numpy's format cannot represent it."""
     array = load_npy(file)
     if array.dtype.kind != "V":
-        return by_hand.described([array])[0]
+        return by_hand.describe_arrays([array])[0]
     return ["", list(array.shape), by_hand.digest(array.view(f"u{array.dtype.itemsize}"))]
 
 
@@ -115,54 +115,56 @@ class Checker:
 
     def check(self, test: Test, record: CaseRecord, hil: Result) -> Finding:
         """Run a test with the vendors' tools, and compare hil's result."""
-        with temporary_folder("hil-check-") as folder:
+        with make_temporary_folder("hil-check-") as folder:
             (Path(folder) / by_hand.MODEL).write_bytes(test.model.SerializeToString())
             save_tensors(Path(folder) / by_hand.INPUTS, test.inputs)
             kind, results = DIFFERENT, []
-            for name, result in self._ways(test, Path(folder)):
+            for name, result in self._iter_settings(test, Path(folder)):
                 results.append(result)
-                if found := same(hil, result):
+                if found := find_equality(hil, result):
                     kind = found if name == EQUAL else name
                     break
             plain = results[0]
             if kind == DIFFERENT and record.ended == "IMPORT_ERROR" and "expected a tensor" in record.message:
                 kind = NO_TENSORS
-            if kind == DIFFERENT and plain["end"] == "ran" and self._varies(folder, test, plain):
+            if kind == DIFFERENT and plain["end"] == "ran" and self._is_varying(folder, test, plain):
                 kind = RANDOM
-        return Finding(test.id, kind, _told(hil), _told(plain))
+        return Finding(test.id, kind, _format_result(hil), _format_result(plain))
 
-    def _ways(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
+    def _iter_settings(self, test: Test, folder: Path) -> Iterator[tuple[str, Result]]:
         """Yield (settings, result) of the plain tools, then with hil's settings if the plain importer supports less."""
         if self._runtime == "onnxruntime":
-            yield EQUAL, self._call(by_hand.onnxruntime, folder=str(folder))
+            yield EQUAL, self._call(by_hand.run_onnxruntime, folder=str(folder))
             return
         common = {"folder": str(folder), "device": self._device, "outputs": list(test.outputs)}
-        yield EQUAL, self._call(by_hand.iree, **common, flags=self._flags, opset=0)
+        yield EQUAL, self._call(by_hand.run_iree, **common, flags=self._flags, opset=0)
         flags = [*self._flags, *([KEEP_FLOAT64] if has_float64(test.model) else [])]
         if flags != self._flags:
-            yield KEPT, self._call(by_hand.iree, **common, flags=flags, opset=0)
+            yield KEPT, self._call(by_hand.run_iree, **common, flags=flags, opset=0)
         if any(item.domain in ("", "ai.onnx") and item.version < OPSET for item in test.model.opset_import):
-            yield CONVERTED, self._call(by_hand.iree, **common, flags=flags, opset=OPSET)
+            yield CONVERTED, self._call(by_hand.run_iree, **common, flags=flags, opset=OPSET)
 
-    def _varies(self, folder: str, test: Test, plain: Result) -> bool:
+    def _is_varying(self, folder: str, test: Test, plain: Result) -> bool:
         """Return True if a repeated run gives a different result.
 
         In that case, the model draws random numbers, or the program reads memory outside of its tensors.
         """
         if self._runtime == "iree":
-            return int(self._call(by_hand.iree_repeated, folder=folder, device=self._device).get("answers", 1)) > 1
-        return not same(next(self._ways(test, Path(folder)))[1], plain)
+            return (
+                int(self._call(by_hand.run_iree_repeatedly, folder=folder, device=self._device).get("answers", 1)) > 1
+            )
+        return not find_equality(next(self._iter_settings(test, Path(folder)))[1], plain)
 
     def _call(self, function: Callable[..., Any], **arguments: Any) -> Result:
         log = Path(arguments["folder"]) / "by_hand.log"
         try:
-            return cast(Result, self._isolated.call(function, arguments, timeout=TIMEOUT_S, log=log))
+            return cast(Result, self._isolated.call(function, arguments, timeout=TIMEOUT_SECONDS, log=log))
         except IsolatedError as error:
             end = "run" if self._runtime == "onnxruntime" else "import"
             return {"end": end, "crashed": isinstance(error, IsolatedCrash), "message": error.message, "outputs": []}
 
 
-def same(hil: Result, other: Result) -> str:
+def find_equality(hil: Result, other: Result) -> str:
     """Return in which way two results are equal; "" if they differ."""
     # hil's importer may reject models that the tools reject in the compiler or runtime.
     early = ("import", "compile")
@@ -174,17 +176,17 @@ def same(hil: Result, other: Result) -> str:
         return CRASHED if hil["crashed"] else REFUSED
     if len(hil["outputs"]) != len(other["outputs"]):
         return ""
-    return EQUAL if all(map(_same_output, hil["outputs"], other["outputs"])) else ""
+    return EQUAL if all(map(_is_same_output, hil["outputs"], other["outputs"])) else ""
 
 
-def _same_output(mine: Sequence[Any], other: Sequence[Any]) -> bool:
+def _is_same_output(mine: Sequence[Any], other: Sequence[Any]) -> bool:
     """Compare two outputs. An unknown dtype or shape matches any other."""
     return mine[2] == other[2] and all(
         one == two or one == "" or two is None for one, two in zip(mine, other, strict=True)
     )
 
 
-def _told(result: Result) -> str:
+def _format_result(result: Result) -> str:
     if result["end"] == "ran":
         return "; ".join(f"{dtype} {shape} {text[:8]}" for dtype, shape, text in result["outputs"])
     return f"{'died' if result['crashed'] else 'refused'} at {result['end']}: {result['message'][:160]}"
@@ -208,15 +210,15 @@ def main(flow: str, patterns: tuple[str, ...], jobs: int | None, run: Path | Non
 
     The exit code is 1 if a result differs without a known reason, and 5 if no test matches.
     """
-    with temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
+    with make_temporary_folder("hil-check-") as folder, Isolated(jobs) as isolated:
         checker = Checker(flow, isolated)
-        results = hil_results(run or _run_hil(flow, patterns, jobs, Path(folder) / "run"))
+        results = read_hil_results(run or _run_hil(flow, patterns, jobs, Path(folder) / "run"))
         if not results:
             return EXIT_NOTHING_RAN
-        tests = node_tests()
+        tests = read_node_tests()
         with concurrent.futures.ThreadPoolExecutor(isolated.workers) as pool:
             futures = [pool.submit(checker.check, tests[name], *result) for name, result in results.items()]
-            findings = [future.result() for future in _watched(futures)]
+            findings = [future.result() for future in _watch_futures(futures)]
     counts = {kind: sum(one.kind == kind for one in findings) for kind in KINDS}
     if as_json:
         told = {"schema": 1, "flow": flow, "by_hand": checker.commands, "counts": counts}
@@ -236,7 +238,7 @@ def _run_hil(flow: str, patterns: Sequence[str], jobs: int | None, out: Path) ->
     return out
 
 
-def _watched(futures: Sequence[Any]) -> Iterator[Any]:
+def _watch_futures(futures: Sequence[Any]) -> Iterator[Any]:
     """Yield the futures, and show a progress bar."""
     from rich.progress import track
 

@@ -42,18 +42,18 @@ AREAS = ("docs", "docstrings", "comments", "messages", "tests", "commits")
 _SKIPPED_COMMENTS = ("#!", "# noqa", "# type", "# pragma")
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Split a text into lower-case words."""
     return re.findall(r"[a-z']+", text.lower())
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split a text into sentences of at least three words."""
     parts = re.split(r"(?<=[.!?:])\s+|\n\s*\n|\n(?=[-*#|])", text)
-    return [part.strip() for part in parts if len(words(part)) > 2]
+    return [part.strip() for part in parts if len(split_words(part)) > 2]
 
 
-def plain_markdown(text: str) -> str:
+def strip_markdown(text: str) -> str:
     """Remove code, and the targets of links, from Markdown."""
     text = re.sub(r"```.*?```", "", text, flags=re.S)
     text = re.sub(r"(?m)^ {4,}\S.*$", "", text)
@@ -61,16 +61,16 @@ def plain_markdown(text: str) -> str:
     return re.sub(r"`[^`]*`", "X", text)
 
 
-def literal(node: ast.AST) -> str:
+def read_literal(node: ast.AST) -> str:
     """Return the text of a literal, with X for expressions; "" for other nodes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
     if isinstance(node, ast.BinOp):
-        return literal(node.left) + literal(node.right)
+        return read_literal(node.left) + read_literal(node.right)
     if isinstance(node, ast.IfExp):
-        return literal(node.body) + " \n\n" + literal(node.orelse)
+        return read_literal(node.body) + " \n\n" + read_literal(node.orelse)
     return ""
 
 
@@ -87,10 +87,10 @@ def read_python(path: Path, is_test: bool) -> dict[str, list[str]]:
             if text := ast.get_docstring(node):
                 found["docstrings"].append(re.sub(r"`+[^`]*`+", "X", text))
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            found["messages"] += [text for one in node.exc.args if (text := literal(one))]
+            found["messages"] += [text for one in node.exc.args if (text := read_literal(one))]
         elif isinstance(node, ast.Call):
             texts = [one.value for one in node.keywords if one.arg in ("hint", "help", "short_help", "epilog")]
-            found["messages"] += [text for one in texts if (text := literal(one))]
+            found["messages"] += [text for one in texts if (text := read_literal(one))]
     if not is_test:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT and not token.string.startswith(_SKIPPED_COMMENTS):
@@ -104,17 +104,19 @@ def collect(root: Path) -> dict[str, dict[str, list[str]]]:
     for name in _list_files(root):
         path = root / name
         if name.endswith(".md") and not name.startswith("tests/"):
-            texts["docs"][name].append(plain_markdown(path.read_text(errors="ignore")))
+            texts["docs"][name].append(strip_markdown(path.read_text(errors="ignore")))
         elif name.endswith(".py") and "_pb2" not in name:
             for area, found in read_python(path, name.startswith("tests/")).items():
                 texts[area][name] += found
-    texts["commits"]["git log -300"] = [f"{line}." for line in _git(root, "log", "-300", "--format=%s").splitlines()]
+    texts["commits"]["git log -300"] = [
+        f"{line}." for line in _run_git(root, "log", "-300", "--format=%s").splitlines()
+    ]
     return texts
 
 
 def score(text: str) -> tuple[float, int, collections.Counter[str]]:
     """Return the excess of a text, the number of its words, and their counts."""
-    found = words(text)
+    found = split_words(text)
     count = collections.Counter(found)
     total = max(len(found), 1)
     return sum(max(0.0, count[word] / total * 1e4 - most) for word, most in LIMITS.items()), total, count
@@ -126,9 +128,9 @@ def show_sentences(files: dict[str, list[str]], patterns: Iterable[str]) -> None
     rows = []
     for name, parts in files.items():
         if not wanted or any(pattern in name for pattern in wanted):
-            for sentence in sentences("\n\n".join(parts)):
-                hits = sum(1 for word in words(sentence) if LIMITS.get(word, 1000) < 30)
-                rows.append((hits / max(len(words(sentence)), 6), name, " ".join(sentence.split())))
+            for sentence in split_sentences("\n\n".join(parts)):
+                hits = sum(1 for word in split_words(sentence) if LIMITS.get(word, 1000) < 30)
+                rows.append((hits / max(len(split_words(sentence)), 6), name, " ".join(sentence.split())))
     for _, name, sentence in sorted(rows, reverse=True)[:60]:
         print(f"{name}: {sentence[:300]}")
 
@@ -137,7 +139,7 @@ def show_area(area: str, files: dict[str, list[str]], by_file: bool) -> bool:
     """Print an area's row. Return True if the area is within the limits."""
     text = "\n\n".join(part for parts in files.values() for part in parts)
     excess, total, count = score(text)
-    lengths = sorted(len(words(sentence)) for sentence in sentences(text)) or [0]
+    lengths = sorted(len(split_words(sentence)) for sentence in split_sentences(text)) or [0]
     middle, long = lengths[len(lengths) // 2], lengths[int(len(lengths) * 0.9)]
     over = sorted(((count[word] / total * 1e4 - most, word) for word, most in LIMITS.items()), reverse=True)[:9]
     worst = " ".join(f"{word} {count[word] / total * 1e4:.0f}/{LIMITS[word]}" for share, word in over if share > 0)
@@ -165,14 +167,14 @@ def main() -> int:
     return int(not all(within))
 
 
-def _git(root: Path, *command: str) -> str:
+def _run_git(root: Path, *command: str) -> str:
     """Return the output of a git command, or "" outside of a repository."""
     return subprocess.run(["git", "-C", root, *command], capture_output=True, text=True).stdout
 
 
 def _list_files(root: Path) -> list[str]:
     """List the files of the repository. Without git, list all files outside of hidden directories."""
-    if names := _git(root, "ls-files").splitlines():
+    if names := _run_git(root, "ls-files").splitlines():
         return [name for name in names if (root / name).is_file()]
     files = [path.relative_to(root) for path in root.rglob("*") if path.suffix in (".md", ".py")]
     return [str(path) for path in files if path.parts[0] != "build" and not path.parts[0].startswith(".")]

@@ -142,7 +142,7 @@ def _list_command_options(command: str) -> Iterator[str]:
     if command == PYTEST:
         options = [f"--{option.name.removeprefix('--hil-')}" for option in OPTIONS]
     else:
-        options = [name for param in _find_command(command).params for name in _long_names(param)]
+        options = [name for param in _find_command(command).params for name in _list_long_names(param)]
     yield from (names.get(option, option) for option in options)
 
 
@@ -156,7 +156,7 @@ def _find_command(path: str) -> click.Command:
     return command
 
 
-def _long_names(param: click.Parameter) -> list[str]:
+def _list_long_names(param: click.Parameter) -> list[str]:
     return [name for name in param.opts if name.startswith("--")][:1] if isinstance(param, click.Option) else []
 
 

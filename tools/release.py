@@ -48,7 +48,7 @@ def read_version(root: Path) -> str:
 
 def check_clean(root: Path) -> None:
     """Raise ReleaseError if tracked files differ from the commit."""
-    if changed := _git(root, "status", "--porcelain", "--untracked-files=no").splitlines():
+    if changed := _run_git(root, "status", "--porcelain", "--untracked-files=no").splitlines():
         raise ReleaseError(f"commit or discard the changes first: {', '.join(line[3:] for line in changed[:5])}")
 
 
@@ -59,11 +59,11 @@ def build_distributions(root: Path, out: Path) -> list[Path]:
     """
     with TemporaryDirectory() as directory:
         archive = Path(directory, "source.tar")
-        _git(root, "archive", f"--output={archive}", "HEAD")
+        _run_git(root, "archive", f"--output={archive}", "HEAD")
         source = Path(directory, "source")
         with tarfile.open(archive) as files:
             files.extractall(source, filter="data")
-        epoch = _git(root, "log", "-1", "--format=%ct").strip()
+        epoch = _run_git(root, "log", "-1", "--format=%ct").strip()
         command = [str(Path(sys.executable).with_name("uv")), "build", "--quiet", "--out-dir", str(out), str(source)]
         _run(command, os.environ | {"SOURCE_DATE_EPOCH": epoch})
     return sorted([*out.glob("*.whl"), *out.glob("*.tar.gz")])
@@ -72,10 +72,10 @@ def build_distributions(root: Path, out: Path) -> list[Path]:
 def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
     """Raise ReleaseError if two builds differ. The message contains the first file that differs."""
     if [path.name for path in first] != [path.name for path in second]:
-        raise ReleaseError(f"two builds have different files: {_names(first)}; {_names(second)}")
+        raise ReleaseError(f"two builds have different files: {_join_names(first)}; {_join_names(second)}")
     for one, other in zip(first, second, strict=True):
         if one.read_bytes() != other.read_bytes():
-            ours, theirs = _digests(one), _digests(other)
+            ours, theirs = _digest_members(one), _digest_members(other)
             different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
             raise ReleaseError(f"two builds of {one.name} differ: {', '.join(different[:5]) or 'order or metadata'}")
 
@@ -94,7 +94,7 @@ def check_distribution(python: str, wheel: Path, sdist: Path) -> None:
         work = home / "work"
         (work / MODEL).parent.mkdir(parents=True)
         shutil.copy(unpacked / MODEL, work / MODEL)
-        env = bare_environment(os.environ, home)
+        env = make_bare_environment(os.environ, home)
         _run([python, "-m", "venv", str(home / "venv")], env)
         tools = home / "venv/bin"
         constraints = ["-c", str(ROOT / "constraints.txt")]
@@ -108,7 +108,7 @@ def check_distribution(python: str, wheel: Path, sdist: Path) -> None:
             raise ReleaseError(f"pytest ran no test:\n{tests}")
 
 
-def bare_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+def make_bare_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return environment variables with an empty home directory, and without variables of hil, Python and pytest."""
     kept = {name: value for name, value in environment.items() if not _PRIVATE.match(name)}
     # Keep pip's settings (index, certificates), which may be in the real home directory.
@@ -140,7 +140,7 @@ def main(pythons: list[str]) -> int:
     return 0
 
 
-def _digests(path: Path) -> dict[str, str]:
+def _digest_members(path: Path) -> dict[str, str]:
     """Return the digest of every file in an archive."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
@@ -150,11 +150,11 @@ def _digests(path: Path) -> dict[str, str]:
         return {name: hashlib.sha256(file.read()).hexdigest() for name, file in files if file}
 
 
-def _names(paths: Sequence[Path]) -> str:
+def _join_names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths)
 
 
-def _git(root: Path, *words: str) -> str:
+def _run_git(root: Path, *words: str) -> str:
     return _run(["git", "-C", str(root), *words], os.environ)
 
 

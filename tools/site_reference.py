@@ -56,13 +56,13 @@ def describe_protocol(proto: Path) -> str:
         rows = [
             (
                 f"`{method.name}`",
-                f"{'stream ' * method.client_streaming}{_short_name(method.input_type)}",
-                f"{'stream ' * method.server_streaming}{_short_name(method.output_type)}",
+                f"{'stream ' * method.client_streaming}{_shorten_name(method.input_type)}",
+                f"{'stream ' * method.server_streaming}{_shorten_name(method.output_type)}",
                 comments.get((_SERVICES, number, _METHODS, row), ""),
             )
             for row, method in enumerate(service.method)
         ]
-        parts.append(_table(("call", "request", "reply", "description"), rows))
+        parts.append(_format_table(("call", "request", "reply", "description"), rows))
     for number, message in enumerate(file.message_type):
         parts += _describe_message(message, message.name, (_MESSAGES, number), comments)
     for number, enum in enumerate(file.enum_type):
@@ -88,7 +88,7 @@ def _describe_message(
     entries = {f".{nested.name}": nested for nested in message.nested_type if nested.options.map_entry}
     rows = []
     for number, field in enumerate(message.field):
-        kind = _short_name(field.type_name) or FieldDescriptorProto.Type.Name(field.type)[len("TYPE_") :].lower()
+        kind = _shorten_name(field.type_name) or FieldDescriptorProto.Type.Name(field.type)[len("TYPE_") :].lower()
         entry = next((found for suffix, found in entries.items() if field.type_name.endswith(suffix)), None)
         if entry is not None:
             kind = "map"
@@ -97,7 +97,9 @@ def _describe_message(
         elif field.proto3_optional:
             kind = f"optional {kind}"
         rows.append((str(field.number), f"`{field.name}`", kind, comments.get((*path, _FIELDS, number), "")))
-    parts.append(_table(("number", "field", "type", "description"), rows) if rows else "This message has no fields.")
+    parts.append(
+        _format_table(("number", "field", "type", "description"), rows) if rows else "This message has no fields."
+    )
     for number, nested in enumerate(message.nested_type):
         if not nested.options.map_entry:
             parts += _describe_message(nested, f"{name}.{nested.name}", (*path, 3, number), comments)
@@ -112,7 +114,7 @@ def _describe_enum(enum: Any, name: str, path: tuple[int, ...], comments: dict[t
         for number, value in enumerate(enum.value)
     ]
     text = _clean_comment(comments.get(path, ""))
-    return [f"## {name}", text, _table(("number", "value", "description"), rows)]
+    return [f"## {name}", text, _format_table(("number", "value", "description"), rows)]
 
 
 def describe_api(module: str, title: str) -> str:
@@ -125,7 +127,7 @@ def describe_api(module: str, title: str) -> str:
     return f"# {title}: {module}\n\n{(found.__doc__ or '').strip()}\n\n{directives}\n"
 
 
-def _short_name(type_name: str) -> str:
+def _shorten_name(type_name: str) -> str:
     return type_name.removeprefix(".hil.v1.")
 
 
@@ -134,10 +136,10 @@ def _clean_comment(text: str) -> str:
     return "\n".join(lines).replace("<", "&lt;")
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(_in_cell(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_escape_cell(cell) for cell in line)} |" for line in lines)
 
 
-def _in_cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

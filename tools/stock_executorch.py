@@ -21,10 +21,10 @@ def run(module: str, function: str, choice: int, number: int, flow: str) -> dict
     from executorch.backends.test.suite.reporting import begin_test_session, complete_test_session
     from executorch.backends.test.suite.runner import run_test
 
-    from hil.controller.workloads.suites.cases.torch_cases import lowering_of
+    from hil.controller.workloads.suites.cases.torch_cases import make_lowering
 
     chosen = all_flows()[flow]
-    lowering = lowering_of(module, function, choice, number, chosen.quantize)
+    lowering = make_lowering(module, function, choice, number, chosen.quantize)
     begin_test_session(None, seed=0)
     try:
         summary = run_test(
@@ -43,13 +43,13 @@ def run(module: str, function: str, choice: int, number: int, flow: str) -> dict
     return {
         "result": summary.result.name,
         "message": "" if summary.error is None else str(summary.error),
-        "delegated": _counts(summary.delegated_op_counts),
-        "undelegated": _counts(summary.undelegated_op_counts),
+        "delegated": _convert_counts(summary.delegated_op_counts),
+        "undelegated": _convert_counts(summary.undelegated_op_counts),
         "outputs": [
             {"max": one.error_max, "mae": one.error_mae, "sqnr": one.sqnr} for one in summary.tensor_error_statistics
         ],
     }
 
 
-def _counts(found: Any) -> dict[str, int] | None:
+def _convert_counts(found: Any) -> dict[str, int] | None:
     return None if found is None else {str(name): int(count) for name, count in sorted(found.items())}

@@ -29,10 +29,10 @@ from hil.protocol.listening import take_descriptors
 
 _LOOK_S, _SELDOM_S = 0.5, 5.0
 # After this many seconds without a session, stop workers and fork servers to free memory.
-_REST_S = 60.0
+_REST_SECONDS = 60.0
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     """Return an argument parser with the options that agents and simulators share."""
     options = argparse.ArgumentParser(
         prog=f"python -m {module}",
@@ -74,7 +74,7 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     return options
 
 
-def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def read_config(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of :class:`AgentConfig` that the command-line options set.
 
     Raises:
@@ -90,9 +90,9 @@ def config_of(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UsageError(f"{arguments.token_file} is empty: expected a token")
     trusted: tuple[bytes, ...] = ()
     if arguments.trusted_keys:
-        from hil.bundles.signature import public_keys
+        from hil.bundles.signature import read_public_keys
 
-        trusted = public_keys(arguments.trusted_keys)
+        trusted = read_public_keys(arguments.trusted_keys)
     names = ("listen", "store", "name", "build", "memory_limit", "tls_cert", "tls_key", "tls_client_ca")
     given = {name: getattr(arguments, name) for name in names}
     return {"token": token, "quota": arguments.quota, "trusted_keys": trusted, **given}
@@ -115,7 +115,7 @@ def serve(
             also reject new clients.
     """
     seclude()
-    forks.adopt()
+    forks.adopt_orphans()
     take_descriptors()
     # SimpleQueue.put is reentrant, so signal handlers may call it at any point.
     told: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -142,12 +142,12 @@ def serve(
             leaving = told.get(timeout=_LOOK_S if leaving or idle_exit else _SELDOM_S) == signal.SIGHUP
             if not leaving:
                 break
-        idle_s = agent.idle_s()
+        idle_s = agent.get_idle_seconds()
         if (leaving and idle_s) or (0 < idle_exit < idle_s and may_leave()):
             break
-        if idle_s > _REST_S and not rested:
-            agent.rest()
-        rested = idle_s > _REST_S
+        if idle_s > _REST_SECONDS and not rested:
+            agent.stop_spares()
+        rested = idle_s > _REST_SECONDS
     agent.stop()
 
 
@@ -158,7 +158,7 @@ def main() -> None:
         from hil.agent import verify
 
         sys.exit(verify.main(sys.argv[2:]))
-    options = parser("hil.agent", __doc__ or "")
+    options = make_parser("hil.agent", __doc__ or "")
     options.add_argument(
         "--claim-board",
         action="store_true",
@@ -166,7 +166,7 @@ def main() -> None:
     )
     arguments = options.parse_args()
     try:
-        agent = Agent(AgentConfig(**config_of(arguments), claim_board=arguments.claim_board))
+        agent = Agent(AgentConfig(**read_config(arguments), claim_board=arguments.claim_board))
     except HilError as error:
         print(f"hil.agent: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

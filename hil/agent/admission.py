@@ -22,22 +22,22 @@ from hil.protocol import wire
 
 # Calls without a session that have not sent a message yet: maximum number, and timeout for the first message.
 SILENT_CALLS = 16
-FIRST_MESSAGE_S = 10.0
+FIRST_MESSAGE_SECONDS = 10.0
 # Maximum number of concurrent calls without a session, for each kind. A stream that waits for the client's next message
-# times out after NEXT_MESSAGE_S. Health watchers send no messages and have no timeout.
+# times out after NEXT_MESSAGE_SECONDS. Health watchers send no messages and have no timeout.
 OPEN_CALLS = 16
-NEXT_MESSAGE_S = 15.0
+NEXT_MESSAGE_SECONDS = 15.0
 # Maximum number of concurrent calls in one session.
 SESSION_CALLS = 48
 # Time limit for reporting to a call's client that the session has ended.
-GOODBYE_S = 1.0
+END_REPORT_SECONDS = 1.0
 # Maximum number of Hold streams that belong to ended sessions and that clients have not read to the end.
-GOODBYES = 8
+MAX_ENDED_HOLDS = 8
 # Maximum number of idle data connections.
-RESTING = 64
+MAX_IDLE_CONNECTIONS = 64
 # The factor 2 covers cancelled calls that have not released their threads yet.
 THREADS = 2 * (SILENT_CALLS + 4 * OPEN_CALLS + SESSION_CALLS) + 64
-_LOOK_S = 0.5
+_LOOK_SECONDS = 0.5
 
 # Protocol methods that need no session.
 _FREE = {f"/{wire.PACKAGE}.{name}" for name in ("Board/Describe", "Board/Clock", "Sessions/Hold")}
@@ -59,7 +59,7 @@ class _Calls:
         self._inside = 0
 
     @contextlib.contextmanager
-    def entered(self, context: Cancellable, *more: Any) -> Iterator[None]:
+    def count_call(self, context: Cancellable, *more: Any) -> Iterator[None]:
         """Count a call while the context is open. Raises BoardBusy above the limit."""
         self.enter(context, *more)
         try:
@@ -68,7 +68,7 @@ class _Calls:
             self.leave(context)
 
     def enter(self, context: Cancellable, *more: Any) -> None:
-        """Admit a call. Raises the same errors as :meth:`entered`."""
+        """Admit a call. Raises the same errors as :meth:`count_call`."""
         raise NotImplementedError
 
     def leave(self, context: Cancellable) -> None:
@@ -121,7 +121,7 @@ class Room(_Calls):
                 late.cancel()
             self._add(context, time.monotonic())
 
-    def heard(self, requests: Iterator[Any], context: Cancellable) -> Iterator[Any]:
+    def track_requests(self, requests: Iterator[Any], context: Cancellable) -> Iterator[Any]:
         """Yield a call's requests and record their arrival times."""
         for request in requests:
             with self._lock:
@@ -136,7 +136,7 @@ class Room(_Calls):
 class SessionCalls(_Calls):
     """Open calls that need a session.
 
-    Calls of ended sessions are cancelled after GOODBYE_S, because such calls would wait forever.
+    Calls of ended sessions are cancelled after END_REPORT_SECONDS, because such calls would wait forever.
     """
 
     def enter(self, context: Cancellable, *more: Any) -> None:
@@ -152,7 +152,7 @@ class SessionCalls(_Calls):
             self._add(context, session)
 
     def _is_due(self, value: Session) -> bool:
-        return value.ended_at < time.monotonic() - GOODBYE_S
+        return value.ended_at < time.monotonic() - END_REPORT_SECONDS
 
 
 class Admission:
@@ -168,12 +168,12 @@ class Admission:
         self._sessions = sessions
         self._busy = busy = threading.Event()
         self._calls = SessionCalls(SESSION_CALLS, busy)
-        self.silent = Room(SILENT_CALLS, busy, FIRST_MESSAGE_S)
+        self.silent = Room(SILENT_CALLS, busy, FIRST_MESSAGE_SECONDS)
         self._asking = Room(OPEN_CALLS, busy)
-        self._talking = Room(OPEN_CALLS, busy, NEXT_MESSAGE_S)
+        self._talking = Room(OPEN_CALLS, busy, NEXT_MESSAGE_SECONDS)
         self._watching = Room(OPEN_CALLS, busy)
-        self.goodbyes = Room(GOODBYES, busy, GOODBYE_S)
-        self.resting = Room(RESTING, busy)
+        self.goodbyes = Room(MAX_ENDED_HOLDS, busy, END_REPORT_SECONDS)
+        self.resting = Room(MAX_IDLE_CONNECTIONS, busy)
         self._rooms = {
             # Hold has other limits: the number of waiting clients, and one active session.
             f"/{wire.PACKAGE}.Sessions/Hold": None,
@@ -182,7 +182,7 @@ class Admission:
         threading.Thread(target=self._watch, daemon=True, name="admission").start()
 
     @contextlib.contextmanager
-    def admitted(
+    def admit_call(
         self, method: str, streams: bool, requests: Iterator[Any], context: CallContext
     ) -> Iterator[Iterator[Any]]:
         """Count a call while the context is open, and return the requests.
@@ -196,20 +196,20 @@ class Admission:
             BoardBusy: too many calls are open.
         """
         if method.startswith(f"/{wire.PACKAGE}.") and method not in _FREE:
-            with self._calls.entered(context, self._sessions.of_call(context)):
+            with self._calls.count_call(context, self._sessions.find_session(context)):
                 yield requests
             return
-        with self.silent.entered(context):
+        with self.silent.count_call(context):
             first = list(itertools.islice(requests, 1))
         room = self._rooms.get(method, self._talking if streams else self._asking)
-        with room.entered(context) if room else contextlib.nullcontext():
-            yield itertools.chain(first, room.heard(requests, context) if room else requests)
+        with room.count_call(context) if room else contextlib.nullcontext():
+            yield itertools.chain(first, room.track_requests(requests, context) if room else requests)
 
     def _watch(self) -> None:
         while True:
             # Wait for a call, so that an agent without calls does not wake up.
             self._busy.wait()
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_SECONDS)
             self._busy.clear()
             if any([room.sweep() for room in (self._calls, self.silent, self._talking, self.goodbyes)]):
                 self._busy.set()

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 from hil.agent import ipc
 from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
-from hil.core.results import MOST_NAMES, Part, Placement
+from hil.core.results import MAX_NAMES, Part, Placement
 from hil.core.steps import MAX_CALLS, StepCall
-from hil.core.tensors import DTYPES, TensorSpec, nbytes_of
+from hil.core.tensors import DTYPES, TensorSpec, count_bytes
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
-from hil.protocol.wire_errors import WORKER_KINDS, from_parts
+from hil.protocol.wire_errors import WORKER_KINDS, make_error
 
 # Numbers of a run: warm-up time, CPU time and peak memory, followed by two timestamps per iteration, and by the
 # instructions of each iteration if they were counted.
@@ -29,8 +29,8 @@ _CALL_NUMBERS = 3
 # Maximum size of a cached output description. The next response usually has the same description.
 _KEPT_BYTES = 1 << 12
 # Every numpy version supports this many dimensions.
-_MOST_DIMS = 32
-_MOST_FILE_NAME = 200
+_MAX_DIMS = 32
+_MAX_FILE_NAME = 200
 _MOST_PROBLEM = 1000
 _INT64 = 1 << 63
 _OVERWRITTEN = "the program or the runtime corrupted the worker's memory, or replied in place of the worker"
@@ -127,9 +127,9 @@ class Known:
     made: _Made = ((), None, None, None)
 
 
-def most_bytes(iterations: int) -> int:
+def max_response_bytes(iterations: int) -> int:
     """Return the maximum size in bytes of a response to an order with this many iterations."""
-    return ipc.MOST_BYTES + iterations * _ITERATION_BYTES + MAX_CALLS * _CALL_NUMBERS * 8
+    return ipc.MAX_BYTES + iterations * _ITERATION_BYTES + MAX_CALLS * _CALL_NUMBERS * 8
 
 
 def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) -> Answer:
@@ -148,51 +148,51 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
         most = _NUMBERS + 3 * iterations + (MAX_CALLS * _CALL_NUMBERS if op == "generate" else 0)
         text, numbers = ipc.split(body, most)
         if op == "invoke" and numbers and text and known is not None and text == known.text:
-            return _ran(known.made, numbers, iterations)
+            return _build_run(known.made, numbers, iterations)
         answer = ipc.decode(text)
         if not isinstance(answer, dict) or answer.get("error") is None:
             (found,) = _take(answer, ok=dict)
             if op in ("prepare", "open"):
                 return None
             if op == "load":
-                return _signature(found)
+                return _parse_signature(found)
             if op == "profile":
-                return _ran((_profile(found), None, _repeated(found), None), numbers, 0)
-            made = _made(found)
+                return _build_run((_profile(found), None, _parse_repetition(found), None), numbers, 0)
+            made = _parse_execution(found)
             if op == "generate":
                 end = _NUMBERS + _width(made) * iterations
-                return replace(_ran(made, numbers[:end], iterations), calls=_calls(numbers[end:]))
+                return replace(_build_run(made, numbers[:end], iterations), calls=_parse_calls(numbers[end:]))
             if known is not None:
                 known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", Known.made)
-            return _ran(made, numbers, iterations)
-        error = _error(answer["error"], op)
+            return _build_run(made, numbers, iterations)
+        error = _parse_error(answer["error"], op)
     except ipc.Garbled as why:
-        raise nonsense(str(why)) from why
+        raise make_response_error(str(why)) from why
     raise error
 
 
-def nonsense(why: str) -> RunCrashed:
+def make_response_error(why: str) -> RunCrashed:
     """Return the error for an invalid response of a worker."""
     return RunCrashed(f"invalid response from the worker: {why}", hint=_OVERWRITTEN)
 
 
-def _error(reported: Any, op: str) -> HilError:
+def _parse_error(reported: Any, op: str) -> HilError:
     if not isinstance(reported, list) or len(reported) != 5 or not all(isinstance(part, str) for part in reported):
         raise ipc.Garbled("an error must consist of five strings")
     # Replace characters that UTF-8 cannot encode, such as file names in other encodings.
     kind, message, hint, detail, code = (part.encode(errors="replace").decode() for part in reported)
     otherwise = LoadFailed if op in ("prepare", "open", "load") else RunFailed
-    return from_parts(kind, message, hint, detail, code, among=WORKER_KINDS, otherwise=otherwise)
+    return make_error(kind, message, hint, detail, code, among=WORKER_KINDS, otherwise=otherwise)
 
 
-def _signature(found: dict[str, Any]) -> ProgramSignature:
+def _parse_signature(found: dict[str, Any]) -> ProgramSignature:
     if isinstance(load_ns := found.get("load_ns"), int) and load_ns < 0:
         raise ClockStepped(-load_ns)
     inputs, outputs, function, load_ns = _take(found, inputs=list, outputs=list, function=str, load_ns=int)
-    return ProgramSignature(tuple(map(_spec, inputs)), tuple(map(_spec, outputs)), function, load_ns)
+    return ProgramSignature(tuple(map(_parse_spec, inputs)), tuple(map(_parse_spec, outputs)), function, load_ns)
 
 
-def _ran(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
+def _build_run(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
     if len(numbers) != _NUMBERS + _width(made) * iterations:
         raise ipc.Garbled("the numbers of timestamps and iterations differ")
     warmup_ns, cpu_ns, peak = numbers[:_NUMBERS]
@@ -217,7 +217,7 @@ def _width(made: _Made) -> int:
     return 2 if made[3] is None or made[3].problem else 3
 
 
-def _calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
+def _parse_calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
     if len(numbers) % _CALL_NUMBERS:
         raise ipc.Garbled("the result of a program with steps is incomplete")
     calls = tuple(StepCall(*numbers[at : at + _CALL_NUMBERS]) for at in range(0, len(numbers), _CALL_NUMBERS))
@@ -229,11 +229,16 @@ def _calls(numbers: tuple[int, ...]) -> tuple[StepCall, ...]:
     return calls
 
 
-def _made(found: dict[str, Any]) -> _Made:
+def _parse_execution(found: dict[str, Any]) -> _Made:
     placement = None
     if found.get("placement") is not None:
-        placement = tuple(map(_part, *_take(found, placement=list)))
-    return _outputs(*_take(found, outputs=list)), placement, _repeated(found), _counted(found.get("instructions"))
+        placement = tuple(map(_parse_part, *_take(found, placement=list)))
+    return (
+        _parse_outputs(*_take(found, outputs=list)),
+        placement,
+        _parse_repetition(found),
+        _counted(found.get("instructions")),
+    )
 
 
 def _counted(found: Any) -> InstructionCounts | None:
@@ -246,14 +251,14 @@ def _counted(found: Any) -> InstructionCounts | None:
     return InstructionCounts(counter, problem=problem)
 
 
-def _outputs(found: list[Any]) -> tuple[Output, ...]:
+def _parse_outputs(found: list[Any]) -> tuple[Output, ...]:
     outputs: list[Output] = []
     for one in found:
-        outputs.append(_output(one, outputs[-1].end if outputs else 0))
+        outputs.append(_parse_output(one, outputs[-1].end if outputs else 0))
     return tuple(outputs)
 
 
-def _repeated(found: dict[str, Any]) -> Repeated | None:
+def _parse_repetition(found: dict[str, Any]) -> Repeated | None:
     """Return the summary of repeated runs, or None if the response has none."""
     if found.get("answers") is None:
         return None
@@ -269,7 +274,7 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
         if outputs is not None:
             _check(outputs, list)
             kept += 1
-        answers.append(RepeatedAnswer(runs, first, None if outputs is None else _outputs(outputs)))
+        answers.append(RepeatedAnswer(runs, first, None if outputs is None else _parse_outputs(outputs)))
     for number in differing:
         _check(number, int)
     if max([others, *differing, *(number for one in answers for number in (one.runs, one.first))], default=0) >> 32:
@@ -280,33 +285,33 @@ def _repeated(found: dict[str, Any]) -> Repeated | None:
 
 
 def _profile(found: dict[str, Any]) -> tuple[Output, ...]:
-    files = _outputs(*_take(found, outputs=list))
+    files = _parse_outputs(*_take(found, outputs=list))
     for file in files:
         # The controller creates files with these names, so a name must not be a path.
         plain = file.name.isprintable() and not {"/", "\\"} & set(file.name) and file.name.strip(". ")
-        if not plain or len(file.name.encode()) > _MOST_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
+        if not plain or len(file.name.encode()) > _MAX_FILE_NAME or file.dtype != "uint8" or len(file.shape) != 1:
             raise ipc.Garbled("a profile must consist of files with plain names")
     return files
 
 
-def _spec(found: Any) -> TensorSpec:
+def _parse_spec(found: Any) -> TensorSpec:
     name, dtype, shape = _take(found, name=str, dtype=str, shape=list)
     if dtype and dtype not in DTYPES:
         raise ipc.Garbled("a tensor has an unknown dtype")
-    for dim in _checked_rank(shape):
+    for dim in _check_rank(shape):
         if dim is not None:
             _check(dim, str if isinstance(dim, str) else int)
     return TensorSpec(name, dtype, tuple(shape))
 
 
-def _output(found: Any, begin: int) -> Output:
+def _parse_output(found: Any, begin: int) -> Output:
     """Parse an output that starts at or after ``begin``, the end of the previous output."""
     name, dtype, shape, at, size = _take(found, name=str, dtype=str, shape=list, at=int, bytes=int)
-    for dim in _checked_rank(shape):
+    for dim in _check_rank(shape):
         _check(dim, int)
     if dtype not in DTYPES:
         raise ipc.Garbled("an output has an unknown dtype")
-    if dtype != "string" and nbytes_of(dtype, shape) != size:
+    if dtype != "string" and count_bytes(dtype, shape) != size:
         raise ipc.Garbled("the size of an output does not match its dtype and shape")
     if math.prod(dim or 1 for dim in shape) >= _INT64 >> 4:
         raise ipc.Garbled("an output has an invalid shape")
@@ -316,18 +321,18 @@ def _output(found: Any, begin: int) -> Output:
     return Output(name, dtype, tuple(shape), at, size)
 
 
-def _part(found: Any) -> Part:
+def _parse_part(found: Any) -> Part:
     device, nodes, names, elsewhere = _take(found, device=str, nodes=int, names=list, elsewhere=bool)
     for name in names:
         _check(name, str)
-    if len(names) > MOST_NAMES or nodes >= 1 << 32:
+    if len(names) > MAX_NAMES or nodes >= 1 << 32:
         raise ipc.Garbled("the number of nodes is out of range")
     return Part(device, nodes, tuple(names), elsewhere)
 
 
-def _checked_rank(shape: list[Any]) -> list[Any]:
-    if len(shape) > _MOST_DIMS:
-        raise ipc.Garbled(f"a tensor has more than {_MOST_DIMS} dimensions")
+def _check_rank(shape: list[Any]) -> list[Any]:
+    if len(shape) > _MAX_DIMS:
+        raise ipc.Garbled(f"a tensor has more than {_MAX_DIMS} dimensions")
     return shape
 
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.core.text import visible
+from hil.core.text import escape_controls
 
 _NAMESPACE = Path("/proc/self/ns/mnt")
 # Timeout for a response. A running agent responds immediately; a stopped agent or another process may never respond.
-_ANSWER_S = 0.5
+_ANSWER_SECONDS = 0.5
 # Pause before the next probe of a process that closed the connection but still has the name.
-_PAUSE_S = 0.1
+_PAUSE_SECONDS = 0.1
 _MAX_ANSWER = 4096
 _MAX_TEXT = 200
 # Maximum number of waiting agents. Above the limit, the oldest is disconnected and retries.
@@ -49,7 +49,7 @@ class BoardClaim:
     """Claim of an agent on the machine. Calls of :meth:`take` and :meth:`release` must not overlap."""
 
     def __init__(self, name: str = "") -> None:
-        self._name = f"\0hil-board-{name or _namespace()}"
+        self._name = f"\0hil-board-{name or _get_mount_namespace()}"
         self._listener: socket.socket | None = None
         self._server = threading.Thread()
         self._owner = self._purpose = ""
@@ -85,32 +85,32 @@ class BoardClaim:
             self._server.join()
             self._listener = None
 
-    def other(self) -> Holder | None:
+    def find_other_holder(self) -> Holder | None:
         """Return the process that has the claim, or None if the machine is free or claimed by this agent."""
         if self._listener is not None:
             return None
-        with contextlib.suppress(OSError), self._connection() as link:
-            pid, user = _peer(link)
+        with contextlib.suppress(OSError), self._connect_holder() as link:
+            pid, user = _identify_peer(link)
             answer = b""
             with contextlib.suppress(TimeoutError):
                 answer = link.recv(_MAX_ANSWER)
-            return _holder(answer, user) or Holder(f"process {pid} of user {user}", "", 0.0)
+            return _parse_holder(answer, user) or Holder(f"process {pid} of user {user}", "", 0.0)
         return None
 
     def wait_free(self, timeout_s: float) -> None:
         """Wait until the other process releases the claim or ends, or until the timeout."""
         deadline = time.monotonic() + timeout_s
-        with contextlib.suppress(OSError), self._connection() as link:
+        with contextlib.suppress(OSError), self._connect_holder() as link:
             while (left := deadline - time.monotonic()) > 0:
                 link.settimeout(left)
                 if not link.recv(_MAX_ANSWER):
                     break
-        time.sleep(max(min(deadline - time.monotonic(), _PAUSE_S), 0))
+        time.sleep(max(min(deadline - time.monotonic(), _PAUSE_SECONDS), 0))
 
-    def _connection(self) -> socket.socket:
+    def _connect_holder(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
         try:
-            link.settimeout(_ANSWER_S)
+            link.settimeout(_ANSWER_SECONDS)
             link.connect(self._name)
         except OSError:
             link.close()
@@ -137,7 +137,7 @@ class BoardClaim:
             link.close()
 
 
-def _namespace() -> int:
+def _get_mount_namespace() -> int:
     """Return the inode number of the mount namespace, or 0 if the system does not show it."""
     try:
         return _NAMESPACE.stat().st_ino
@@ -145,7 +145,7 @@ def _namespace() -> int:
         return 0
 
 
-def _peer(link: socket.socket) -> tuple[int, str]:
+def _identify_peer(link: socket.socket) -> tuple[int, str]:
     """Return the peer's process id and user name. The kernel reports both values, so the peer cannot forge them."""
     packed = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(packed)
@@ -155,13 +155,13 @@ def _peer(link: socket.socket) -> tuple[int, str]:
         return pid, str(uid)
 
 
-def _holder(answer: bytes, user: str) -> Holder | None:
+def _parse_holder(answer: bytes, user: str) -> Holder | None:
     """Parse the owner message of an agent. Return None if the message is invalid."""
     try:
         parsed: Any = json.loads(answer)
         owner, purpose, held_s = parsed["owner"], parsed["purpose"], float(parsed["held_s"])
         if math.isfinite(held_s) and held_s >= 0:
-            owner, purpose = (visible(str(text)[:_MAX_TEXT]) for text in (owner, purpose))
+            owner, purpose = (escape_controls(str(text)[:_MAX_TEXT]) for text in (owner, purpose))
             return Holder(f"{owner}, logged in as {user},", purpose, held_s)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         pass

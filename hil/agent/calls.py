@@ -16,8 +16,8 @@ Handler: TypeAlias = "Callable[[Any, CallContext], Any]"
 
 # Size limits for one request, in bytes. Methods that are not listed take SHORT_REQUEST.
 SHORT_REQUEST = 1 << 16
-_LARGEST = {
-    "Put": wire.DATA_MOST + 1024,
+_MAX_REQUEST_BYTES = {
+    "Put": wire.MAX_DATA + 1024,
     "Missing": wire.MESSAGE_MAX,
     "Load": wire.MESSAGE_MAX,
     "Invoke": wire.MESSAGE_MAX,
@@ -53,10 +53,10 @@ class Calls:
 
         Raises:
             UsageError: the single request is missing.
-            Exception: see :meth:`hil.agent.admission.Admission.admitted`; also the errors of the handler.
+            Exception: see :meth:`hil.agent.admission.Admission.admit_call`; also the errors of the handler.
         """
         handler = handler or getattr(self._servicers[method.service], method.name)
-        with self.admission.admitted(method.path, method.streams_requests, requests, context) as admitted:
+        with self.admission.admit_call(method.path, method.streams_requests, requests, context) as admitted:
             request: Any = admitted if method.streams_requests else next(admitted, None)
             if request is None:
                 raise UsageError("missing request message")
@@ -66,7 +66,7 @@ class Calls:
 
 def check_size(method: str, size: int) -> None:
     """Check the size of a request. Raises UsageError if the request exceeds the method's limit."""
-    largest = _LARGEST.get(method, SHORT_REQUEST)
+    largest = _MAX_REQUEST_BYTES.get(method, SHORT_REQUEST)
     if size > largest:
         raise UsageError(f"a request of {method} has {size} bytes, maximum {largest}")
 

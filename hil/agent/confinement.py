@@ -31,7 +31,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-MOST_FILES = 4096
+MAX_FILES = 4096
 # Number of processes and threads that a worker may add. The kernel's limit applies to all tasks of a user.
 MORE_TASKS = 2048
 # Memory for the runtime, in addition to the program's limit and the worker's memory after the fork.
@@ -64,7 +64,7 @@ _REFUSED = {
 # Refused calls with the same numbers everywhere: pidfd_send_signal pidfd_open pidfd_getfd io_uring_setup
 _NEW_CALLS = (424, 434, 438, 425)
 # Calls that a process may make only on itself: kill tgkill prlimit64 sched_setparam sched_setscheduler sched_setattr
-_OWN = {"x86_64": (62, 234, 302, 142, 144, 314), "aarch64": (129, 131, 261, 118, 119, 274)}
+_SELF_ONLY_CALLS = {"x86_64": (62, 234, 302, 142, 144, 314), "aarch64": (129, 131, 261, 118, 119, 274)}
 # Calls refused for some arguments: fcntl ioctl sendto
 _PARTLY = {"x86_64": (72, 16, 44), "aarch64": (25, 29, 206)}
 # Refused arguments, which lock a file or make the kernel signal a process: F_SETLK F_SETLKW F_SETOWN F_SETSIG
@@ -85,16 +85,16 @@ def prepare() -> None:
     """Prepare shared data in the fork server, so that workers do not repeat the work."""
     if sys.platform == "linux":
         for name in ("capset", "mount", "prctl", "syscall", "unshare"):
-            getattr(_libc(), name, None)
+            getattr(_load_libc(), name, None)
         _own_limits_filter()
         if platform.machine() in _ARCHS:
-            _sandbox_filter()
+            _build_sandbox_filter()
 
 
 def seclude() -> None:
     """Prevent other processes of the user from tracing this process or reading its memory. Linux only."""
     if sys.platform == "linux":
-        _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _load_libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def confine(parent: int, memory_limit: int) -> None:
@@ -105,7 +105,7 @@ def confine(parent: int, memory_limit: int) -> None:
         memory_limit: maximum memory of the program in bytes; 0 means the machine's memory.
     """
     _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_NOFILE, MOST_FILES)
+    _lower(resource.RLIMIT_NOFILE, MAX_FILES)
     page = os.sysconf("SC_PAGE_SIZE")
     # The shared memory for outputs counts as a file.
     _lower(resource.RLIMIT_FSIZE, (memory_limit or os.sysconf("SC_PHYS_PAGES") * page) + OWN_BYTES)
@@ -115,8 +115,8 @@ def confine(parent: int, memory_limit: int) -> None:
         data = int(Path("/proc/self/statm").read_text().split()[5]) * page
         _lower(resource.RLIMIT_DATA, data + memory_limit + OWN_BYTES)
     if user := os.getuid():  # the limit does not apply to root
-        _lower(resource.RLIMIT_NPROC, _tasks_of(user) + MORE_TASKS)
-    libc = _libc()
+        _lower(resource.RLIMIT_NPROC, _count_tasks(user) + MORE_TASKS)
+    libc = _load_libc()
     # Workers inherit the fork server's setting, which would block a program's access to its files below /proc.
     libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def confine(parent: int, memory_limit: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the parent died before PR_SET_PDEATHSIG was set
-    _no_signals_out(libc)
+    _restrict_signals(libc)
 
 
 def _write(path: str, text: str) -> None:
@@ -147,7 +147,7 @@ def _lower(what: int, limit: int) -> None:
             resource.setrlimit(what, (limit, limit))
 
 
-def _tasks_of(user: int) -> int:
+def _count_tasks(user: int) -> int:
     """Count the threads of all processes of a user."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
@@ -157,7 +157,7 @@ def _tasks_of(user: int) -> int:
     return count
 
 
-def _no_signals_out(libc: Any) -> None:
+def _restrict_signals(libc: Any) -> None:
     """Restrict signals and tracing to this process's children (Landlock, since Linux 6.12).
 
     A limit on another process's CPU time would act as a signal, so a system call filter refuses such limits.
@@ -173,7 +173,7 @@ def _no_signals_out(libc: Any) -> None:
 
 
 @functools.cache
-def _libc() -> Any:
+def _load_libc() -> Any:
     """Return the C library."""
     return ctypes.CDLL(None, use_errno=True)
 
@@ -210,10 +210,10 @@ def enter_sandbox(writable: Sequence[Path] = ()) -> None:
     _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: exec cannot restore privileges
     _write_only_below([*writable, Path("/dev")])
     _call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
-    _sandbox_filter().install()
+    _build_sandbox_filter().install()
 
 
-def why_no_sandbox(writable: Sequence[Path] = ()) -> str:
+def find_sandbox_error(writable: Sequence[Path] = ()) -> str:
     """Try the sandbox in a child process. Return the error, or "" on success."""
     read, write = os.pipe()
     pid = os.fork()
@@ -279,13 +279,13 @@ class _Filter:
             ctypes.memmove(ctypes.addressof(code) + at, own, len(own))
         program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", self._lines, ctypes.addressof(code)))
         words = [ctypes.c_ulong(one) for one in (2, ctypes.addressof(program), 0, 0)]  # SECCOMP_MODE_FILTER
-        if _libc().prctl(22, *words) < 0:  # PR_SET_SECCOMP
+        if _load_libc().prctl(22, *words) < 0:  # PR_SET_SECCOMP
             number = ctypes.get_errno()
             raise OSError(number, f"seccomp: {os.strerror(number)}")
 
 
 @functools.cache
-def _sandbox_filter() -> _Filter:
+def _build_sandbox_filter() -> _Filter:
     """Build the sandbox's filter.
 
     The filter allows calls by default, and kills the process on calls of other architectures.
@@ -307,10 +307,10 @@ def _sandbox_filter() -> _Filter:
         for line in ((_EQUAL, 0, 1, number), (_GIVE, 0, 0, _REFUSE))
     ]
     # abort and raise send a signal to the process itself.
-    rules += [line for number in _OWN[machine] for line in _on_itself(number)]
-    rules += _without_values(fcntl, 1, _FCNTL) + _without_values(ioctl, 1, _IOCTL)
+    rules += [line for number in _SELF_ONLY_CALLS[machine] for line in _allow_on_itself(number)]
+    rules += _allow_without_values(fcntl, 1, _FCNTL) + _allow_without_values(ioctl, 1, _IOCTL)
     # sendto with an address reaches a socket without connect.
-    rules += _without_address(sendto, 4)
+    rules += _allow_null_address(sendto, 4)
     return _Filter([*wrong, *rules, (_GIVE, 0, 0, _ALLOW)])
 
 
@@ -324,7 +324,7 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:
-    function = getattr(_libc(), name)
+    function = getattr(_load_libc(), name)
     given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     answer = int(function(*given))
     if answer < 0:
@@ -333,12 +333,12 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
     return answer
 
 
-def _on_itself(number: int) -> list[_Line]:
+def _allow_on_itself(number: int) -> list[_Line]:
     """Allow a call if the first argument is this process or 0."""
-    return [(_EQUAL, 0, 5, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
+    return [(_EQUAL, 0, 5, number), (_LOAD, 0, 0, _ARGUMENTS), *_refuse_unless_itself()]
 
 
-def _without_values(number: int, argument: int, values: Collection[int]) -> list[_Line]:
+def _allow_without_values(number: int, argument: int, values: Collection[int]) -> list[_Line]:
     """Allow a call unless a 32-bit argument has one of these values."""
     count = len(values)
     tests: list[_Line] = [(_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
@@ -346,7 +346,7 @@ def _without_values(number: int, argument: int, values: Collection[int]) -> list
     return [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, at), *tests, (_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _REFUSE)]
 
 
-def _without_address(number: int, argument: int) -> list[_Line]:
+def _allow_null_address(number: int, argument: int) -> list[_Line]:
     """Allow a call if a pointer argument is null."""
     low = _ARGUMENTS + 8 * argument
     words: list[_Line] = [(_LOAD, 0, 0, low), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, low + 4), (_EQUAL, 1, 0, 0)]
@@ -370,9 +370,9 @@ def _own_limits_filter() -> _Filter:
         (0x40000028, 369),
     ):
         lines += [(_LOAD, 0, 0, _ARCH), (_EQUAL, 0, 8, arch), (_LOAD, 0, 0, _NUMBER), (_AND, 0, 0, ~_X32 & 0xFFFFFFFF)]
-        lines += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS), *_unless_itself()]
+        lines += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS), *_refuse_unless_itself()]
     return _Filter([*lines, (_GIVE, 0, 0, _ALLOW)])
 
 
-def _unless_itself() -> list[_Line]:
+def _refuse_unless_itself() -> list[_Line]:
     return [(_EQUAL, 2, 0, None), (_EQUAL, 1, 0, 0), (_GIVE, 0, 0, _REFUSE), (_GIVE, 0, 0, _ALLOW)]

@@ -17,9 +17,9 @@ from hil.protocol import wire, wire_errors
 from hil.protocol.bounded_message import parse_message
 from hil.protocol.data_connection import (
     CALL,
-    CALL_MOST,
     DATA,
     END,
+    MAX_CALL,
     MESSAGE,
     METHODS,
     READY,
@@ -28,18 +28,18 @@ from hil.protocol.data_connection import (
     RpcMethod,
     may_go_on,
 )
-from hil.protocol.listening import private_socket
+from hil.protocol.listening import restrict_socket
 from hil.protocol.local_socket import LocalSocket
 from hil.protocol.v1 import agent_pb2 as pb
 
 # After a failed call, read and discard the client's remaining data, up to this size and time. Otherwise the client
 # might not receive the error.
 _UNREAD_BYTES = 64 << 20
-_UNREAD_S = 2.0
+_UNREAD_SECONDS = 2.0
 # Maximum number of failed calls whose data is discarded at the same time. Further connections are closed immediately.
 _MAX_UNREAD = 32
 # Time limit for sending the final frame to a client that does not read. Admission control no longer limits this call.
-_LAST_WORD_S = 5.0
+_FINAL_FRAME_SECONDS = 5.0
 
 
 class DataCallContext:
@@ -66,7 +66,7 @@ class DataServer:
     def __init__(self, path: str, calls: Calls) -> None:
         self._path, self._calls = Path(path), calls
         self._unread = threading.BoundedSemaphore(_MAX_UNREAD)
-        with private_socket(self._path):
+        with restrict_socket(self._path):
             self._socket = LocalSocket(self._path, self._serve, "data-call")
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class DataServer:
             try:
                 called = self._read_call(frames, self._calls.admission.silent)
                 while called is not None:
-                    self._answer(frames, called)
+                    self._answer_call(frames, called)
                     _send_last(frames)
                     method, called = called.method, None
                     if may_go_on(method):
@@ -90,17 +90,20 @@ class DataServer:
             except ConnectionBroken:
                 raise
             except Exception as error:
-                _send_last(frames, wire_errors.to_message(wire.failure(error), wire.KEPT_ERRORS).SerializeToString())
+                _send_last(
+                    frames,
+                    wire_errors.to_message(wire.make_reported_error(error), wire.KEPT_ERRORS).SerializeToString(),
+                )
             frames.hang_up()
             if self._unread.acquire(blocking=False):
                 try:
-                    frames.skip(_UNREAD_BYTES, _UNREAD_S)
+                    frames.skip(_UNREAD_BYTES, _UNREAD_SECONDS)
                 finally:
                     self._unread.release()
 
     def _read_call(self, frames: Frames, waits_in: Room) -> pb.DataCall | None:
         """Return the next call, or None if the client closed the connection."""
-        with waits_in.entered(DataCallContext(frames)):
+        with waits_in.count_call(DataCallContext(frames)):
             # The client's END frame of the previous call may arrive after the response was sent.
             while (begun := frames.begin()) is not None and begun == (END, 0):
                 pass
@@ -109,12 +112,12 @@ class DataServer:
             kind, size = begun
             if kind != CALL:
                 raise UsageError("the first frame must name the call")
-            if size > CALL_MOST:
-                raise UsageError(f"a call's first frame has {size} bytes, maximum {CALL_MOST}")
+            if size > MAX_CALL:
+                raise UsageError(f"a call's first frame has {size} bytes, maximum {MAX_CALL}")
             called: pb.DataCall = decode_request(frames.content(size), pb.DataCall.FromString)
             return called
 
-    def _answer(self, frames: Frames, called: pb.DataCall) -> None:
+    def _answer_call(self, frames: Frames, called: pb.DataCall) -> None:
         self._calls.check_token(called.token)
         if (method := METHODS.get(called.method)) is None:
             raise UsageError(f"unknown method {called.method[:100]!r}")
@@ -130,7 +133,7 @@ class DataServer:
 
 def _send_last(frames: Frames, error: bytes = b"") -> None:
     """Send the final frame of a call."""
-    frames.within(_LAST_WORD_S)
+    frames.within(_FINAL_FRAME_SECONDS)
     frames.send(END, error)
     frames.within(None)
 
@@ -141,7 +144,7 @@ def _read_requests(frames: Frames, method: RpcMethod) -> Iterator[Any]:
     The first iteration sends READY, which confirms that the call was accepted.
     """
     frames.send(READY)
-    takes_data = wire.carries_data(method.request)
+    takes_data = wire.may_contain_data(method.request)
     room = memoryview(b"")
     while (begun := frames.begin()) is not None and begun[0] != END:
         kind, size = begun

@@ -18,27 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent import ipc
-from hil.core.disk_faults import noexec_folder, noexec_unfit
+from hil.core.disk_faults import find_noexec_folder, make_noexec_error
 from hil.core.named import resolve
 from hil.core.processes import (
     ExitStatus,
     ForkedChild,
     adopt_descendants,
     end_children,
-    module_command,
+    make_module_command,
     signal_group,
     wait_or_kill,
 )
 from hil.errors import BoardError, BoardUnfit, HilError
 
 # Seconds before a failed runtime is retried.
-_RETRY_S = 30.0
-_FORK_S = 30.0
+_RETRY_SECONDS = 30.0
+_FORK_SECONDS = 30.0
 # The first worker waits until the runtime's library is imported. Importing PyTorch takes a minute on a small board.
-_PRELOAD_S = 300.0
-_STOP_S = 5.0
-_MOST_DEVICES = 1000
-_MOST_TEXT = 4096
+_PRELOAD_SECONDS = 300.0
+_STOP_SECONDS = 5.0
+_MAX_DEVICES = 1000
+_MAX_TEXT = 4096
 _NEWS_BYTES = 16 << 10
 # This process's fork servers. All other children are orphans of a dead fork server and are killed.
 _starting = threading.Lock()
@@ -46,7 +46,7 @@ _servers: set[int] = set()
 _adopts = False
 
 
-def adopt() -> None:
+def adopt_orphans() -> None:
     """Adopt and kill the descendants of fork servers that died.
 
     This process must not have any children except fork servers.
@@ -79,7 +79,7 @@ def read_description(described: Any) -> dict[str, Any]:
     """Validate a runtime's description. Return ``{"error": ...}`` if it is malformed or too long."""
     texts = ("version", "error", "profile_tool")
     devices = described.get("devices", []) if isinstance(described, dict) else None
-    if not isinstance(devices, (list, tuple)) or len(devices) > _MOST_DEVICES:
+    if not isinstance(devices, (list, tuple)) or len(devices) > _MAX_DEVICES:
         return {"error": "invalid runtime description"}
     if not all(_is_text(one) for one in (*devices, *(described.get(key, "") for key in texts))):
         return {"error": "invalid or oversized text in the runtime description"}
@@ -109,7 +109,7 @@ def read_news(body: bytes) -> tuple[int | str, ExitStatus | None]:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _MOST_TEXT and value.encode(errors="replace").decode() == value
+    return isinstance(value, str) and len(value) <= _MAX_TEXT and value.encode(errors="replace").decode() == value
 
 
 def _become_server(control: socket.socket, reference: str, memory_limit: int) -> None:
@@ -128,8 +128,8 @@ def _become_server(control: socket.socket, reference: str, memory_limit: int) ->
 
 def _import_error(reason: str) -> BoardUnfit:
     """Return the error for a runtime that cannot be imported."""
-    if folder := noexec_folder(sys.path):
-        error = noexec_unfit(folder)
+    if folder := find_noexec_folder(sys.path):
+        error = make_noexec_error(folder)
         error.detail = reason
         return error
     return BoardUnfit(
@@ -168,7 +168,7 @@ class ForkServer:
         self._is_over = False
 
     def describe(self) -> dict[str, Any]:
-        """Return the runtime's description. A runtime that failed is retried after ``_RETRY_S``."""
+        """Return the runtime's description. A runtime that failed is retried after ``_RETRY_SECONDS``."""
         if self.is_known:
             return self.described
         return self._ask_here() if self._light else self.start()
@@ -177,7 +177,7 @@ class ForkServer:
     def is_known(self) -> bool:
         """Whether :meth:`describe` returns without starting a process."""
         if "error" in self.described:
-            return time.monotonic() - self._failed_at < _RETRY_S
+            return time.monotonic() - self._failed_at < _RETRY_SECONDS
         return bool(self.described)
 
     def _ask_here(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class ForkServer:
         try:
             with theirs, _starting:
                 process = subprocess.Popen(
-                    module_command("hil.agent.forkserver", *arguments),
+                    make_module_command("hil.agent.forkserver", *arguments),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
@@ -274,24 +274,24 @@ class ForkServer:
     def _fork(self, fds: list[int], on_exit: Callable[[ExitStatus], None]) -> int:
         with self._lock:
             if self._channel is None or self._process is None:
-                raise self._died()
+                raise self._make_death_error()
             process, news = self._process, self._news
             try:
                 self._channel.send({"fork": True}, fds)
             except ipc.Closed as error:
-                raise self._died() from error
-            limit = _FORK_S if self._awake else _PRELOAD_S
+                raise self._make_death_error() from error
+            limit = _FORK_SECONDS if self._awake else _PRELOAD_SECONDS
 
             def is_over() -> bool:
                 return self._channel is None or self._news is not news
 
             has_news = self._forked.wait_for(lambda: news.pids or is_over(), timeout=limit)
             if has_news and not news.pids and not self._awake:
-                raise self._died()
+                raise self._make_death_error()
             if is_over() or not news.pids:
                 # Kill the process: a late response would be mistaken for the response of the next worker.
                 process.kill()
-                self._forked.wait_for(is_over, timeout=_FORK_S)
+                self._forked.wait_for(is_over, timeout=_FORK_SECONDS)
                 raise BoardError("the agent's fork server does not respond")
             self._awake = True
             pid = news.pids.popleft()
@@ -307,7 +307,7 @@ class ForkServer:
             on_exit(ended)
         return pid
 
-    def _died(self) -> HilError:
+    def _make_death_error(self) -> HilError:
         """Return the error for a dead fork server. Before the first fork, the runtime's import is the cause."""
         if self._awake or self._process is None:
             return BoardError("the agent's fork server died")
@@ -316,7 +316,7 @@ class ForkServer:
             hint="the board may lack memory, or the CPU may lack instructions that the library uses",
         )
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Stop the process until a worker is needed, unless a fork is in progress."""
         if self._forking.acquire(blocking=False):
             try:
@@ -340,7 +340,7 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 channel.sock.shutdown(socket.SHUT_RDWR)
         if process is not None:
-            wait_or_kill(process, _STOP_S)
+            wait_or_kill(process, _STOP_SECONDS)
         if ahead is not None:  # this channel has no listener thread
             ahead[0].close()
             _end_orphans(ahead[1].pid)
@@ -371,7 +371,7 @@ class ForkServer:
             self._forked.notify_all()
         for pid in orphans:
             signal_group(pid)
-        wait_or_kill(process, _STOP_S)
+        wait_or_kill(process, _STOP_SECONDS)
         _end_orphans(process.pid)
         for on_exit in orphans.values():
             # Report these workers as killed, because the dead fork server cannot. Otherwise, hil would consider dead

@@ -38,12 +38,12 @@ from hil.agent.ipc import Arena, lay_out
 from hil.agent.iterations import AnswerLog
 from hil.agent.progress import ProgressLog
 from hil.core import tensors
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.core.files import map_file
-from hil.core.guarded import calls_text, error_text
+from hil.core.guarded import format_calls, format_error
 from hil.core.instructions import RUNTIME
 from hil.core.named import resolve
-from hil.core.processes import ExitStatus, adopt_descendants, children, end_children, peak_memory, signal_group
+from hil.core.processes import ExitStatus, adopt_descendants, end_children, get_peak_memory, list_children, signal_group
 from hil.core.results import Placement
 from hil.core.stepped_program import SteppedProgram
 from hil.core.steps import MAX_CALLS, StepCall, StepsPlan
@@ -51,8 +51,8 @@ from hil.core.tensors import Array, TensorSpec
 from hil.errors import ErrorCode, HilError, LoadFailed, RunFailed, UsageError
 
 # Maximum length of a text in an error response. Three such texts fit into a message in any encoding.
-_MOST_TEXT = 1 << 16
-_MOST_ERROR = 4000
+_MAX_TEXT = 1 << 16
+_MAX_ERROR = 4000
 
 
 def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
@@ -70,22 +70,22 @@ def _answer_orders(channel: ipc.Channel, inputs: Arena, outputs: Arena) -> None:
             try:
                 reply = {"ok": getattr(worker, f"do_{order['op']}")(order)}
             except HilError as error:
-                reply = _error(type(error), error.message, error.hint, error.detail, error.code)
+                reply = _build_error(type(error), error.message, error.hint, error.detail, error.code)
             except BaseException as error:  # plugins may raise SystemExit
                 failed = LoadFailed if order["op"] in ("prepare", "open", "load") else RunFailed
-                reply = _error(failed, error_text(error, whole=True), "", calls_text(error))
+                reply = _build_error(failed, format_error(error, whole=True), "", format_calls(error))
             if reply != said:
                 said, text = reply, ipc.encode(reply)
-            channel.send_bytes(ipc.joined([] if "error" in reply else worker.numbers, text))
+            channel.send_bytes(ipc.join_message([] if "error" in reply else worker.numbers, text))
         except ipc.Closed:
             return
 
 
-def _error(
+def _build_error(
     kind: type[HilError], message: str, hint: str, detail: str, code: ErrorCode = ErrorCode.NONE
 ) -> dict[str, Any]:
     """Build an error response. Cut long texts at the end, and the detail at the start."""
-    return {"error": [kind.__name__, message[:_MOST_TEXT], hint[:_MOST_TEXT], detail[-_MOST_TEXT:], code.value]}
+    return {"error": [kind.__name__, message[:_MAX_TEXT], hint[:_MAX_TEXT], detail[-_MAX_TEXT:], code.value]}
 
 
 class _ForkedWorker:
@@ -133,14 +133,14 @@ class _ForkedWorker:
         return {}
 
     def do_load(self, order: dict[str, Any]) -> dict[str, Any]:
-        start = now_ns()
+        start = get_time_ns()
         self._folder = Path(order["folder"]).absolute()
         self.program = self._runtime.load(self._folder, order["main"], order["device"], order["function"])
         return {
             "inputs": [_spec_to_json(spec) for spec in self.program.inputs],
             "outputs": [_spec_to_json(spec) for spec in self.program.outputs],
             "function": self.program.function,
-            "load_ns": now_ns() - start,
+            "load_ns": get_time_ns() - start,
         }
 
     def do_invoke(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class _ForkedWorker:
 
     def do_generate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run a decoder with a prompt, like :meth:`do_invoke`. Append the times of all calls to the numbers."""
-        plan = StepsPlan.of_json(order["steps"])
+        plan = StepsPlan.from_json(order["steps"])
         make = getattr(self.program, "stepped", None)  # simulated programs
         stepped = make(plan) if make else SteppedProgram(self.program, plan)
         stepped.note_call = ProgressLog(self._out).note
@@ -171,8 +171,8 @@ class _ForkedWorker:
         warmup = order["warmup"]
         runs = warmup + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"]) if runs > 1 else None
-        program.bind(self._given(order["inputs"], order["bytes"], program.inputs, fresh))
-        renew = getattr(program, "renew", _nothing)
+        program.bind(self._map_inputs(order["inputs"], order["bytes"], program.inputs, fresh))
+        renew = getattr(program, "renew", _do_nothing)
         answers = AnswerLog(self._out, [spec.name for spec in program.outputs], runs, reserved)
         counts = self._begin_counts(program)
         starts: list[int] = []
@@ -185,9 +185,9 @@ class _ForkedWorker:
             cpu_start = time.process_time_ns()
             if counts is not None:
                 counts.begin()
-            starts.append(now_ns())
+            starts.append(get_time_ns())
             program.run()
-            ends.append(now_ns())
+            ends.append(get_time_ns())
             if counts is not None and number >= warmup:
                 counts.end()
             if number >= warmup:
@@ -196,7 +196,7 @@ class _ForkedWorker:
             answers.add(program.fetch())
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
         self.numbers = [warmup_ns, cpu_ns, _own_peak(), *starts[warmup:], *ends[warmup:]]
-        reply: dict[str, Any] = {"outputs": answers.outputs, "placement": self._news_of_placement()}
+        reply: dict[str, Any] = {"outputs": answers.outputs, "placement": self._find_new_placement()}
         if counts is not None:
             counted = counts.finish()
             self.numbers += counted.counts
@@ -219,7 +219,7 @@ class _ForkedWorker:
             raise RunFailed("this runtime cannot profile", hint=hint)
         runs = order["warmup"] + order["iterations"]
         fresh = FreshInputs(self._in, order["inputs"], order["bytes"])
-        self.program.bind(self._given(order["inputs"], order["bytes"], self.program.inputs, fresh))
+        self.program.bind(self._map_inputs(order["inputs"], order["bytes"], self.program.inputs, fresh))
         # Both the program's directory and the sandbox's files are removed with the program, even if this process
         # crashes.
         where = None if self._sandboxed else self._folder
@@ -241,11 +241,11 @@ class _ForkedWorker:
             if size > order["limit"]:
                 what = f"the profile has {size} bytes, more than the board's {order['limit']} bytes of memory"
                 raise RunFailed(what, hint="use fewer iterations")
-            outputs, _ = lay_out(self._out, ((file.name, _mapped(file)) for file in files), answers.size)
+            outputs, _ = lay_out(self._out, ((file.name, _map_file(file)) for file in files), answers.size)
         self.numbers = [0, 0, _own_peak()]
         return {"outputs": outputs, **answers.record()}
 
-    def _news_of_placement(self) -> list[dict[str, Any]] | None:
+    def _find_new_placement(self) -> list[dict[str, Any]] | None:
         """Return the devices on which the program ran, or None if the devices are unknown or unchanged."""
         tell = getattr(self.program, "placement", None)
         try:
@@ -258,7 +258,7 @@ class _ForkedWorker:
         self._placed = placed
         return [part.to_json() for part in placed]
 
-    def _given(
+    def _map_inputs(
         self,
         entries: list[dict[str, Any]],
         size: int,
@@ -289,16 +289,16 @@ class _ForkedWorker:
         return arrays
 
 
-def _mapped(file: Path) -> Array:
+def _map_file(file: Path) -> Array:
     """Return the file's bytes."""
     return np.frombuffer(map_file(file), np.uint8)
 
 
 def _own_peak() -> int:
-    return peak_memory(resource.getrusage(resource.RUSAGE_SELF))
+    return get_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing between runs, for programs without state."""
 
 
@@ -321,7 +321,7 @@ def serve(sock: socket.socket, reference: str, memory_limit: int) -> None:
     gc.freeze()
     workers: set[int] = set()
     # Child processes that a library started during its import: they run until the fork server ends.
-    helpers = children()
+    helpers = list_children()
     wake_read, wake_write = socket.socketpair()
     wake_read.setblocking(False)
     wake_write.setblocking(False)
@@ -369,14 +369,14 @@ def _describe(reference: str) -> dict[str, Any]:
     try:
         runtime = resolve(reference)
     except BaseException as error:
-        return _wrong(error)
+        return _report_error(error)
     ours, theirs = (ipc.Channel(sock) for sock in socket.socketpair())
     pid = os.fork()
     if pid == 0:
         try:
             theirs.send(runtime.describe())
         except BaseException as error:
-            theirs.send(_wrong(error))
+            theirs.send(_report_error(error))
         finally:
             os._exit(0)
     theirs.close()
@@ -390,8 +390,8 @@ def _describe(reference: str) -> dict[str, Any]:
     return described
 
 
-def _wrong(error: BaseException) -> dict[str, Any]:
-    return {"error": error_text(error, whole=True)[:_MOST_ERROR]}
+def _report_error(error: BaseException) -> dict[str, Any]:
+    return {"error": format_error(error, whole=True)[:_MAX_ERROR]}
 
 
 def preload(reference: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hil.agent.ipc import Arena
-from hil.agent.iterations import BLOCK_BYTES, FULL_BYTES, sampled_blocks
+from hil.agent.iterations import BLOCK_BYTES, FULL_BYTES, iter_sampled_blocks
 
 _Span = tuple[int, int]
 
@@ -33,7 +33,7 @@ class FreshInputs:
         self._changed: list[_Span] = []
         self._number = 0
         self._piece = bytearray(BLOCK_BYTES)
-        self.view = arena.private_view(size)
+        self.view = arena.map_private_view(size)
 
     def restore(self) -> None:
         """Undo the program's changes. Call this between two runs."""
@@ -53,7 +53,7 @@ class FreshInputs:
         if self._number == 0 or sum(sizes) <= FULL_BYTES:
             return {span for span in self._unchanged if not self._is_equal(*span)}
         found = set()
-        for place, begin, end in sampled_blocks(sizes, sum(sizes), self._number):
+        for place, begin, end in iter_sampled_blocks(sizes, sum(sizes), self._number):
             base = self._unchanged[place][0]
             if not self._is_equal(base + begin, base + end):
                 found.add(self._unchanged[place])

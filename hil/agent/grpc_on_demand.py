@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.agent.admission import FIRST_MESSAGE_S, Room
+from hil.agent.admission import FIRST_MESSAGE_SECONDS, Room
 from hil.errors import BoardBusy, UsageError
-from hil.protocol.listening import private_socket, refuse_if_served
+from hil.protocol.listening import refuse_if_served, restrict_socket
 from hil.protocol.local_socket import LocalSocket, NotCarried
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class GrpcOnDemand:
         self._server: GrpcServer | None = None
         refuse_if_served(path)
         try:
-            with private_socket(self._path):
-                self._socket = LocalSocket(self._path, self._carry, "grpc-on-demand")
+            with restrict_socket(self._path):
+                self._socket = LocalSocket(self._path, self._relay_connection, "grpc-on-demand")
         except OSError as error:
             raise UsageError(f"cannot listen on unix:{path}: {error.strerror or error}") from error
 
@@ -63,10 +63,10 @@ class GrpcOnDemand:
             self._server.close()
         self._socket.close()
 
-    def _carry(self, near: socket.socket) -> None:
-        near.settimeout(FIRST_MESSAGE_S)
+    def _relay_connection(self, near: socket.socket) -> None:
+        near.settimeout(FIRST_MESSAGE_SECONDS)
         try:
-            with self._silent.entered(_Caller(near)):
+            with self._silent.count_call(_Caller(near)):
                 begun = near.recv(1, socket.MSG_PEEK)
         except BoardBusy as error:
             raise NotCarried(error.message) from error

@@ -27,12 +27,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.core.tensors import Array, get_dtype_name, to_bytes
 from hil.errors import BoardUnfit, HilError, RunFailed
 
 # Maximum message size: enough for 20,000 tensors with names and shapes.
-MOST_BYTES = 4 << 20
-MOST_VALUES = 200_000
+MAX_BYTES = 4 << 20
+MAX_VALUES = 200_000
 _LENGTH = struct.Struct("<I")
 # Header of the numbers: a byte that cannot start a JSON text, and the count.
 _NUMBERS = struct.Struct("<cI")
@@ -56,11 +56,11 @@ class Garbled(Exception):
 
 
 def decode(body: bytes) -> Any:
-    """Decode a message's JSON. Raises Garbled if the JSON is invalid or has more than :data:`MOST_VALUES` values."""
+    """Decode a message's JSON. Raises Garbled if the JSON is invalid or has more than :data:`MAX_VALUES` values."""
     # Each value except the first follows one of these characters. Count them before parsing, because parsed values need
     # many times more memory than their text.
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-        raise Garbled(f"the message has more than {MOST_VALUES} values")
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise Garbled(f"the message has more than {MAX_VALUES} values")
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError) as error:
@@ -72,7 +72,7 @@ def encode(message: Any) -> bytes:
     return _text(message).encode()
 
 
-def joined(numbers: Sequence[int], text: bytes) -> bytes:
+def join_message(numbers: Sequence[int], text: bytes) -> bytes:
     """Return a message's bytes: the 64-bit numbers, if any, followed by the JSON."""
     if not numbers:
         return text
@@ -140,14 +140,14 @@ class Channel:
                     return
             self._wait(select.POLLOUT, deadline)
 
-    def receive(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> Any:
+    def receive(self, timeout: float | None = None, most_bytes: int = MAX_BYTES) -> Any:
         """Receive and decode the next message.
 
         Raises the errors of :meth:`receive_bytes`, and :class:`Garbled` for bad JSON.
         """
         return decode(self.receive_bytes(timeout, most_bytes))
 
-    def receive_bytes(self, timeout: float | None = None, most_bytes: int = MOST_BYTES) -> bytes:
+    def receive_bytes(self, timeout: float | None = None, most_bytes: int = MAX_BYTES) -> bytes:
         """Receive the bytes of the next message. Without a ``timeout``, wait forever.
 
         Raises:
@@ -216,7 +216,7 @@ class Channel:
         return _LENGTH.size + size
 
 
-def aligned(size: int) -> int:
+def align_offset(size: int) -> int:
     """Round a size up to the next tensor offset."""
     return (size + ALIGN - 1) // ALIGN * ALIGN
 
@@ -225,7 +225,7 @@ class Arena:
     """Shared memory behind a file descriptor. Both processes may grow the file, and map only the needed part."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = _anonymous_file() if fd is None else fd
+        self.fd = _create_anonymous_file() if fd is None else fd
         self._map: mmap.mmap | None = None
 
     def view(self, size: int, *, grow: bool) -> memoryview:
@@ -254,10 +254,10 @@ class Arena:
                 # map without closing it.
                 self._map = mmap.mmap(self.fd, min(actual, wanted))
             except (OSError, ValueError, OverflowError) as error:
-                raise _no_memory(error, size, "tensors") from error
+                raise _make_memory_error(error, size, "tensors") from error
         return memoryview(self._map)[:size]
 
-    def private_view(self, size: int) -> memoryview:
+    def map_private_view(self, size: int) -> memoryview:
         """Return the first ``size`` bytes in a private mapping. Writes to it do not change the file.
 
         Raises:
@@ -269,7 +269,7 @@ class Arena:
         try:
             return memoryview(mmap.mmap(self.fd, size, access=mmap.ACCESS_COPY))
         except (OSError, ValueError, OverflowError) as error:
-            raise _no_memory(error, size, "inputs") from error
+            raise _make_memory_error(error, size, "inputs") from error
 
     def close(self) -> None:
         """Close the file descriptor. The memory is freed with the last view."""
@@ -279,7 +279,7 @@ class Arena:
             self.fd = -1
 
 
-def _no_memory(error: Exception, size: int, what: str) -> HilError:
+def _make_memory_error(error: Exception, size: int, what: str) -> HilError:
     """Return the error for a failed allocation. The board is at fault unless this process has a memory limit."""
     message = f"not enough memory for {size} bytes of {what}: {error}"
     if (
@@ -301,17 +301,17 @@ def lay_out(arena: Arena, tensors: Iterable[tuple[str, Array]], size: int = 0) -
     for name, array in tensors:
         data = to_bytes(array)
         place, nbytes = size, data.nbytes
-        dtype, shape = dtype_name(array.dtype), list(array.shape)
+        dtype, shape = get_dtype_name(array.dtype), list(array.shape)
         entries.append({"name": name, "dtype": dtype, "shape": shape, "at": place, "bytes": nbytes})
         places.append((place, place + nbytes, data))
-        size += aligned(nbytes)
+        size += align_offset(nbytes)
     view = arena.view(size, grow=True)
     for begin, end, data in places:
         view[begin:end] = data
     return entries, size
 
 
-def _anonymous_file() -> int:
+def _create_anonymous_file() -> int:
     if sys.platform == "linux":
         import fcntl
 

@@ -89,7 +89,7 @@ class AnswerLog:
         if not number:
             self._keep(_Answer(number), arrays)
             return
-        kinds, parts = _kinds(arrays), [to_bytes(array) for array in arrays]
+        kinds, parts = _list_kinds(arrays), [to_bytes(array) for array in arrays]
         for place, kept in enumerate(self._kept):
             if kept.kinds == kinds and self._is_same(kept.parts, parts, number):
                 kept.answer.runs += 1
@@ -102,10 +102,12 @@ class AnswerLog:
         first = next(kept for kept in self._kept if not kept.answer.first)
         pairs = zip(first.kinds, kinds, first.parts, parts, strict=True)
         self._differing |= {
-            place for place, (own, kind, kept, data) in enumerate(pairs) if own != kind or not _equal(kept, data)
+            place
+            for place, (own, kind, kept, data) in enumerate(pairs)
+            if own != kind or not _has_equal_bytes(kept, data)
         }
         size = sum(part.nbytes for part in parts)
-        if len(self._kept) < MAX_KEPT and self.size + size <= len_of(self.outputs) + MAX_KEPT_BYTES:
+        if len(self._kept) < MAX_KEPT and self.size + size <= count_arena_bytes(self.outputs) + MAX_KEPT_BYTES:
             self._keep(_Answer(number), arrays)
             return
         hasher = Hasher()
@@ -132,28 +134,28 @@ class AnswerLog:
             parts = [bytearray(part) for part in parts]
         else:
             self.is_sampled = True
-        self._kept.insert(0, _Kept(answer, _kinds(arrays), parts))
+        self._kept.insert(0, _Kept(answer, _list_kinds(arrays), parts))
 
     def _is_same(self, kept: list[Any], parts: list[Any], number: int) -> bool:
         if isinstance(kept[0] if kept else None, memoryview) and number < self._runs - 1:
             total = sum(part.nbytes for part in kept)
             return all(
                 bytearray(kept[place][begin:end]) == parts[place][begin:end]
-                for place, begin, end in sampled_blocks([part.nbytes for part in kept], total, number)
+                for place, begin, end in iter_sampled_blocks([part.nbytes for part in kept], total, number)
             )
-        return all(map(_equal, kept, parts))
+        return all(map(_has_equal_bytes, kept, parts))
 
 
-def len_of(entries: Sequence[dict[str, Any]]) -> int:
+def count_arena_bytes(entries: Sequence[dict[str, Any]]) -> int:
     """Return the number of arena bytes that the entries take."""
     return max((entry["at"] + entry["bytes"] for entry in entries), default=0)
 
 
-def _kinds(arrays: Sequence[Array]) -> list[Any]:
+def _list_kinds(arrays: Sequence[Array]) -> list[Any]:
     return [(array.dtype, array.shape) for array in arrays]
 
 
-def _equal(kept: Any, data: memoryview) -> bool:
+def _has_equal_bytes(kept: Any, data: memoryview) -> bool:
     """Return True if two outputs have the same bytes. ``kept`` is a bytearray or a view of the arena."""
     if isinstance(kept, bytearray):
         return kept == data
@@ -162,7 +164,7 @@ def _equal(kept: Any, data: memoryview) -> bool:
     return kept.nbytes == data.nbytes and all(same)
 
 
-def sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
+def iter_sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
     """Yield (tensor, begin, end) for each block that a run compares.
 
     Blocks are spread evenly. Each run compares the next blocks, so that later runs compare every block.

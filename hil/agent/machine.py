@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hil.core import cpuinfo
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.protocol.v1 import agent_pb2 as pb
 
 _ROOT = Path("/")
@@ -28,7 +28,7 @@ _WATCHED = (
     "sys/class/thermal/cooling_device*/cur_state",
     "proc/meminfo",
 )
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _CORE = re.compile(rb"^cpu(\d+) (.*)$", re.M)
 _AVAILABLE = re.compile(rb"^MemAvailable:\s*(\d+) kB", re.M)
 _OOM_KILLS = re.compile(rb"^oom_kill (\d+)", re.M)
@@ -39,10 +39,10 @@ _TIMES = slice(0, 8)
 
 
 @functools.cache
-def machine() -> pb.Machine:
+def describe_machine() -> pb.Machine:
     """Return the CPU, memory and system. Fields that the machine does not expose stay empty."""
     arch = platform.machine()
-    cpu = cpuinfo.cpu_info(arch, _text(Path("/proc/cpuinfo")), _bytes(Path("/proc/self/auxv")))
+    cpu = cpuinfo.parse_cpu_info(arch, _read_text(Path("/proc/cpuinfo")), _read_bytes(Path("/proc/self/auxv")))
     return pb.Machine(
         hostname=platform.node(),
         system=platform.system(),
@@ -50,16 +50,16 @@ def machine() -> pb.Machine:
         arch=arch,
         libc=" ".join(platform.libc_ver()),
         python=platform.python_version(),
-        cpu_model=cpu.model or _text(Path("/proc/device-tree/model")).rstrip("\0"),
+        cpu_model=cpu.model or _read_text(Path("/proc/device-tree/model")).rstrip("\0"),
         cpu_features=cpu.features,
         cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes(),
-        boot_id=_text(Path("/proc/sys/kernel/random/boot_id")),
+        memory_bytes=get_memory_bytes(),
+        boot_id=_read_text(Path("/proc/sys/kernel/random/boot_id")),
         cpu_parts=cpu.parts,
     )
 
 
-def memory_bytes() -> int:
+def get_memory_bytes() -> int:
     """Return the physical memory in bytes, or 0 if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -71,10 +71,10 @@ def memory_bytes() -> int:
 _CGROUPS = {"": ("sys/fs/cgroup", "memory.max"), "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes")}
 
 
-def memory_limit(root: Path = _ROOT) -> int:
+def get_memory_limit(root: Path = _ROOT) -> int:
     """Return the memory limit of this process and child processes: the machine's memory or a lower cgroup limit."""
-    limits = [memory_bytes()]
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    limits = [get_memory_bytes()]
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":/")
         for name in _CGROUPS.keys() & set(controllers.split(",")):
@@ -88,25 +88,27 @@ def memory_limit(root: Path = _ROOT) -> int:
 
 
 def _limit(file: Path) -> int:
-    text = _text(file)
+    text = _read_text(file)
     return int(text) if text.isdecimal() else 0
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Return how many processes the OOM killer has killed since boot, or 0 if unknown."""
-    match = _OOM_KILLS.search(_bytes(Path("/proc/vmstat")))
+    match = _OOM_KILLS.search(_read_bytes(Path("/proc/vmstat")))
     return int(match[1]) if match else 0
 
 
-def board_id() -> str:
+def get_board_id() -> str:
     """Return an identifier that survives agent restarts: the machine id if present, else the host name."""
-    return _text(Path("/etc/machine-id")) or platform.node()
+    return _read_text(Path("/etc/machine-id")) or platform.node()
 
 
-def readings(root: Path = _ROOT) -> list[pb.Reading]:
-    """Return the values that may change while a program runs, with names from :func:`hil.core.cpuinfo.readings`."""
-    files = [file for pattern in _WATCHED for file in sorted(root.glob(pattern), key=_numbers)]
-    return _change([pb.Reading(**found) for found in cpuinfo.readings({str(file): _text(file) for file in files})])
+def collect_readings(root: Path = _ROOT) -> list[pb.Reading]:
+    """Return the values that may change while a program runs, with names from :func:`hil.core.cpuinfo.get_readings`."""
+    files = [file for pattern in _WATCHED for file in sorted(root.glob(pattern), key=_find_numbers)]
+    return _change(
+        [pb.Reading(**found) for found in cpuinfo.get_readings({str(file): _read_text(file) for file in files})]
+    )
 
 
 _change: Callable[[list[pb.Reading]], list[pb.Reading]] = list
@@ -118,18 +120,18 @@ def replace_readings(change: Callable[[list[pb.Reading]], list[pb.Reading]]) -> 
     _change = change
 
 
-def _numbers(path: Path) -> list[int]:
+def _find_numbers(path: Path) -> list[int]:
     return [int(digits) for digits in re.findall("[0-9]+", str(path))]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
@@ -154,20 +156,29 @@ class Counters:
         self._files: dict[Path, int] = {}
         self._gone: set[Path] = set()
         cpu, thermal = root / "sys/devices/system/cpu/cpufreq", root / "sys/class/thermal"
-        policies, zones = sorted(cpu.glob("policy*"), key=_numbers), sorted(thermal.glob("thermal_zone*"), key=_numbers)
-        self._frequencies = {f"cpu{_numbers(one)[-1]} frequency": one / "scaling_cur_freq" for one in policies}
-        self._zones = {f"{one.name} ({_text(one / 'type')})": one / "temp" for one in zones}
+        policies, zones = (
+            sorted(cpu.glob("policy*"), key=_find_numbers),
+            sorted(thermal.glob("thermal_zone*"), key=_find_numbers),
+        )
+        self._frequencies = {f"cpu{_find_numbers(one)[-1]} frequency": one / "scaling_cur_freq" for one in policies}
+        self._zones = {f"{one.name} ({_read_text(one / 'type')})": one / "temp" for one in zones}
         self._busy: dict[int, tuple[int, int]] = {}
         self._stalled: dict[str, tuple[float, int]] = {}
 
-    def look(self) -> pb.CounterSample:
+    def read_counters(self) -> pb.CounterSample:
         """Return the current value of all counters."""
-        at = now_ns()
-        found = [*self._cores(), *self._sensors(), *self._memory(), *self._pressure(), *self._processes()]
+        at = get_time_ns()
+        found = [
+            *self._read_cores(),
+            *self._read_sensors(),
+            *self._read_memory(),
+            *self._read_pressure(),
+            *self._read_processes(),
+        ]
         readings = [pb.Reading(name=name, value=value, unit=unit) for name, value, unit in found]
         return pb.CounterSample(clock_ns=at, readings=_change(readings))
 
-    def _cores(self) -> Iterator[tuple[str, float, str]]:
+    def _read_cores(self) -> Iterator[tuple[str, float, str]]:
         for match in _CORE.finditer(self._read(self._proc / "stat")):
             core, times = int(match[1]), [int(text) for text in match[2].split()]
             total, idle = sum(times[_TIMES]), sum(times[_IDLE])
@@ -178,17 +189,17 @@ class Counters:
                 self._busy[core] = total, idle
             self._busy.setdefault(core, (total, idle))
 
-    def _sensors(self) -> Iterator[tuple[str, float, str]]:
+    def _read_sensors(self) -> Iterator[tuple[str, float, str]]:
         for files, unit in ((self._frequencies, "MHz"), (self._zones, "degC")):
             for name, file in files.items():
                 with contextlib.suppress(ValueError):  # an empty file, or "<unknown>" from a driver
                     yield name, int(self._read(file)) / 1000, unit
 
-    def _memory(self) -> Iterator[tuple[str, float, str]]:
+    def _read_memory(self) -> Iterator[tuple[str, float, str]]:
         if match := _AVAILABLE.search(self._read(self._proc / "meminfo")):
             yield "memory available", int(match[1]) * 1024, "bytes"
 
-    def _pressure(self) -> Iterator[tuple[str, float, str]]:
+    def _read_pressure(self) -> Iterator[tuple[str, float, str]]:
         for kind in ("cpu", "memory", "io"):
             match = _STALLED.search(self._read(self._proc / "pressure" / kind))
             now = time.monotonic()
@@ -200,7 +211,7 @@ class Counters:
                 share = (int(match[1]) - stalled_before) / 1e6 / (now - before)
                 yield f"{kind} pressure", 100 * min(max(share, 0.0), 1.0), "%"
 
-    def _processes(self) -> Iterator[tuple[str, float, str]]:
+    def _read_processes(self) -> Iterator[tuple[str, float, str]]:
         mine, workers = self._proc / str(os.getpid()) / "statm", {}
         for pid in self._worker_pids():
             workers[self._proc / str(pid) / "statm"] = f"worker {pid} memory"
@@ -222,7 +233,7 @@ class Counters:
             return b""
         # A sleeping sensor or an offline core may fail now and work later.
         with contextlib.suppress(OSError):
-            return os.pread(self._files[file], _MOST_BYTES, 0)
+            return os.pread(self._files[file], _MAX_BYTES, 0)
         return b""
 
     def __enter__(self) -> Counters:

@@ -19,17 +19,17 @@ from typing import Any
 
 from hil.agent import machine
 from hil.agent.answers import Output, Ran, Repeated
-from hil.agent.ipc import Arena, aligned
+from hil.agent.ipc import Arena, align_offset
 from hil.agent.session import Session, Sessions
 from hil.agent.store import BlobStore
 from hil.agent.supervisor import Supervisor, WorkerProcess
 from hil.bundles.layout import MAX_HEAD_BYTES, read_head
-from hil.bundles.manifest import program_files
+from hil.bundles.manifest import read_program_files
 from hil.bundles.signature import SEAL, verify
 from hil.core import clock
 from hil.core.digest import Hasher
 from hil.core.files import open_file
-from hil.core.tensors import TensorSpec, check_names, nbytes_of
+from hil.core.tensors import TensorSpec, check_names, count_bytes
 from hil.errors import BoardUnfit, LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
@@ -41,12 +41,12 @@ MAX_INPUTS = 20_000
 # Every numpy version supports this many dimensions.
 _MAX_DIMS = 32
 MAX_ITERATIONS = 1_000_000
-MAX_TIMEOUT_S = 24 * 3600.0
+MAX_TIMEOUT_SECONDS = 24 * 3600.0
 # Maximum wait for the current calls of unloaded programs. A call that waits for data from a dead controller blocks its
 # program until the connection ends.
-_LET_GO_S = 5.0
+_RELEASE_SECONDS = 5.0
 # Interval at which a call that waits for a program checks that the client is still connected.
-_LOOK_S = 0.2
+_LOOK_SECONDS = 0.2
 _HINT = "sign the bundle with a trusted key (hil bundle create --sign KEY) and run it with hil bundle run"
 
 
@@ -63,7 +63,7 @@ class WorkerProgram:
     kept: list[tuple[Output, ...] | None] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def recall(self, number: int) -> tuple[Output, ...]:
+    def get_stored_outputs(self, number: int) -> tuple[Output, ...]:
         """Return the stored outputs of distinct result ``number`` of the last call, counted from 1.
 
         Raises:
@@ -106,7 +106,7 @@ class Programs:
         self._policy = policy
         self._supervisor = supervisor
         self._sessions = sessions
-        self._limit = memory_limit or machine.memory_limit() or 1 << 62
+        self._limit = memory_limit or machine.get_memory_limit() or 1 << 62
         self._loaded: dict[str, WorkerProgram] = {}
         self._loading: set[Loading] = set()
         # Number of programs that the session has loaded, and the last runtime.
@@ -129,7 +129,7 @@ class Programs:
                 raise LoadFailed(f"{MAX_PROGRAMS} programs are already loaded", hint="unload some programs first")
             self._loading.add(loading)
         try:
-            with self._sessions.journal.during("load", fence=session.fence) as noted:
+            with self._sessions.journal.record_operation("load", fence=session.fence) as noted:
                 reply = self._load(session, request, loading)
                 noted["program"] = reply.program_id
         finally:
@@ -147,13 +147,13 @@ class Programs:
         if self._policy is not None:
             self._policy.check_load(request, self._store)
 
-        def files() -> Iterator[tuple[str, str]]:
+        def list_files() -> Iterator[tuple[str, str]]:
             for file in request.files:
                 # Linking many files takes time, so check the session before each file.
                 self._sessions.require(session)
                 yield file.name, file.digest
 
-        folder, pinned = self._store.link_program(files())
+        folder, pinned = self._store.link_program(list_files())
         worker = None
         try:
             size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -166,20 +166,20 @@ class Programs:
             worker.program_id = uuid.uuid4().hex
             order = {name: getattr(request, name) for name in ("main", "device", "function")} | {"folder": str(folder)}
 
-            def meanwhile() -> None:
+            def refill_spares() -> None:
                 # Start the next worker now: later, the preparation would take CPU time from a timed run.
                 if self._supervisor.has(request.runtime, request.device):
                     self._refill(session, request)
 
             try:
-                found = worker.load(order, _timeout(request.timeout_s), meanwhile=meanwhile)
+                found = worker.load(order, _clamp_timeout(request.timeout_s), meanwhile=refill_spares)
             except LoadFailed as error:
-                if missing := self._supervisor.missing_device(request.runtime, request.device):
+                if missing := self._supervisor.check_device(request.runtime, request.device):
                     missing.detail = error.message
                     raise missing from error
                 raise
             check_names(found.inputs, found.outputs)
-            known = sum(_known_size(spec) for spec in (*found.inputs, *found.outputs))
+            known = sum(_compute_known_size(spec) for spec in (*found.inputs, *found.outputs))
             self._check_memory(size + known, "the program with all inputs and outputs")
             with self._lock:
                 self._sessions.require(session)
@@ -195,8 +195,8 @@ class Programs:
             program_id=worker.program_id,
             device=request.device,
             function=found.function,
-            inputs=[wire.spec_to_message(spec) for spec in found.inputs],
-            outputs=[wire.spec_to_message(spec) for spec in found.outputs],
+            inputs=[wire.encode_spec(spec) for spec in found.inputs],
+            outputs=[wire.encode_spec(spec) for spec in found.outputs],
             load_ns=found.load_ns,
             worker_pid=worker.pid,
         )
@@ -214,7 +214,9 @@ class Programs:
             self._supervisor.refill(request.runtime, request.device)
 
     @contextlib.contextmanager
-    def called(self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]) -> Iterator[WorkerProgram]:
+    def lock_program(
+        self, session: Session, start: pb.InvokeStart, is_wanted: Callable[[], bool]
+    ) -> Iterator[WorkerProgram]:
         """Lock and return the program of a call.
 
         Args:
@@ -228,29 +230,29 @@ class Programs:
         """
         loaded = self._loaded.get(start.program_id)
         if loaded is None or loaded.session is not session:
-            raise self._absent(session)
+            raise self._make_absent_error(session)
         if not (start.recall or 1 <= start.iterations <= MAX_ITERATIONS) or start.warmup > MAX_ITERATIONS:
             raise UsageError(f"iterations must be 1 to {MAX_ITERATIONS}, warm-up 0 to {MAX_ITERATIONS}")
         # Check before waiting: a parsed input takes up to a hundred times the size in the message.
         if len(start.inputs) > MAX_INPUTS or any(len(tensor.shape) > _MAX_DIMS for tensor in start.inputs):
             raise UsageError(f"a call can have at most {MAX_INPUTS} inputs, with at most {_MAX_DIMS} dimensions each")
-        while not loaded.lock.acquire(timeout=_LOOK_S):
+        while not loaded.lock.acquire(timeout=_LOOK_SECONDS):
             if not is_wanted():
                 raise SessionEnded("the call was cancelled while waiting for the program")
         try:
             # The program may have been unloaded during the wait.
             if self._loaded.get(start.program_id) is not loaded:
-                raise self._absent(session)
+                raise self._make_absent_error(session)
             yield loaded
         finally:
             loaded.lock.release()
 
-    def _absent(self, session: Session) -> UsageError:
+    def _make_absent_error(self, session: Session) -> UsageError:
         # A stream may send a call long after the session check. If the session has ended, report that.
         self._sessions.require(session)
         return UsageError("program not loaded in this session", hint="load the program first")
 
-    def incoming(self, loaded: WorkerProgram, start: pb.InvokeStart) -> InputReceiver:
+    def reserve_inputs(self, loaded: WorkerProgram, start: pb.InvokeStart) -> InputReceiver:
         """Reserve memory for a call's inputs. Raises RunFailed if the inputs exceed the board's memory."""
 
         def reserve(size: int) -> None:
@@ -281,10 +283,14 @@ class Programs:
             RunFailed, RunCrashed, StageTimeout: the worker failed; a program with a dead worker is unloaded.
             BoardUnfit: other processes used up the memory, or the clock stepped back; the program is unloaded.
         """
-        received = clock.now_ns()
+        received = clock.get_time_ns()
         if start.recall:
             reply = pb.InvokeReply()
-            return reply, self._tensors(loaded.worker, loaded.recall(start.recall), reply.done), lambda: None
+            return (
+                reply,
+                self._add_outputs(loaded.worker, loaded.get_stored_outputs(start.recall), reply.done),
+                lambda: None,
+            )
         loaded.kept = []
         order = {
             "op": "invoke",
@@ -299,14 +305,14 @@ class Programs:
                 self._policy.check_profile(tool)
             order |= {"op": "profile", "tool": str(self._store.path(tool)) if tool else "", "limit": self._limit}
         if start.HasField("steps"):
-            order |= {"op": "generate", "steps": wire_steps.steps_from_message(start.steps).to_json()}
-        timeout = _timeout(start.timeout_s)
+            order |= {"op": "generate", "steps": wire_steps.decode_steps(start.steps).to_json()}
+        timeout = _clamp_timeout(start.timeout_s)
         note = partial(self._sessions.journal.note, fence=loaded.session.fence, program=start.program_id)
         ended = partial(note, f"{order['op']} ended")
         try:
             # Write the start to the journal while the worker reads the order.
             ran = loaded.worker.run(order, timeout, meanwhile=partial(note, f"{order['op']} begins"))
-            reply, streams = self._answer(loaded.worker, ran, received, start.state)
+            reply, streams = self._build_reply(loaded.worker, ran, received, start.state)
             if ran.repetition is not None:
                 loaded.kept = [answer.outputs for answer in ran.repetition.answers]
         except BaseException as error:
@@ -319,7 +325,7 @@ class Programs:
             raise
         return reply, streams, ended
 
-    def _answer(
+    def _build_reply(
         self, worker: WorkerProcess, ran: Ran, received: int, with_state: bool
     ) -> tuple[pb.InvokeReply, list[memoryview]]:
         """Build the response to a run, and the list of outputs to stream after it."""
@@ -333,18 +339,18 @@ class Programs:
             parts = [pb.Part(**part.to_json()) for part in ran.placement]
             done.placement.CopyFrom(pb.Placement(parts=parts))
         if ran.repetition is not None:
-            done.repetition.CopyFrom(_repetition_message(ran.repetition))
+            done.repetition.CopyFrom(_make_repetition_message(ran.repetition))
         done.calls.extend(pb.StepCall(**vars(call)) for call in ran.calls)
         if ran.instructions is not None:
             done.instructions.CopyFrom(pb.Instructions(**vars(ran.instructions)))
-        streams = self._tensors(worker, ran.outputs, done)
+        streams = self._add_outputs(worker, ran.outputs, done)
         if with_state:
-            state = pb.State(clock_ns=clock.now_ns(), wall_ns=time.time_ns(), readings=machine.readings())
+            state = pb.State(clock_ns=clock.get_time_ns(), wall_ns=time.time_ns(), readings=machine.collect_readings())
             done.state.CopyFrom(state)
-        done.ready_ns = clock.now_ns()
+        done.ready_ns = clock.get_time_ns()
         return reply, streams
 
-    def _tensors(self, worker: WorkerProcess, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
+    def _add_outputs(self, worker: WorkerProcess, outputs: Sequence[Output], done: pb.InvokeDone) -> list[memoryview]:
         """Add outputs to a response, and return the outputs to stream after the response.
 
         Raises RunFailed if the outputs exceed the memory limit.
@@ -352,12 +358,12 @@ class Programs:
         size = max((output.end for output in outputs), default=0)
         if sum(output.size for output in outputs) > self._limit:
             raise RunFailed(f"the outputs need {size} bytes, more than the board's {self._limit} bytes of memory")
-        view = worker.output_view(size)
+        view = worker.view_outputs(size)
         streams: list[memoryview] = []
         left = wire.INLINE_TOTAL
         for output in outputs:
             data, most = view[output.at : output.end], min(left, wire.INLINE_SENT)
-            message, streamed = wire.tensor_to_message(output.name, output.dtype, output.shape, data, most)
+            message, streamed = wire.encode_tensor(output.name, output.dtype, output.shape, data, most)
             done.outputs.append(message)
             if streamed:
                 streams.append(data)
@@ -365,7 +371,7 @@ class Programs:
                 left -= data.nbytes
         return streams
 
-    def worker_pids(self) -> list[int]:
+    def list_worker_pids(self) -> list[int]:
         """Return the worker process ids of all loaded programs."""
         return [loaded.worker.pid for loaded in list(self._loaded.values())]
 
@@ -376,7 +382,7 @@ class Programs:
             if loaded is None or loaded.session is not session:
                 return
             # Do not wait for the killed process here; the end of the session waits for it.
-            self._let_go(program_id)
+            self._release_program(program_id)
 
     def unload_all(self, because: SessionEnded) -> bool:
         """Unload all programs at the end of the session.
@@ -386,7 +392,7 @@ class Programs:
         """
         with self._lock:
             for program_id in list(self._loaded):
-                self._let_go(program_id, because)
+                self._release_program(program_id, because)
             freeing, loads = self._freeing, list(self._loading)
             had_any, self._loads = self._loads > 0, 0
             for load in loads:
@@ -394,7 +400,7 @@ class Programs:
                     load.worker.kill(because)
         if had_any:
             self._supervisor.end_spares()
-        deadline = time.monotonic() + _LET_GO_S
+        deadline = time.monotonic() + _RELEASE_SECONDS
         for one in freeing:
             one.join(max(deadline - time.monotonic(), 0.0))
         for load in loads:
@@ -404,11 +410,11 @@ class Programs:
         is_left = any(one.is_alive() for one in freeing) or not all(load.done.is_set() for load in loads)
         return had_any and not is_left
 
-    def stand_by(self) -> None:
+    def prepare_next_session(self) -> None:
         """Prepare a worker for the next session. Call this only after a session that released everything."""
-        self._supervisor.stand_by(self._runtime)
+        self._supervisor.prepare_spare(self._runtime)
 
-    def _let_go(self, program_id: str, because: SessionEnded | None = None) -> None:
+    def _release_program(self, program_id: str, because: SessionEnded | None = None) -> None:
         """Kill a program's worker and release the resources in a thread. The caller must have acquired ``_lock``."""
         loaded = self._loaded.pop(program_id)
         loaded.worker.kill(because)
@@ -433,20 +439,20 @@ class Programs:
             )
 
 
-def _repetition_message(found: Repeated) -> pb.Repetition:
+def _make_repetition_message(found: Repeated) -> pb.Repetition:
     answers = [pb.RepeatedAnswer(runs=one.runs, first=one.first, kept=one.outputs is not None) for one in found.answers]
     return pb.Repetition(answers=answers, sampled=found.sampled, others=found.others, differing=found.differing)
 
 
-def _known_size(spec: TensorSpec) -> int:
+def _compute_known_size(spec: TensorSpec) -> int:
     dims = [dim for dim in spec.shape if isinstance(dim, int)]
-    return nbytes_of(spec.dtype, dims) if spec.dtype and len(dims) == len(spec.shape) else 0
+    return count_bytes(spec.dtype, dims) if spec.dtype and len(dims) == len(spec.shape) else 0
 
 
-def _timeout(seconds: float) -> float:
+def _clamp_timeout(seconds: float) -> float:
     if not seconds >= 0:
         raise UsageError(f"invalid time limit {seconds:g} s")
-    return min(seconds, MAX_TIMEOUT_S) if seconds > 0 else MAX_TIMEOUT_S
+    return min(seconds, MAX_TIMEOUT_SECONDS) if seconds > 0 else MAX_TIMEOUT_SECONDS
 
 
 class InputReceiver:
@@ -486,7 +492,7 @@ class InputReceiver:
                 here.append((at, size, tensor.inline))
             entry = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "at": at, "bytes": size}
             self.entries.append(entry)
-            at += aligned(size)
+            at += align_offset(size)
         reserve(at)
         self.size = at
         self._view = arena.view(at, grow=True)
@@ -558,7 +564,7 @@ class Policy:
             with open_file(store.path(seal)) as file:
                 head = read_head(memoryview(file.read(MAX_HEAD_BYTES)))
             verify(head, self.trusted)
-            signed, main, runtime, methods = program_files(head.document())
+            signed, main, runtime, methods = read_program_files(head.parse_document())
         except UsageError as error:
             raise LoadFailed(f"this board runs only programs of signed bundles: {error.message}", hint=_HINT) from error
         asked = (files, request.main, request.runtime)

@@ -31,7 +31,7 @@ from hil.core.digest import Hasher
 from hil.core.files import open_file
 from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
 from hil.protocol import wire
-from hil.protocol.data_connection import data_path
+from hil.protocol.data_connection import get_data_path
 from hil.protocol.listening import check_listen, check_tls_files, refuse_if_served
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -42,7 +42,7 @@ MAX_WAITING = 8
 MAX_DIGESTS = 20_000
 MIN_PERIOD_MS = 10
 MAX_PERIOD_MS = 60_000
-_NOTICE_S = 0.5
+_NOTICE_SECONDS = 0.5
 _SHORT = 200
 _UNREAD = 16
 
@@ -64,7 +64,7 @@ class AgentConfig:
     tls_client_ca: Path | None = None  # require clients to present a certificate of this authority (mutual TLS)
     # If set, load only programs from bundles that one of these ed25519 keys has signed.
     trusted_keys: tuple[bytes, ...] = ()
-    runtimes: dict[str, str] = field(default_factory=runtimes.known)  # name -> ``module:Class``
+    runtimes: dict[str, str] = field(default_factory=runtimes.list_runtimes)  # name -> ``module:Class``
     runtime_options: dict[str, Any] = field(default_factory=dict)  # passed to every runtime
     simulated: list[str] = field(default_factory=list)  # simulated parts of this board, for Describe
     make_store: Callable[[Path, Quota], BlobStore] = BlobStore
@@ -110,7 +110,7 @@ class Agent:
             raise store_error(error, config.store) from error
         journal = Journal(config.store / "journal.jsonl")
         claim = BoardClaim() if config.claim_board else None
-        self._sessions = Sessions(config.store / "fence", self._session_over, journal, claim)
+        self._sessions = Sessions(config.store / "fence", self._end_session, journal, claim)
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)
         admission = Admission(self._sessions)
@@ -130,7 +130,7 @@ class Agent:
             files = {"cert": config.tls_cert, "key": config.tls_key, "client_ca": config.tls_client_ca}
             return GrpcServer(listen, calls, **files)
 
-        if path := data_path(config.listen):
+        if path := get_data_path(config.listen):
             listen = config.listen.removeprefix("unix:")
             refuse_if_served(listen)
             # Start the data socket first: a client that finds the agent's socket looks for the data socket.
@@ -155,13 +155,13 @@ class Agent:
         self._grpc = start_grpc(config.listen)
         self.address = self._grpc.address
 
-    def idle_s(self) -> float:
+    def get_idle_seconds(self) -> float:
         """Return the number of seconds without an open session."""
-        return self._sessions.idle_s()
+        return self._sessions.get_idle_seconds()
 
-    def rest(self) -> None:
+    def stop_spares(self) -> None:
         """Stop spare workers and fork servers while no session is open."""
-        self._sessions.while_free(self._supervisor.rest)
+        self._sessions.run_while_free(self._supervisor.stop_spares)
         # Return freed memory to the system, if the C library supports it.
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
@@ -176,9 +176,9 @@ class Agent:
         self._supervisor.close()
         self._store_lock.release()
 
-    def _session_over(self) -> None:
+    def _end_session(self) -> None:
         if self._programs.unload_all(SessionEnded("the session that ran this program has ended")):
-            self._programs.stand_by()
+            self._programs.prepare_next_session()
 
 
 class BoardService:
@@ -201,28 +201,28 @@ class BoardService:
         keys = ("version", "devices", "error", "profile_tool")
         runtimes = [
             pb.Runtime(name=name, **{key: described[key] for key in keys if key in described})
-            for name, described in sorted(self._runtimes(context).items())
+            for name, described in sorted(self._describe_runtimes(context).items())
         ]
-        holder = self._sessions.holder()
+        holder = self._sessions.get_holder()
         return pb.DescribeReply(
-            board_id=f"{machine.board_id()}/{self._name}",
+            board_id=f"{machine.get_board_id()}/{self._name}",
             name=self._name,
             agent_version=own_version(),
             protocol=wire.PROTOCOL,
-            machine=machine.machine(),
+            machine=machine.describe_machine(),
             runtimes=runtimes,
-            clock_ns=clock.now_ns(),
+            clock_ns=clock.get_time_ns(),
             wall_ns=time.time_ns(),
             fence=self._sessions.fence,
-            holder=_message(holder) if holder else None,
+            holder=_make_holder_message(holder) if holder else None,
             memory_limit_bytes=self._config.memory_limit,
-            readings=machine.readings(),
+            readings=machine.collect_readings(),
             simulated=self._config.simulated,
             build=self._config.build,
-            store_room_bytes=self._store.room(),
+            store_room_bytes=self._store.count_free_bytes(),
         )
 
-    def _runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
+    def _describe_runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
         """Return the description of each runtime.
 
         The descriptions may be slow, so stop waiting when the client disconnects.
@@ -234,27 +234,27 @@ class BoardService:
             found = self._describing
         while context.is_active():
             with contextlib.suppress(futures.TimeoutError):
-                return found.result(_NOTICE_S)
+                return found.result(_NOTICE_SECONDS)
         raise SessionEnded("the caller disconnected")
 
     def Clock(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.ClockPong]:
         """Respond to each ping with the clock."""
         for _ in requests:
-            yield pb.ClockPong(clock_ns=clock.now_ns())
+            yield pb.ClockPong(clock_ns=clock.get_time_ns())
 
     def Logs(self, request: pb.LogsRequest, context: CallContext) -> Iterator[pb.LogLine]:
         """Yield lines of the workers' stderr.
 
         If the request contains the id of a long error, yield that error's text instead.
         """
-        session = self._sessions.of_call(context)
+        session = self._sessions.find_session(context)
         if request.error:
-            yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.pieces(request.error))
+            yield from (pb.LogLine(text=piece) for piece in wire.KEPT_ERRORS.iter_pieces(request.error))
             return
         number = 0
         while context.is_active():
             self._sessions.require(session)
-            lines = self._supervisor.logs.after(number, wait_s=1.0 if request.follow else 0.0)
+            lines = self._supervisor.logs.wait_for_lines(number, wait_s=1.0 if request.follow else 0.0)
             number = lines[-1][0] if lines else number
             for _, stamp, program_id, text in lines:
                 if request.program_id in ("", program_id):
@@ -264,18 +264,18 @@ class BoardService:
 
     def Counters(self, request: pb.CountersRequest, context: CallContext) -> Iterator[pb.CounterSample]:
         """Yield counter samples periodically."""
-        session = self._sessions.of_call(context)
+        session = self._sessions.find_session(context)
         if not MIN_PERIOD_MS <= request.period_ms <= MAX_PERIOD_MS:
             raise UsageError(f"the counter period must be {MIN_PERIOD_MS} to {MAX_PERIOD_MS} ms")
-        with Counters(self._programs.worker_pids) as counters:
+        with Counters(self._programs.list_worker_pids) as counters:
             due = time.monotonic()
             while self._sessions.current is session and context.is_active():
                 if time.monotonic() >= due:
-                    yield counters.look()
+                    yield counters.read_counters()
                     # A board that cannot keep up skips samples instead of catching up.
                     due = max(due + request.period_ms / 1000, time.monotonic())
                 # Notice within this time that the session or the call has ended, even with a long period.
-                time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_S))
+                time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_SECONDS))
 
 
 _Replies: TypeAlias = "queue.SimpleQueue[pb.HoldReply | HilError | None]"
@@ -311,7 +311,7 @@ class SessionService:
             replies.put(pb.HoldReply(over=pb.SessionOver(reason=reason)))
             replies.put(None)
 
-        session = yield from self._opened(first.open, context, on_end)
+        session = yield from self._open_session(first.open, context, on_end)
         listener = threading.Thread(target=self._listen, args=(requests, session, replies), daemon=True)
         listener.start()
         try:
@@ -326,28 +326,28 @@ class SessionService:
             if leaving.is_set():
                 self._goodbyes.leave(context)
 
-    def _opened(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
+    def _open_session(self, wanted: pb.SessionOpen, context: CallContext, on_end: Any) -> Any:
         """Open a session. While the device is in use, tell the client who uses it. Return the session."""
         if not wanted.wait_s >= 0:
             raise UsageError(f"invalid waiting time for a board: {wanted.wait_s:g} s")
         deadline = time.monotonic() + wanted.wait_s
         owner, purpose = wanted.owner[:_SHORT] or "somebody", wanted.purpose[:_SHORT]
 
-        def opened() -> Session | None:
+        def try_open() -> Session | None:
             return self._sessions.open(owner, purpose, wanted.ttl_s or 10.0, wanted.fence, on_end)
 
         # A client that gets the device immediately does not use a waiting slot.
-        if session := opened():
+        if session := try_open():
             return session
         if not self._waiting.acquire(blocking=False):
             raise BoardBusy(f"{MAX_WAITING} callers are already waiting for this board", hint="retry later")
         try:
             while context.is_active():
-                if session := opened():
+                if session := try_open():
                     return session
                 late = time.monotonic() >= deadline
-                holder = self._sessions.holder()
-                if late and not holder and (session := opened()):
+                holder = self._sessions.get_holder()
+                if late and not holder and (session := try_open()):
                     return session
                 if late:
                     holder = holder or Holder("an unresponsive process", "", 0.0)
@@ -356,7 +356,7 @@ class SessionService:
                         hint="wait longer with --wait",
                     )
                 if holder:
-                    yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_message(holder)))
+                    yield pb.HoldReply(waiting=pb.SessionWaiting(holder=_make_holder_message(holder)))
                 self._sessions.wait_free(min(1.0, max(deadline - time.monotonic(), 0.01)))
         finally:
             self._waiting.release()
@@ -385,17 +385,17 @@ class BlobService:
 
     def Missing(self, request: pb.MissingRequest, context: CallContext) -> pb.MissingReply:
         """Return the digests of missing blobs, with the number of bytes that were already uploaded."""
-        self._sessions.of_call(context)
+        self._sessions.find_session(context)
         if len(request.digests) > MAX_DIGESTS:
             raise UsageError(f"the request contains {len(request.digests)} digests, maximum {MAX_DIGESTS}")
         self._store.hold(request.digests)
         absent = [wanted for wanted in dict.fromkeys(request.digests) if not self._store.has(wanted)]
-        missing = [pb.MissingBlob(digest=one, have_bytes=self._store.partial_size(one)) for one in absent]
+        missing = [pb.MissingBlob(digest=one, have_bytes=self._store.get_partial_size(one)) for one in absent]
         return pb.MissingReply(missing=missing)
 
     def Put(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.PutReply]:
         """Store uploaded blobs."""
-        session = self._sessions.of_call(context)
+        session = self._sessions.find_session(context)
         for message in requests:
             self._sessions.require(session)
             if not isinstance(message, pb.PutRequest) or message.WhichOneof("kind") != "start":
@@ -411,14 +411,14 @@ class BlobService:
                             return
                         if not isinstance(data, memoryview) or not data.nbytes:
                             raise UsageError(f"{upload.missing} bytes of {start.digest} are missing")
-                        self._sessions.heard(session)
+                        self._sessions.record_message(session)
                         upload.write(data)
                     upload.finish()
             yield pb.PutReply(digest=start.digest)
 
     def Get(self, request: pb.GetRequest, context: CallContext) -> Iterator[pb.GetReply | memoryview]:
         """Stream a blob's content."""
-        session = self._sessions.of_call(context)
+        session = self._sessions.find_session(context)
         path = self._store.path(request.digest)
         size = path.stat().st_size
         yield pb.GetReply(start=pb.GetStart(size=size))
@@ -438,21 +438,21 @@ class ProgramService:
 
     def Load(self, request: pb.LoadRequest, context: CallContext) -> pb.LoadReply:
         """Load a program."""
-        return self._programs.load(self._sessions.of_call(context), request)
+        return self._programs.load(self._sessions.find_session(context), request)
 
     def Invoke(self, requests: Iterator[Any], context: CallContext) -> Iterator[pb.InvokeReply | memoryview]:
         """Run programs, in the order of the calls."""
-        session = self._sessions.of_call(context)
+        session = self._sessions.find_session(context)
         for message in requests:
             if not isinstance(message, pb.InvokeRequest) or message.WhichOneof("kind") != "start":
                 raise UsageError("a call must begin with an InvokeStart")
-            with self._programs.called(session, message.start, context.is_active) as loaded:
-                incoming = self._programs.incoming(loaded, message.start)
+            with self._programs.lock_program(session, message.start, context.is_active) as loaded:
+                incoming = self._programs.reserve_inputs(loaded, message.start)
                 while incoming.wants_data:
                     data = next(requests, None)
                     if not isinstance(data, memoryview):
                         raise UsageError("the streamed data of an input is missing")
-                    self._sessions.heard(session)
+                    self._sessions.record_message(session)
                     incoming.add(data)
                 if incoming.streamed:
                     check = next(requests, None)
@@ -466,7 +466,7 @@ class ProgramService:
                     ended()
                 hashers = [Hasher() for _ in streams]
                 for stream, hasher in zip(streams, hashers, strict=True):
-                    for piece in wire.pieces(stream):
+                    for piece in wire.split_pieces(stream):
                         # Hash the sent bytes instead of the shared memory, which a running program may still modify.
                         data = memoryview(bytes(piece))
                         yield data
@@ -476,7 +476,7 @@ class ProgramService:
 
     def Unload(self, request: pb.UnloadRequest, context: CallContext) -> pb.UnloadReply:
         """Unload a program."""
-        self._programs.unload(self._sessions.of_call(context), request.program_id)
+        self._programs.unload(self._sessions.find_session(context), request.program_id)
         return pb.UnloadReply()
 
 
@@ -492,5 +492,5 @@ def _skip(requests: Iterator[Any], size: int) -> None:
         size -= data.nbytes
 
 
-def _message(holder: Holder) -> pb.Holder:
+def _make_holder_message(holder: Holder) -> pb.Holder:
     return pb.Holder(owner=holder.owner, purpose=holder.purpose, fence=holder.fence, held_s=holder.held_s)

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.agent.board_claim import BoardClaim, Holder
-from hil.core.disk_faults import disk_unfit
+from hil.core.disk_faults import make_disk_error
 from hil.core.files import read_end
 from hil.errors import BoardBusy, BoardError, SessionEnded, UsageError
 from hil.protocol import wire
 
-MIN_TTL_S = 0.5
-MAX_TTL_S = 3600.0
+MIN_TTL_SECONDS = 0.5
+MAX_TTL_SECONDS = 3600.0
 # Largest fence. The farm's database stores fences up to this value, so a higher fence does not come from the farm.
-MOST_FENCE = (1 << 62) - 1
+MAX_FENCE = (1 << 62) - 1
 # Maximum increase of the fence in one step. A new board starts at fence 0, but its farm may have counted for years. At
 # one lease per second, reaching this value takes a century.
-MOST_JUMP = 1 << 32
+MAX_FENCE_JUMP = 1 << 32
 _RESET = "if the board is unused, restart the fence count with `hil board reset-fence`"
 _JOURNAL_BYTES = 8 << 20
 # Linux only: this clock includes suspend and is the same for all processes.
@@ -86,7 +86,7 @@ class Sessions:
         self._changed = threading.Condition()
         self._current: Session | None = None
         self._ended_at = time.monotonic()
-        self._fence, self._damage = _stored(fence_file)
+        self._fence, self._damage = _read_fence(fence_file)
         damage = {"damage": self._damage} if self._damage else {}
         journal.note("agent started", fence=self._fence, pid=os.getpid(), **damage)
         threading.Thread(target=self._watch, daemon=True, name="session-ttl").start()
@@ -107,13 +107,13 @@ class Sessions:
         """Active session, or None."""
         return self._current
 
-    def holder(self) -> Holder | None:
+    def get_holder(self) -> Holder | None:
         """Return the current owner of the device: this agent's session, or a session of a different login."""
         if session := self._current:
             return Holder(session.owner, session.purpose, time.monotonic() - session.opened_at, session.fence)
-        return self._claim.other() if self._claim else None
+        return self._claim.find_other_holder() if self._claim else None
 
-    def idle_s(self) -> float:
+    def get_idle_seconds(self) -> float:
         """Return the number of seconds since the last session ended, or 0 during a session."""
         return 0.0 if self._current else time.monotonic() - self._ended_at
 
@@ -142,12 +142,12 @@ class Sessions:
                 raise BoardBusy(f"stale fence {fence}: the board has already accepted fence {seen}")
             if self._current and fence in (0, seen):
                 return None
-            if fence > min(seen + MOST_JUMP, MOST_FENCE):
+            if fence > min(seen + MAX_FENCE_JUMP, MAX_FENCE):
                 raise UsageError(
                     f"invalid fence {fence}: the board is at fence {seen} and accepts at most "
-                    f"{min(seen + MOST_JUMP, MOST_FENCE)}"
+                    f"{min(seen + MAX_FENCE_JUMP, MAX_FENCE)}"
                 )
-            if not fence and seen >= MOST_FENCE:
+            if not fence and seen >= MAX_FENCE:
                 raise BoardError(
                     f"the board accepts no new session: the fence has reached the maximum of {seen}", hint=_RESET
                 )
@@ -163,7 +163,7 @@ class Sessions:
             if self._current:
                 self._end(self._current, f"{owner} took over the board with fence {fence}")
             self._fence = wanted
-            ttl_s = min(max(ttl_s, MIN_TTL_S), MAX_TTL_S)
+            ttl_s = min(max(ttl_s, MIN_TTL_SECONDS), MAX_TTL_SECONDS)
             self._current = Session(owner, purpose, ttl_s, wanted, on_end)
             self.journal.note("session opened", fence=wanted, owner=owner, purpose=purpose)
             self._changed.notify_all()
@@ -183,9 +183,9 @@ class Sessions:
                 # sessions.
                 _write(self._file, "r+", fence)
             except OSError:
-                raise disk_unfit(error, self._file) from error
+                raise make_disk_error(error, self._file) from error
 
-    def while_free(self, work: Callable[[], None]) -> None:
+    def run_while_free(self, work: Callable[[], None]) -> None:
         """Call ``work`` if no session is open. New sessions wait until ``work`` returns."""
         with self._changed:
             if self._current is None:
@@ -207,11 +207,11 @@ class Sessions:
             raise SessionEnded("the call does not include the token of the active session", hint="open a session")
         return session
 
-    def of_call(self, context: CallContext) -> Session:
+    def find_session(self, context: CallContext) -> Session:
         """Return the session of a call by the token in its metadata. Raises the same errors as :meth:`check`."""
         return self.check(str(dict(context.invocation_metadata()).get(wire.SESSION_KEY, "")))
 
-    def heard(self, session: Session) -> None:
+    def record_message(self, session: Session) -> None:
         """Record that the session's owner sent a message. Raises the same errors as :meth:`require`."""
         self.require(session)
         session.heard_at = time.monotonic()
@@ -255,7 +255,7 @@ class Sessions:
                 self.end(session, f"the controller sent no message for {session.ttl_s:g} s")
 
 
-def _stored(file: Path) -> tuple[int, str]:
+def _read_fence(file: Path) -> tuple[int, str]:
     """Read the stored fence, 0 if the file is missing. Also return a description of damage, or ""."""
     try:
         text = read_end(file, 100).encode()
@@ -263,7 +263,7 @@ def _stored(file: Path) -> tuple[int, str]:
         return 0, ""
     except OSError as error:
         return 0, f"is unreadable: {error.strerror}"
-    if not text.isdigit() or int(text) > MOST_FENCE:
+    if not text.isdigit() or int(text) > MAX_FENCE:
         return 0, f"is corrupt: it contains {text[:40]!r} instead of a fence"
     return int(text), ""
 
@@ -307,7 +307,7 @@ class Journal:
             self._size += os.write(self._file, line)
 
     @contextlib.contextmanager
-    def during(self, what: str, **more: Any) -> Iterator[dict[str, Any]]:
+    def record_operation(self, what: str, **more: Any) -> Iterator[dict[str, Any]]:
         """Record the start and the end of an operation. Fields added to the yielded dict are written with the end."""
         self.note(f"{what} begins", **more)
         found: dict[str, Any] = {}

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 
 from hil.core import digest as digests
 from hil.core.digest import OrderedExecutor, StreamHasher
-from hil.core.disk_faults import FAULTS, FULL, disk_unfit
+from hil.core.disk_faults import FAULTS, FULL, make_disk_error
 from hil.core.files import copy_file, digest_file
 from hil.core.scratch import remove_tree
 from hil.errors import BlobDamaged, BoardUnfit, LoadFailed, UsageError
@@ -36,16 +36,16 @@ T = TypeVar("T")
 
 _HASH_PIECE = 1 << 20
 # Maximum age and number of interrupted uploads. Clients resume an upload soon or never.
-_PARTIAL_KEPT_S = 24 * 3600.0
+_PARTIAL_KEPT_SECONDS = 24 * 3600.0
 _PARTIALS_KEPT = 16
 # Maximum directory depth of a program's file.
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 # File timestamps have a resolution of a few milliseconds: two changes within one tick are indistinguishable.
 _TICK_NS = 100_000_000
 # Reserved for the agent's log and journal: without space for them, an agent cannot start and cannot evict blobs.
 _RESERVED_BYTES = 4 << 20
 # Time for a broken connection to release an upload before a new connection resumes it.
-_SETTLES_S = 5.0
+_SETTLES_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class BlobStore:
         for left in (root / "programs").iterdir():
             self._drop(left)
         # Estimated size of all blobs: programs may alter them.
-        self._stored = sum(size for _, size, _ in _files(root / "blobs"))
+        self._stored = sum(size for _, size, _ in _list_files(root / "blobs"))
         self._drop_partials()
 
     def hold(self, wanted: Iterable[str]) -> None:
@@ -126,12 +126,12 @@ class BlobStore:
             return True
         return False
 
-    def partial_size(self, digest: str) -> int:
+    def get_partial_size(self, digest: str) -> int:
         """Return the size of an interrupted upload, after pending writes have finished."""
         with self._lock:
-            self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S)
+            self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_SECONDS)
         try:
-            return self._partial(digest).stat().st_size
+            return self._partial_path(digest).stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -140,7 +140,7 @@ class BlobStore:
 
         Raises BlobDamaged if the blob is missing or was altered; an altered blob is deleted.
         """
-        path = self._path(digest)
+        path = self._blob_path(digest)
         while not self._is_known(digest, path):
             pass  # this process changed files during the check, which may explain the difference: retry
         self._used[digest] = time.time()
@@ -163,11 +163,11 @@ class BlobStore:
             LoadFailed: the blob exceeds the quota or the disk size.
             BoardUnfit: the disk is full or not writable.
         """
-        path = self._partial(digest)
+        path = self._partial_path(digest)
         with self._lock:
-            if not self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_S):
+            if not self._lock.wait_for(lambda: digest not in self._uploading, _SETTLES_SECONDS):
                 raise UsageError(f"{digest} is already being uploaded")
-            have = self.partial_size(digest)
+            have = self.get_partial_size(digest)
             if not 0 <= offset <= size:
                 raise UsageError(f"cannot resume a blob of {size} bytes at {offset}")
             if offset not in (0, have):
@@ -199,14 +199,14 @@ class BlobStore:
             folder.parent.mkdir(mode=0o700, exist_ok=True)
             folder.mkdir(mode=0o700)
 
-        with self._writing():
+        with self._report_write_errors():
             self.write(make)
         pinned: list[str] = []
         try:
             for name, digest in files:
                 parts = Path(name).parts
                 is_plain = name and not name.startswith("/") and ".." not in parts and "\0" not in name
-                if not is_plain or len(name) > 255 or not 0 < len(parts) <= _MOST_PARTS:
+                if not is_plain or len(name) > 255 or not 0 < len(parts) <= _MAX_PARTS:
                     raise UsageError(f"invalid program file name {name[:100]!r}")
                 self.pin(digests.check(digest))
                 pinned.append(digest)
@@ -227,7 +227,7 @@ class BlobStore:
         """Hard-link a blob's file, or copy it if the file system does not support links."""
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self._changing(digest, source):
+            with self._keep_verified(digest, source):
                 os.utime(source)
                 os.link(source, target)
         except OSError as error:
@@ -239,7 +239,7 @@ class BlobStore:
         """Undo :meth:`link_program`."""
         with contextlib.ExitStack() as stack:
             for digest in set(pinned):
-                stack.enter_context(self._changing(digest, self._path(digest)))
+                stack.enter_context(self._keep_verified(digest, self._blob_path(digest)))
             remove_tree(folder)
         with self._lock:
             for digest in pinned:
@@ -259,13 +259,13 @@ class BlobStore:
             BlobDamaged: the file is missing or was altered; it is deleted.
         """
         with self._lock:
-            look, changes = _look(path), self._own_changes
+            look, changes = _read_stamp(path), self._own_changes
             if look is not None and look == self._verified.get(digest):
                 return True
         # Hash without the lock, because large blobs take long.
         is_sound = look is not None and _is_sound(path, digest)
         with self._lock:
-            if look is not None and is_sound and _look(path) == look:
+            if look is not None and is_sound and _read_stamp(path) == look:
                 self._trust(digest, look)
                 return True
             if self._own_changes != changes:
@@ -276,29 +276,29 @@ class BlobStore:
         raise BlobDamaged(f"blob {digest} {what}", hint="push the blob to the board")
 
     @contextlib.contextmanager
-    def _changing(self, digest: str, path: Path) -> Iterator[None]:
+    def _keep_verified(self, digest: str, path: Path) -> Iterator[None]:
         """Keep a file marked as verified while this process changes the links or timestamps."""
         with self._lock:
             sound = self._verified.pop(digest, None)
             self._doubtful.add(digest)
             self._own_changes += 1
-            is_sound = sound is not None and _look(path) == sound
+            is_sound = sound is not None and _read_stamp(path) == sound
             try:
                 yield
             finally:
-                if is_sound and (look := _look(path)) is not None:
+                if is_sound and (look := _read_stamp(path)) is not None:
                     self._verified[digest] = look
 
     def _drop_partials(self) -> None:
         """Delete interrupted uploads older than a day, then the oldest uploads above the quota."""
         held = self._stored
         limit = self.quota.limit(held, shutil.disk_usage(self.root).free)
-        for _, size, path in reversed(self._kept_partials(_PARTIALS_KEPT)):
+        for _, size, path in reversed(self._delete_partials(_PARTIALS_KEPT)):
             held += size
             if held > limit:
                 self._drop(path)
 
-    def _kept_partials(self, most: int, *busy: str) -> list[tuple[float, int, Path]]:
+    def _delete_partials(self, most: int, *busy: str) -> list[tuple[float, int, Path]]:
         """Delete surplus and expired interrupted uploads.
 
         Return the remaining uploads, oldest first, without uploads in progress.
@@ -307,9 +307,9 @@ class BlobStore:
             most: maximum number of uploads to retain.
             busy: further digests that are about to be resumed.
         """
-        ours = {self._partial(digest) for digest in (*self._uploading, *busy)}
-        partials = sorted(one for one in _files(self.root / "partial") if one[2] not in ours)
-        kept = [one for one in partials[-most:] if time.time() - one[0] <= _PARTIAL_KEPT_S]
+        ours = {self._partial_path(digest) for digest in (*self._uploading, *busy)}
+        partials = sorted(one for one in _list_files(self.root / "partial") if one[2] not in ours)
+        kept = [one for one in partials[-most:] if time.time() - one[0] <= _PARTIAL_KEPT_SECONDS]
         for one in partials:
             if one not in kept:
                 self._drop(one[2])
@@ -321,20 +321,20 @@ class BlobStore:
         Raise an error if eviction is not sufficient.
         """
         disk = self.write(lambda: shutil.disk_usage(self.root))
-        partials = self._kept_partials(_PARTIALS_KEPT - 1, digest)
+        partials = self._delete_partials(_PARTIALS_KEPT - 1, digest)
         coming = size + sum(self._uploading.values())
         # Uploads in progress already occupy a part of their size on the disk.
-        looks = (_look(self._partial(one)) for one in self._uploading)
+        looks = (_read_stamp(self._partial_path(one)) for one in self._uploading)
         needed = coming - have - sum(look.size for look in looks if look)
         cut = sum(length for _, length, _ in partials)
         free = disk.free - min(_RESERVED_BYTES, disk.total // 64)
         if 2 * (self._stored + cut + coming) <= self.quota.limit(self._stored, free) and needed <= free:
             return  # fast path without listing all blobs
-        blobs = _files(self.root / "blobs")
+        blobs = _list_files(self.root / "blobs")
         self._stored = sum(length for _, length, _ in blobs)
         total = self._stored + cut + coming
         limit = self.quota.limit(self._stored + cut + have, free)
-        for _, length, path in [*partials, *self._unused(blobs)]:
+        for _, length, path in [*partials, *self._list_unused(blobs)]:
             if total <= limit and needed <= free:
                 break
             if self._evict(path):
@@ -353,7 +353,7 @@ class BlobStore:
                 "[connection] folder in the board's config",
             )
 
-    def room(self) -> int:
+    def count_free_bytes(self) -> int:
         """Return the number of bytes available for blobs: free disk space, plus the blobs that could be evicted."""
         try:
             room = shutil.disk_usage(self.root).free + self._stored
@@ -361,7 +361,7 @@ class BlobStore:
             return 0
         return min(room, self.quota.bytes) if self.quota.bytes else room
 
-    def _unused(self, blobs: Iterable[tuple[float, int, Path]]) -> list[tuple[float, int, Path]]:
+    def _list_unused(self, blobs: Iterable[tuple[float, int, Path]]) -> list[tuple[float, int, Path]]:
         """Return the blobs that can be evicted, least recently used first."""
         in_use = self._pinned.keys() | self._held
         return sorted(
@@ -382,7 +382,7 @@ class BlobStore:
     def _evict_one(self) -> bool:
         """Evict the least recently used file. Return False if nothing can be evicted."""
         with self._lock:
-            unused = [*self._kept_partials(_PARTIALS_KEPT), *self._unused(_files(self.root / "blobs"))]
+            unused = [*self._delete_partials(_PARTIALS_KEPT), *self._list_unused(_list_files(self.root / "blobs"))]
             return bool(unused) and self._evict(unused[0][2])
 
     def write(self, work: Callable[[], T]) -> T:
@@ -399,11 +399,11 @@ class BlobStore:
                 if error.errno in FULL and self._evict_one():
                     continue
                 if error.errno in FAULTS or error.errno == errno.EACCES:
-                    raise disk_unfit(error, self.root) from error
+                    raise make_disk_error(error, self.root) from error
                 raise
 
     def _finish(self, digest: str, partial: Path) -> None:
-        target = self._path(digest)
+        target = self._blob_path(digest)
 
         def move() -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -412,19 +412,19 @@ class BlobStore:
             self._own_changes += 1
             partial.replace(target)
 
-        with self._lock, self._writing():
+        with self._lock, self._report_write_errors():
             self.write(move)
-            if look := _look(target):
+            if look := _read_stamp(target):
                 self._stored += look.size
                 self._trust(digest, look)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _report_write_errors(self) -> Iterator[None]:
         """Report every OSError as the board's fault, because the store chose these file names."""
         try:
             yield
         except OSError as error:
-            raise disk_unfit(error, self.root) from error
+            raise make_disk_error(error, self.root) from error
 
     def _trust(self, digest: str, look: _FileStamp) -> None:
         self._verified[digest] = look
@@ -444,11 +444,11 @@ class BlobStore:
             self._uploading.pop(digest, None)
             self._lock.notify_all()
 
-    def _path(self, digest: str) -> Path:
+    def _blob_path(self, digest: str) -> Path:
         algorithm, _, value = digests.check(digest).partition(":")
         return self.root / "blobs" / algorithm / value[:2] / value
 
-    def _partial(self, digest: str) -> Path:
+    def _partial_path(self, digest: str) -> Path:
         algorithm, _, value = digests.check(digest).partition(":")
         return self.root / "partial" / f"{algorithm}-{value}"
 
@@ -462,9 +462,9 @@ class Upload:
         self._partial = path
         self._size = size
         self._at = offset
-        self._hasher = StreamHasher(digests.algorithm_of(digest))
+        self._hasher = StreamHasher(digests.get_algorithm(digest))
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        with store._writing():
+        with store._report_write_errors():
             self._fd = store.write(lambda: os.open(path, flags, 0o600))
             os.ftruncate(self._fd, offset)
         for start in range(0, offset, _HASH_PIECE):
@@ -504,7 +504,7 @@ class Upload:
     def _take(self, data: memoryview) -> None:
         written = 0
         try:
-            with self._store._writing():
+            with self._store._report_write_errors():
                 while written < data.nbytes:
                     written += self._store.write(partial(os.write, self._fd, data[written:]))
         except BoardUnfit:
@@ -533,7 +533,7 @@ class _FileStamp(NamedTuple):
     changed_ns: int
 
 
-def _look(path: Path) -> _FileStamp | None:
+def _read_stamp(path: Path) -> _FileStamp | None:
     """Return the metadata of a regular file, or None."""
     try:
         stat = path.lstat()
@@ -551,10 +551,10 @@ def _is_sound(path: Path, digest: str) -> bool:
         BoardUnfit: the disk is faulty.
     """
     try:
-        return digest_file(path, digests.algorithm_of(digest)) == digest
+        return digest_file(path, digests.get_algorithm(digest)) == digest
     except OSError as error:
         if error.errno in FAULTS:
-            raise disk_unfit(error, path) from error
+            raise make_disk_error(error, path) from error
     except UsageError:
         pass
     return False
@@ -569,7 +569,7 @@ def _is_cut(path: Path) -> bool:
     return path.parent.name == "partial"
 
 
-def _files(folder: Path) -> list[tuple[float, int, Path]]:
+def _list_files(folder: Path) -> list[tuple[float, int, Path]]:
     """Return the time of the last write or use, the size in bytes and the path of each file below a directory."""
     found = []
     for path in folder.rglob("*"):

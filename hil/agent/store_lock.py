@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from hil.core.disk_faults import FAULTS, disk_unfit
+from hil.core.disk_faults import FAULTS, make_disk_error
 from hil.errors import HilError, UsageError
 
 # Errors of a file system without locks. There, the user must give each agent a separate directory.
@@ -17,7 +17,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 def store_error(error: OSError, root: Path) -> HilError:
     """Return the error for a store that cannot be opened: a disk fault or an invalid directory."""
     if error.errno in FAULTS:
-        return disk_unfit(error, root)
+        return make_disk_error(error, root)
     return UsageError(f"the store {root} cannot be used: {error.strerror}")
 
 

@@ -19,20 +19,20 @@ from hil.agent.ipc import Arena
 from hil.agent.progress import describe_progress
 from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
 from hil.core import clock
-from hil.core.guarded import called, name_package, package_of
-from hil.core.memory_faults import out_of_memory
+from hil.core.guarded import find_package, format_plugin, name_package
+from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIMES
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
 
 _KEPT_LINES = 2000
 _KEPT_CHARACTERS = 4 << 20
-_LONGEST_LINE = 4096
+_MAX_LINE_LENGTH = 4096
 _CUT = " [cut]"
 _DETAIL_LINES = 40
-_NEWS_S = 10.0
+_NEWS_SECONDS = 10.0
 # Time limit for sending an order. A worker that is not stuck reads orders immediately.
-_ORDER_S = 30.0
+_ORDER_SECONDS = 30.0
 # Order -> stage.
 _STAGES = {"prepare": "load", "open": "load", "load": "load", "invoke": "run", "generate": "run", "profile": "profile"}
 # Exit code -> possible cause.
@@ -42,9 +42,9 @@ _DEATHS: dict[int | None, str] = {
 }
 _PIPE = 1 << 16
 # Pause after reading each full pipe buffer: a program that writes endlessly must not keep the agent busy.
-_BREATH_S = 0.005
+_READ_PAUSE_SECONDS = 0.005
 # Maximum number of spare workers.
-_MOST_SPARES = 2
+_MAX_SPARES = 2
 
 
 def explain_step(stepped: answers.ClockStepped, since_ns: tuple[int, int]) -> HilError:
@@ -58,7 +58,7 @@ def explain_step(stepped: answers.ClockStepped, since_ns: tuple[int, int]) -> Hi
         since_ns: the board's clock and the wall clock before the step, in nanoseconds.
     """
     clock_ns, wall_ns = since_ns
-    behind_ns = (time.time_ns() - wall_ns) - (clock.now_ns() - clock_ns)
+    behind_ns = (time.time_ns() - wall_ns) - (clock.get_time_ns() - clock_ns)
     if 2 * behind_ns < stepped.ns:
         return RunCrashed(stepped.message, hint=stepped.hint)
     return BoardUnfit(
@@ -93,14 +93,14 @@ class LogBook:
             for text in texts:
                 self._count += 1
                 if len(self._lines) == _KEPT_LINES:
-                    self._let_go()
-                self._lines.append((self._count, clock.now_ns(), program_id, text))
+                    self._drop_oldest()
+                self._lines.append((self._count, clock.get_time_ns(), program_id, text))
                 self._characters += len(text)
             while self._characters > _KEPT_CHARACTERS:
-                self._let_go()
+                self._drop_oldest()
             self._changed.notify_all()
 
-    def _let_go(self) -> None:
+    def _drop_oldest(self) -> None:
         self._characters -= len(self._lines.popleft()[3])
 
     def forget(self) -> None:
@@ -109,7 +109,7 @@ class LogBook:
             self._lines.clear()
             self._characters = 0
 
-    def after(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
+    def wait_for_lines(self, number: int, wait_s: float = 0.0) -> list[tuple[int, int, str, str]]:
         """Return the lines after a number as (number, clock_ns, program_id, text).
 
         Wait up to ``wait_s`` for a new line.
@@ -126,7 +126,8 @@ class WorkerProcess:
     Args:
         server: fork server of the runtime.
         logs: receives the worker's stderr lines.
-        who: name of a plugin's runtime for error messages (see :func:`hil.core.guarded.called`); "" for hil's runtimes.
+        who: name of a plugin's runtime for error messages (see :func:`hil.core.guarded.format_plugin`); "" for hil's
+            runtimes.
     """
 
     def __init__(self, server: ForkServer, logs: LogBook, who: str = "") -> None:
@@ -142,7 +143,7 @@ class WorkerProcess:
         self._logs = logs
         self._exited = threading.Event()
         self._ended: ExitStatus | None = None
-        self._oom_kills = machine.oom_kills()
+        self._oom_kills = machine.count_oom_kills()
         # The board's clock and the wall clock at the last order, in nanoseconds.
         self._ordered_ns = (0, 0)
         self.ended_because: HilError | None = None
@@ -163,12 +164,12 @@ class WorkerProcess:
         """Whether the process is running."""
         return not self._exited.is_set()
 
-    def output_view(self, size: int) -> memoryview:
+    def view_outputs(self, size: int) -> memoryview:
         """Return the first ``size`` bytes of the output arena."""
         return self._outputs.view(size, grow=False)
 
-    def order(self, message: dict[str, Any], timeout: float = _ORDER_S) -> None:
-        """Send an order without waiting for the response (see :meth:`answer`).
+    def order(self, message: dict[str, Any], timeout: float = _ORDER_SECONDS) -> None:
+        """Send an order without waiting for the response (see :meth:`receive_answer`).
 
         Raises:
             StageTimeout: the worker did not accept the order within ``timeout`` seconds and was killed.
@@ -176,11 +177,11 @@ class WorkerProcess:
         try:
             self._channel.send(message, timeout=timeout)
         except ipc.Late:
-            raise self._late(_STAGES[message["op"]], timeout) from None
+            raise self._make_timeout_error(_STAGES[message["op"]], timeout) from None
         except ipc.Closed:
             pass  # receiving the response reports the error
 
-    def answer(self, op: str, timeout: float, begun: float, iterations: int = 0) -> answers.Answer:
+    def receive_answer(self, op: str, timeout: float, begun: float, iterations: int = 0) -> answers.Answer:
         """Wait for the response to the oldest pending order.
 
         Args:
@@ -198,29 +199,29 @@ class WorkerProcess:
         stage = _STAGES[op]
         try:
             left = begun + timeout - time.monotonic()
-            body = self._channel.receive_bytes(left, answers.most_bytes(iterations))
+            body = self._channel.receive_bytes(left, answers.max_response_bytes(iterations))
         except ipc.Late:
-            raise self._late(stage, timeout) from None
+            raise self._make_timeout_error(stage, timeout) from None
         except ipc.Closed:
             raise self._exit_error(stage) from None
         except ipc.Garbled as why:
             self.kill()
-            raise answers.nonsense(str(why)).located(stage=stage) from None
+            raise answers.make_response_error(str(why)).locate(stage=stage) from None
         try:
             return answers.read(body, op, iterations, self._known)
         except answers.ClockStepped as stepped:
             self.kill()
-            raise explain_step(stepped, self._ordered_ns).located(stage=stage) from None
+            raise explain_step(stepped, self._ordered_ns).locate(stage=stage) from None
         except RunCrashed as error:
             self.kill()
-            raise error.located(stage=stage) from None
+            raise error.locate(stage=stage) from None
         except HilError as error:
             name_package(error, self._who)
-            error.detail = error.detail or self._last_lines()
+            error.detail = error.detail or self._get_last_lines()
             raise
 
     def load(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.ProgramSignature:
-        """Load a program and wait for the response. Raises the errors of :meth:`answer`.
+        """Load a program and wait for the response. Raises the errors of :meth:`receive_answer`.
 
         Args:
             order: fields of the load order.
@@ -235,18 +236,18 @@ class WorkerProcess:
         self.order({"op": "open", "device": order["device"]}, timeout)
         self.order({"op": "load", **order}, timeout)
         try:
-            self.answer("prepare", timeout, begun)
-            self.answer("open", timeout, begun)
+            self.receive_answer("prepare", timeout, begun)
+            self.receive_answer("open", timeout, begun)
         except (LoadFailed, RunCrashed) as error:
             # No code of the program has run yet.
             raise _open_error(error, order["device"]) from error
         meanwhile()
-        found = self.answer("load", timeout, begun)
+        found = self.receive_answer("load", timeout, begun)
         assert isinstance(found, answers.ProgramSignature)
         return found
 
     def run(self, order: dict[str, Any], timeout: float, *, meanwhile: Callable[[], None]) -> answers.Ran:
-        """Run or profile a program and wait for the response. Raises the errors of :meth:`answer`.
+        """Run or profile a program and wait for the response. Raises the errors of :meth:`receive_answer`.
 
         Args:
             order: the complete order.
@@ -260,7 +261,7 @@ class WorkerProcess:
         finally:
             meanwhile()
         try:
-            found = self.answer(order["op"], timeout, begun, order["iterations"])
+            found = self.receive_answer(order["op"], timeout, begun, order["iterations"])
         except (RunCrashed, RunFailed, StageTimeout) as error:
             if order["op"] == "generate" and (where := describe_progress(self._outputs)):
                 error.add(where)
@@ -295,14 +296,14 @@ class WorkerProcess:
         self._exited.set()
 
     def _note_clocks(self) -> None:
-        self._ordered_ns = clock.now_ns(), time.time_ns()
+        self._ordered_ns = clock.get_time_ns(), time.time_ns()
 
-    def _late(self, stage: str, timeout: float) -> StageTimeout:
+    def _make_timeout_error(self, stage: str, timeout: float) -> StageTimeout:
         self.kill()
         return StageTimeout(
             f"{stage} exceeded the limit of {timeout:g} s and was stopped",
             stage=stage,
-            detail=self._last_lines(),
+            detail=self._get_last_lines(),
             hint="raise the limit with --timeout, or check the program for a hang",
         )
 
@@ -312,24 +313,24 @@ class WorkerProcess:
             # The session has ended. Do not wait for details, because the next session waits for this call.
             return self.ended_because
         # The fork server reports the death, which may be delayed on a busy machine.
-        self._exited.wait(_NEWS_S)
+        self._exited.wait(_NEWS_SECONDS)
         self._reader.join(1.0)
         code = self._ended.code if self._ended is not None else None
         if code is None:
             self.kill()
-        if self._ended is not None and code == -signal.SIGKILL and machine.oom_kills() > self._oom_kills:
-            error = out_of_memory(self._ended.peak_bytes, machine.memory_limit())
-            error.detail = self._last_lines()
-            return error.located(stage=stage)
+        if self._ended is not None and code == -signal.SIGKILL and machine.count_oom_kills() > self._oom_kills:
+            error = make_memory_error(self._ended.peak_bytes, machine.get_memory_limit())
+            error.detail = self._get_last_lines()
+            return error.locate(stage=stage)
         how = "closed the connection without exiting" if code is None else exit_text(code)
         hint = _DEATHS.get(code, "")
         cause = ErrorCode.ILLEGAL_INSTRUCTION if code == -signal.SIGILL else ErrorCode.NONE
         message = f"the worker {how} during {stage}"
-        error = RunCrashed(message, stage=stage, hint=hint, detail=self._last_lines(), code=cause)
+        error = RunCrashed(message, stage=stage, hint=hint, detail=self._get_last_lines(), code=cause)
         name_package(error, self._who)
         return error
 
-    def _last_lines(self) -> str:
+    def _get_last_lines(self) -> str:
         return "\n".join(self._tail)
 
     def _read_stderr(self) -> None:
@@ -340,10 +341,10 @@ class WorkerProcess:
                 # Skip lines above the limit without decoding them.
                 *lines, rest = (rest + piece).rsplit(b"\n", _KEPT_LINES)
                 self._keep(lines[-_KEPT_LINES:])
-                if len(rest) > _LONGEST_LINE:
-                    rest = rest[: _LONGEST_LINE + 1]
+                if len(rest) > _MAX_LINE_LENGTH:
+                    rest = rest[: _MAX_LINE_LENGTH + 1]
                 if len(piece) == _PIPE:
-                    time.sleep(_BREATH_S)
+                    time.sleep(_READ_PAUSE_SECONDS)
             if rest:
                 self._keep([rest])
         finally:
@@ -351,7 +352,7 @@ class WorkerProcess:
 
     def _keep(self, lines: list[bytes]) -> None:
         texts = [
-            line[:_LONGEST_LINE].decode(errors="replace") + (_CUT if len(line) > _LONGEST_LINE else "")
+            line[:_MAX_LINE_LENGTH].decode(errors="replace") + (_CUT if len(line) > _MAX_LINE_LENGTH else "")
             for line in lines
         ]
         self._tail.extend(texts)
@@ -419,12 +420,12 @@ class Supervisor:
         if runtime not in self._servers:
             raise LoadFailed(
                 f"runtime {runtime!r} not found on this board",
-                hint=f"available runtimes: {', '.join(self._installed())}",
+                hint=f"available runtimes: {', '.join(self._list_installed())}",
             )
         if package := lacking(runtime):
             raise LoadFailed(
                 f"the runtime {runtime!r} is not installed on this board: it needs the Python package {package}",
-                hint=f"installed runtimes: {', '.join(self._installed())}; install {runtime} over SSH with "
+                hint=f"installed runtimes: {', '.join(self._list_installed())}; install {runtime} over SSH with "
                 f"`hil board deploy --runtime {runtime}`; a simulated board uses the packages of hil's environment",
             )
         if instructions:
@@ -443,7 +444,7 @@ class Supervisor:
         """Return True if a runtime lists a device. The default device is always available."""
         return not device or device in self._servers[runtime].described.get("devices", ())
 
-    def missing_device(self, runtime: str, device: str) -> BoardUnfit | None:
+    def check_device(self, runtime: str, device: str) -> BoardUnfit | None:
         """Return the error for a missing device, or None if the runtime may have the device."""
         devices = self._servers[runtime].describe().get("devices")
         # A driver lists only the driver name, but opens DRIVER://DEVICE.
@@ -455,7 +456,7 @@ class Supervisor:
             "or use a different device in the board's config",
         )
 
-    def stand_by(self, runtime: str) -> None:
+    def prepare_spare(self, runtime: str) -> None:
         """Prepare a worker in the background for the next session. The device stays closed until then."""
         self.refill(runtime, None)
 
@@ -471,7 +472,7 @@ class Supervisor:
             if known is not None and (known.worker is None or known.worker.alive):
                 self._spares[runtime, device] = known
                 return
-            surplus = [self._spares.pop(key) for key in list(self._spares)[: len(self._spares) + 1 - _MOST_SPARES]]
+            surplus = [self._spares.pop(key) for key in list(self._spares)[: len(self._spares) + 1 - _MAX_SPARES]]
             spare = self._spares[runtime, device] = _Spare()
         surplus += [known] if known is not None else []
         try:
@@ -486,11 +487,11 @@ class Supervisor:
             spares, self._spares = self._spares, {}
         _close(spares.values())
 
-    def rest(self) -> None:
+    def stop_spares(self) -> None:
         """Stop spare workers and fork servers to free memory. The next session starts workers and servers on demand."""
         self.end_spares()
         for server in self._servers.values():
-            server.rest()
+            server.pause()
 
     def retire(self) -> None:
         """Stop preparing spare workers."""
@@ -504,11 +505,11 @@ class Supervisor:
         for server in self._servers.values():
             server.close()
 
-    def _installed(self) -> list[str]:
+    def _list_installed(self) -> list[str]:
         return sorted(name for name in self._servers if not lacking(name))
 
     def _start(self, runtime: str, device: str | None, *, instructions: bool = False) -> WorkerProcess:
-        who = called("runtime", RUNTIME_GROUP, runtime) if package_of(RUNTIME_GROUP, runtime) else ""
+        who = format_plugin("runtime", RUNTIME_GROUP, runtime) if find_package(RUNTIME_GROUP, runtime) else ""
         try:
             worker = WorkerProcess(self._servers[runtime], self.logs, who)
         except BoardUnfit as error:

@@ -16,20 +16,20 @@ from typing import Any
 
 from hil.agent import runtimes
 from hil.agent.ipc import lay_out
-from hil.agent.machine import machine
+from hil.agent.machine import describe_machine
 from hil.agent.supervisor import Supervisor, WorkerProcess
 from hil.bundles import Bundle, Method
-from hil.bundles.cases import BundledCase, check_loaded, untested, with_cases
-from hil.bundles.signature import fingerprint, public_keys, verify
+from hil.bundles.cases import BundledCase, check_loaded, describe_untested, select_methods
+from hil.bundles.signature import format_fingerprint, read_public_keys, verify
 from hil.compare.criteria import parse_accept
-from hil.compare.stats import summary
+from hil.compare.stats import summarize
 from hil.compare.verdict import Verdict, compare, judge
 from hil.core import tensors
 from hil.core.crash import report_crash
 from hil.core.results import Artifact, Outcome, Placement, Relation, RequestedDevice, RunResult, exit_code_of
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, StageTimeout, UsageError
 
 _SCHEMA = 1
@@ -74,7 +74,7 @@ def verify_bundle(
         StorageError: the program's files cannot be written to the temporary directory.
     """
     name = bundle.program.runtime
-    known = runtimes.known()
+    known = runtimes.list_runtimes()
     if name not in known:
         raise UsageError(
             f"runtime {name!r} not found on this board", hint=f"available runtimes: {', '.join(sorted(known))}"
@@ -82,11 +82,11 @@ def verify_bundle(
     supervisor = Supervisor({name: known[name]}, {})
     results = []
     try:
-        with temporary_folder("hil-verify-") as folder:
+        with make_temporary_folder("hil-verify-") as folder:
             program = bundle.extract(Path(folder))
             for method in methods:
                 running = _MethodRun(supervisor, Path(folder), program, method, device, timeout)
-                for result in running.results(no_fallback=no_fallback):
+                for result in running.run_cases(no_fallback=no_fallback):
                     watch(result)
                     results.append(result)
     finally:
@@ -110,7 +110,7 @@ class _MethodRun:
         self._placement: Placement | None = None
         self._gives: Sequence[TensorSpec] = ()
 
-    def results(self, *, no_fallback: bool) -> Iterator[CaseResult]:
+    def run_cases(self, *, no_fallback: bool) -> Iterator[CaseResult]:
         """Yield the result of each case. If loading fails, all cases have that error."""
         unloadable: HilError | None = None
         try:
@@ -118,10 +118,10 @@ class _MethodRun:
                 try:
                     if unloadable is not None:
                         raise unloadable
-                    yield self._result(self._worker or self._load(), case, no_fallback)
+                    yield self._run_case(self._worker or self._load(), case, no_fallback)
                 except HilError as error:
                     if self._worker is None:
-                        unloadable = error.located(stage="load")
+                        unloadable = error.locate(stage="load")
                     outcome = Outcome(error.outcome or "RUN_ERROR")
                     placed = self._placement if isinstance(error, RanElsewhere) else None
                     names = self._method.name, case.name
@@ -142,14 +142,14 @@ class _MethodRun:
         self._worker, self._gives = worker, found.outputs
         return worker
 
-    def _result(self, worker: WorkerProcess, case: BundledCase, no_fallback: bool) -> CaseResult:
+    def _run_case(self, worker: WorkerProcess, case: BundledCase, no_fallback: bool) -> CaseResult:
         outputs, device_ns = self._run(worker, case)
         self._placement = None if self._placement is None else self._asked.mark(self._placement)
         elsewhere = self._asked.check(self._placement, no_fallback=no_fallback)
         names = list(case.expected_outputs)
         if len(outputs) == len(names) == len(self._gives):
             triples = zip(outputs, case.expected_outputs.values(), self._gives, strict=True)
-            outputs = [tensors.read_as(one, tensors.dtype_name(other.dtype), spec) for one, other, spec in triples]
+            outputs = [tensors.read_as(one, tensors.get_dtype_name(other.dtype), spec) for one, other, spec in triples]
         # The program may lack output names: use the bundle's names by position.
         named = dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else dict(enumerate(outputs))
         actual = RunResult("this board", {str(name): array for name, array in named.items()})
@@ -176,7 +176,7 @@ class _MethodRun:
         ran = worker.run(order, self._timeout, meanwhile=lambda: None)
         if ran.placement is not None:
             self._placement = ran.placement
-        view = worker.output_view(ran.size)
+        view = worker.view_outputs(ran.size)
         # These are views of memory that the next case overwrites, so compare them before the next case.
         outputs = [tensors.from_bytes(view[one.at : one.end], one.dtype, one.shape) for one in ran.outputs]
         return outputs, ran.end_ns[0] - ran.start_ns[0]
@@ -189,7 +189,7 @@ class _MethodRun:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line. Return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
         return _verify(options)
     except KeyboardInterrupt:
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="python -m hil.agent verify",
         description="Run every case of a bundle on this machine and compare the outputs with the expected values.",
@@ -237,8 +237,8 @@ def _verify(options: argparse.Namespace) -> int:
     if not 0 < options.timeout < math.inf:
         raise UsageError("--timeout must be above 0 seconds")
     bundle = Bundle.open(options.bundle)
-    by = verify(bundle.head, public_keys(options.trusted_keys)) if options.trusted_keys else ""
-    methods = with_cases(
+    by = verify(bundle.head, read_public_keys(options.trusted_keys)) if options.trusted_keys else ""
+    methods = select_methods(
         [bundle.method(name) for name in dict.fromkeys(options.method)] or bundle.methods, options.case
     )
     settings = {"device": options.device, "timeout": options.timeout, "no_fallback": options.no_fallback}
@@ -251,26 +251,30 @@ def _verify(options: argparse.Namespace) -> int:
             "bundle": str(options.bundle),
             "digest": bundle.digest,
             "signed_by": by,
-            "machine": {"hostname": machine().hostname, "arch": machine().arch},
+            "machine": {"hostname": describe_machine().hostname, "arch": describe_machine().arch},
             "runtime": bundle.program.runtime,
             "cases": [_record(result) for result in results],
             "exit_code": code,
         }
-        print(json.dumps(jsonable(document), indent=1, allow_nan=False))
+        print(json.dumps(convert_to_json(document), indent=1, allow_nan=False))
         return code
     passed = sum(result.outcome is Outcome.PASS for result in results)
     if bundle.head.signature:
-        print(f"signed by {by}" if by else f"claims to be signed by {fingerprint(bundle.head.public_key)}: not checked")
-    if missing := untested(methods):
+        print(
+            f"signed by {by}"
+            if by
+            else f"claims to be signed by {format_fingerprint(bundle.head.public_key)}: not checked"
+        )
+    if missing := describe_untested(methods):
         print(missing)
-    print(f"{passed} of {len(results)} cases passed on {machine().hostname} ({machine().arch})")
+    print(f"{passed} of {len(results)} cases passed on {describe_machine().hostname} ({describe_machine().arch})")
     return code
 
 
 def _line(result: CaseResult) -> str:
     line = f"{result.outcome.value}  {result.method}/{result.case}"
     if result.verdict is not None and result.device_ns is not None:
-        line += f"  {summary(output.record() for output in result.verdict.outputs)}, {result.device_ns / 1e6:.3g} ms"
+        line += f"  {summarize(output.record() for output in result.verdict.outputs)}, {result.device_ns / 1e6:.3g} ms"
     if result.verdict is not None and result.verdict.relation is not Relation.INDEPENDENT:
         line += f"\n      against: {result.verdict.named}"
     if result.elsewhere:

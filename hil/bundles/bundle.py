@@ -12,11 +12,11 @@ from typing import Any
 
 from hil.bundles import layout
 from hil.bundles.cases import BundleProgram, Method, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.checks import checked_cases
+from hil.bundles.checks import check_cases
 from hil.bundles.layout import Head
-from hil.bundles.manifest import blob_table, from_document, program_files, to_document
+from hil.bundles.manifest import from_document, read_blob_table, read_program_files, to_document
 from hil.bundles.signature import sign
-from hil.core.files import load_file, replacing
+from hil.core.files import load_file, replace_file
 from hil.core.results import Artifact
 from hil.errors import StorageError, UnreadableFile, UsageError, did_you_mean
 from hil.formats.executorch_file import Damaged, read_buffer, read_methods
@@ -59,18 +59,18 @@ class Bundle:
         by_method: dict[str, list[MethodTestCase]] = {name: [] for name in known}
         for suite in suites:
             if suite.method_name not in by_method:
-                raise _no_method("program", suite.method_name, known)
+                raise _make_method_error("program", suite.method_name, known)
             by_method[suite.method_name] += suite.test_cases
         if not any(by_method.values()):
             raise UsageError("the bundle has no test cases", hint="add a case")
         methods = tuple(
-            Method(name, known[name], checked_cases(name, known[name], cases)) for name, cases in by_method.items()
+            Method(name, known[name], check_cases(name, known[name], cases)) for name, cases in by_method.items()
         )
         files = {name: load_file(path) for name, path in sorted(program.files.items())}
         content = BundleProgram(program.runtime, program.main, files, program.compiler, tuple(program.flags))
         document, blobs = to_document(content, methods, made or {})
         try:
-            text = layout.canonical_json(document)
+            text = layout.encode_canonical_json(document)
         except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"cannot store the bundle's metadata as JSON: {error}") from error
         if len(text) > layout.MAX_MANIFEST_BYTES:
@@ -79,7 +79,7 @@ class Bundle:
                 hint="use fewer cases",
             )
         head = Head(0, text)
-        size = head.data_offset + sum(layout.aligned(blob.nbytes) for blob in blobs.values())
+        size = head.data_offset + sum(layout.align_offset(blob.nbytes) for blob in blobs.values())
         if size > layout.MAX_FILE_BYTES:
             raise UsageError(
                 f"the bundle has {size} bytes, at most {layout.MAX_FILE_BYTES} are allowed", hint="use fewer cases"
@@ -101,7 +101,7 @@ class Bundle:
         with layout.open_reader(path) as reader:
             try:
                 head = layout.read_head(reader.read(0, min(reader.size, layout.MAX_HEAD_BYTES)))
-                return cls._read(head, layout.read_blobs(reader, head, blob_table(head.document())))
+                return cls._read(head, layout.read_blobs(reader, head, read_blob_table(head.parse_document())))
             except UnreadableFile:
                 raise  # the message contains the path
             except UsageError as error:
@@ -110,9 +110,9 @@ class Bundle:
 
     @classmethod
     def _read(cls, head: Head, blobs: Mapping[str, memoryview]) -> Bundle:
-        program, read, made = from_document(head.document(), layout.CaseBlobs(blobs, head.size))
+        program, read, made = from_document(head.parse_document(), layout.CaseBlobs(blobs, head.size))
         methods = (
-            Method(suite.method_name, signature, checked_cases(suite.method_name, signature, suite.test_cases))
+            Method(suite.method_name, signature, check_cases(suite.method_name, signature, suite.test_cases))
             for signature, suite in read
         )
         return cls(program, tuple(methods), MappingProxyType(made), head, MappingProxyType(dict(blobs)))
@@ -132,8 +132,8 @@ class Bundle:
         """
         head = sign(self.head, key) if key else self.head
         try:
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                for piece in layout.pieces(head, list(self._blobs.values())):
+            with replace_file(path) as temporary, temporary.open("wb") as file:
+                for piece in layout.iter_pieces(head, list(self._blobs.values())):
                     file.write(piece)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}", hint="use a different file") from error
@@ -149,7 +149,7 @@ class Bundle:
         for method in self.methods:
             if method.name == name:
                 return method
-        raise _no_method("bundle", name, [method.name for method in self.methods])
+        raise _make_method_error("bundle", name, [method.name for method in self.methods])
 
     def extract(self, folder: Path) -> Artifact:
         """Write the program's files to an existing empty directory.
@@ -173,7 +173,7 @@ class Bundle:
 
     def program_at(self, folder: Path) -> Artifact:
         """Return the program with the paths of the files that :meth:`extract` wrote to ``folder``."""
-        digests, *_ = program_files(self.head.document())
+        digests, *_ = read_program_files(self.head.parse_document())
         first = self.methods[0]
         return Artifact(
             runtime=self.program.runtime,
@@ -189,7 +189,7 @@ class Bundle:
         )
 
 
-def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
+def _make_method_error(what: str, name: str, known: Iterable[str]) -> UsageError:
     hint = f"{did_you_mean(name, known)}methods: {', '.join(known)}"
     return UsageError(f"the {what} has no method {name!r}", hint=hint)
 
@@ -197,7 +197,7 @@ def _no_method(what: str, name: str, known: Iterable[str]) -> UsageError:
 def _own_signatures(program: Artifact) -> dict[str, Signature]:
     if program.methods:
         return {name: Signature(*sides) for name, sides in program.methods.items()}
-    found = _of_executorch(program.files[program.main]) if program.runtime == "executorch" else {}
+    found = _read_executorch_methods(program.files[program.main]) if program.runtime == "executorch" else {}
     if program.inputs is None or program.outputs is None:
         if found:
             return found
@@ -209,12 +209,12 @@ def _own_signatures(program: Artifact) -> dict[str, Signature]:
     return found | {program.function or "main": Signature(tuple(program.inputs), tuple(program.outputs))}
 
 
-def _of_executorch(main: Path) -> dict[str, Signature]:
+def _read_executorch_methods(main: Path) -> dict[str, Signature]:
     """Return the methods of a .pte whose inputs and outputs are all tensors. Return {} if the file cannot be read."""
     found = {}
     with contextlib.suppress(Damaged, OSError):
         for name, method in read_methods(read_buffer(main)).items():
             with contextlib.suppress(Damaged):  # an input or output is not a tensor
-                inputs, outputs = method.input_specs(), method.output_specs()
+                inputs, outputs = method.list_input_specs(), method.list_output_specs()
                 found[name] = Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
     return found

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hil.core.results import Control, Relation
 from hil.core.tensors import Array, TensorSpec, type_text
-from hil.errors import LoadFailed, UsageError, one_of
+from hil.errors import LoadFailed, UsageError, format_expected
 
 # By name, or in the method's order.
 Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
@@ -106,7 +106,7 @@ def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]
     Raises:
         LoadFailed: the inputs differ.
     """
-    if len(signature.inputs) == len(inputs) and all(map(_alike, signature.inputs, inputs)):
+    if len(signature.inputs) == len(inputs) and all(map(_are_compatible, signature.inputs, inputs)):
         return
     sides = (inputs, signature.inputs)
     texts = [", ".join(type_text(spec.dtype, spec.shape) for spec in side) or "no inputs" for side in sides]
@@ -116,7 +116,7 @@ def check_loaded(method: str, signature: Signature, inputs: Sequence[TensorSpec]
     )
 
 
-def _alike(one: TensorSpec, other: TensorSpec) -> bool:
+def _are_compatible(one: TensorSpec, other: TensorSpec) -> bool:
     if not one.dtype or not other.dtype:
         return True
     if one.dtype != other.dtype or len(one.shape) != len(other.shape):
@@ -125,7 +125,7 @@ def _alike(one: TensorSpec, other: TensorSpec) -> bool:
     return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
 
 
-def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]:
+def select_methods(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]:
     """Return the methods that have wanted cases, with only these cases. If ``wanted`` is empty, return all methods.
 
     Args:
@@ -145,7 +145,7 @@ def with_cases(methods: Sequence[Method], wanted: Sequence[str]) -> list[Method]
             found = [(method.name, method.cases[int(one)].name) for method in methods if int(one) < len(method.cases)]
         if not found:
             names = [f"{method.name}/{case.name}" for method in methods for case in method.cases]
-            raise UsageError(f"case {one!r} not found", hint=one_of(names))
+            raise UsageError(f"case {one!r} not found", hint=format_expected(names))
         for name, case in found:
             kept.setdefault(name, set()).add(case)
     return [
@@ -159,7 +159,7 @@ def _is_called(name: str, method: Method, case: BundledCase) -> bool:
     return name in (case.name, f"{method.name}/{case.name}")
 
 
-def untested(methods: Sequence[Method]) -> str:
+def describe_untested(methods: Sequence[Method]) -> str:
     """Describe methods without cases: ``1 of 2 methods has no case: twice``; "" if each has a case."""
     found = [method.name for method in methods if not method.cases]
     if not found:

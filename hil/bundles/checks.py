@@ -10,9 +10,9 @@ import numpy as np
 from hil.bundles.cases import BundledCase, MethodTestCase, Signature, Values
 from hil.bundles.controls import find_misfit
 from hil.compare.criteria import check_outputs, parse_accept
-from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
+from hil.compare.tolerance import check_tolerance, fit_tolerance, refuse_vacuous
 from hil.core.results import NOISE_DTYPE
-from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, type_text
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, parse_dtype, type_text
 from hil.errors import UsageError, VacuousTolerance
 
 # A Python number has no dtype. It is accepted for tensors whose dtype name has one of these prefixes.
@@ -25,7 +25,7 @@ _SUITS: dict[type, tuple[str, ...]] = {
 }
 
 
-def checked_cases(method: str, signature: Signature, cases: Sequence[MethodTestCase]) -> tuple[BundledCase, ...]:
+def check_cases(method: str, signature: Signature, cases: Sequence[MethodTestCase]) -> tuple[BundledCase, ...]:
     """Return validated cases with tensors as arrays by name, in the method's order.
 
     Raises:
@@ -38,23 +38,23 @@ def checked_cases(method: str, signature: Signature, cases: Sequence[MethodTestC
         where = f"method {method!r}, case {number}" + (f" ({case.name!r})" if case.name else "")
         if name in found:
             raise UsageError(f"{where}: duplicate case name", hint="use a unique name for each case")
-        found[name] = _checked(where, name, signature, case)
+        found[name] = _check_case(where, name, signature, case)
     return tuple(found.values())
 
 
-def checked_inputs(where: str, signature: Signature, given: Values) -> dict[str, Array]:
+def check_inputs(where: str, signature: Signature, given: Values) -> dict[str, Array]:
     """Return a case's inputs by name, without expected outputs.
 
     Raises:
-        UsageError: see :func:`checked_cases`.
+        UsageError: see :func:`check_cases`.
     """
-    return _tensors(where, "input", signature.inputs, given, {})
+    return _check_tensors(where, "input", signature.inputs, given, {})
 
 
-def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) -> BundledCase:
+def _check_case(where: str, name: str, signature: Signature, case: MethodTestCase) -> BundledCase:
     sizes: dict[str, tuple[int, str]] = {}
-    inputs = _tensors(where, "input", signature.inputs, case.inputs, sizes)
-    expected = _tensors(where, "output", signature.outputs, case.expected_outputs, sizes)
+    inputs = _check_tensors(where, "input", signature.inputs, case.inputs, sizes)
+    expected = _check_tensors(where, "output", signature.outputs, case.expected_outputs, sizes)
     if not expected:
         raise UsageError(f"{where}: the method has no outputs, so the case could not fail")
     try:
@@ -62,7 +62,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
         check_tolerance(rtol, atol)
         check_outputs(parse_accept(case.accept, option="criteria"), list(expected))
         for output, array in expected.items():
-            tolerance, scale = fitted((dtype_name(array.dtype),) * 2, array, rtol, atol)
+            tolerance, scale = fit_tolerance((get_dtype_name(array.dtype),) * 2, array, rtol, atol)
             refuse_vacuous(output, tolerance, scale, rtol=rtol, atol=atol)
     except VacuousTolerance as error:  # blind cases are not allowed in a bundle
         raise UsageError(f"{where}: {error.message}", hint="use a smaller tolerance for the case") from error
@@ -75,7 +75,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     for output, noise in case.noise.items():
         if output not in expected:
             raise UsageError(f"{where}: the noise is for the unknown output {output!r}")
-        if dtype_name(noise.dtype) != NOISE_DTYPE or noise.shape != expected[output].shape:
+        if get_dtype_name(noise.dtype) != NOISE_DTYPE or noise.shape != expected[output].shape:
             raise UsageError(f"{where}: the noise of {output!r} must have dtype {NOISE_DTYPE} and the output's shape")
         if noise.size and np.isnan(noise).any():
             raise UsageError(f"{where}: the noise of {output!r} contains NaN")
@@ -98,7 +98,7 @@ def _checked(where: str, name: str, signature: Signature, case: MethodTestCase) 
     )
 
 
-def _tensors(
+def _check_tensors(
     where: str, kind: str, specs: Sequence[TensorSpec], given: Values, sizes: dict[str, tuple[int, str]]
 ) -> dict[str, Array]:
     """Return all inputs or outputs by name. Store the size and first tensor of each symbolic dimension in ``sizes``."""
@@ -119,8 +119,8 @@ def _tensors(
     tensors = {}
     for spec, value in zip(specs, values, strict=True):
         what = f"{where}, {kind} {spec.name!r}"
-        tensors[spec.name] = array = _array(what, spec, value)
-        found = dtype_name(array.dtype)
+        tensors[spec.name] = array = _convert_array(what, spec, value)
+        found = get_dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
             raise UsageError(
                 f"{what} is {type_text(found, array.shape)}, but the method "
@@ -137,17 +137,17 @@ def _tensors(
     return tensors
 
 
-def _array(what: str, spec: TensorSpec, value: Any) -> Array:
+def _convert_array(what: str, spec: TensorSpec, value: Any) -> Array:
     try:
         if spec.dtype.startswith(_SUITS.get(type(value), ())):
-            array = np.asarray(value, dtype_of(spec.dtype))
+            array = np.asarray(value, parse_dtype(spec.dtype))
             if isinstance(value, int) and int(array.item()) != value:
                 raise OverflowError(f"{value} is out of range for {spec.dtype}")
             return array
         array = np.asarray(value)
         if array.dtype.kind == "U":
             array = array.astype(object)
-        dtype_name(array.dtype)
+        get_dtype_name(array.dtype)
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     except Exception as error:  # exception types differ: ragged list, number out of range, tensor on a GPU

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hil.compare.control import MAX_JUMPS, channel_axes
+from hil.compare.control import MAX_JUMPS, find_channel_axes
 from hil.core.arithmetic import FLOATS, INT8
 from hil.core.results import Control, Deviation
-from hil.core.tensors import Array, dtype_name, type_text
+from hil.core.tensors import Array, get_dtype_name, type_text
 
 # Base-16 exponents of the smallest and the largest float64.
 _EXPONENTS = (-269, 255)
@@ -16,14 +16,14 @@ _EXPONENTS = (-269, 255)
 
 def find_misfit(control: Control, output: Array) -> str:
     """Return a reason if a control does not match an output; otherwise ""."""
-    what = type_text(dtype_name(output.dtype), output.shape)
+    what = type_text(get_dtype_name(output.dtype), output.shape)
     if output.dtype.kind in "OUSc" or not output.size:
         return f"an output of {what} cannot have a control"
     if control.arithmetic not in (*FLOATS, INT8):
         return f"unknown arithmetic {control.arithmetic[:80]!r}"
-    if any(not (math.isfinite(one.rms) and math.isfinite(one.largest)) for one in _deviations(control)):
+    if any(not (math.isfinite(one.rms) and math.isfinite(one.largest)) for one in _iter_deviations(control)):
         return "a deviation is not finite"
-    axes = channel_axes(output.shape)
+    axes = find_channel_axes(output.shape)
     for axis, along in control.axes.items():
         if axis not in axes:
             return f"the control has channels along axis {axis}, which is not a channel axis of the output {what}"
@@ -47,7 +47,7 @@ def _find_jump_misfit(control: Control, output: Array) -> str:
     return ""
 
 
-def _deviations(control: Control) -> Iterator[Deviation]:
+def _iter_deviations(control: Control) -> Iterator[Deviation]:
     yield control.whole
     yield from control.sizes.values()
     for along in control.axes.values():

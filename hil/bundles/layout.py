@@ -77,18 +77,18 @@ class Head:
     @property
     def data_offset(self) -> int:
         """Offset of the first blob."""
-        return aligned(HEADER_BYTES + len(self.manifest))
+        return align_offset(HEADER_BYTES + len(self.manifest))
 
     @property
     def digest(self) -> str:
         """Digest of the manifest. It covers the whole bundle, because the manifest contains all other digests."""
         return digest_of(self.manifest)
 
-    def document(self) -> dict[str, Any]:
+    def parse_document(self) -> dict[str, Any]:
         """Parse the manifest. Raises UsageError if the manifest is not canonical JSON."""
         try:
             document = json.loads(self.manifest)
-            canonical = canonical_json(document)
+            canonical = encode_canonical_json(document)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"the manifest is not JSON: {error}", hint=_BROKEN) from error
         # A manifest that parses differently from its text (duplicate key, 1e999) would be ambiguous.
@@ -97,12 +97,12 @@ class Head:
         return document
 
 
-def aligned(size: int) -> int:
+def align_offset(size: int) -> int:
     """Round a size up to the alignment."""
     return (size + ALIGN - 1) // ALIGN * ALIGN
 
 
-def canonical_json(document: Any) -> bytes:
+def encode_canonical_json(document: Any) -> bytes:
     """Return a document as canonical JSON.
 
     Raises:
@@ -175,7 +175,7 @@ def read_blobs(reader: FileReader, head: Head, table: Sequence[tuple[str, int]])
     """
     if len(table) > MAX_BLOBS:
         raise UsageError(f"the bundle has {len(table)} blobs, at most {MAX_BLOBS} are allowed", hint=_BROKEN)
-    needed = head.data_offset + sum(aligned(size) for _, size in table)
+    needed = head.data_offset + sum(align_offset(size) for _, size in table)
     if reader.size != head.size or needed != head.size:
         raise UsageError(
             f"the bundle is truncated or has extra data: size {reader.size} bytes, expected {needed}", hint=_BROKEN
@@ -183,7 +183,7 @@ def read_blobs(reader: FileReader, head: Head, table: Sequence[tuple[str, int]])
     blobs = {}
     at = head.data_offset
     for number, (digest, size) in enumerate(table):
-        view = reader.read(at, aligned(size))
+        view = reader.read(at, align_offset(size))
         blob, padding = view[:size], view[size:]
         if digest_of(blob) != check(digest) or any(padding):
             raise UsageError(f"blob {number} of the bundle is corrupt: digest mismatch", hint=_BROKEN)
@@ -192,12 +192,12 @@ def read_blobs(reader: FileReader, head: Head, table: Sequence[tuple[str, int]])
     return blobs
 
 
-def pieces(head: Head, blobs: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
+def iter_pieces(head: Head, blobs: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
     """Yield the file's content in order."""
     yield head.to_bytes()
     for blob in blobs:
         yield blob
-        yield b"\0" * (aligned(blob.nbytes) - blob.nbytes)
+        yield b"\0" * (align_offset(blob.nbytes) - blob.nbytes)
 
 
 def _digest_bytes(data: bytes) -> bytes:

@@ -31,7 +31,7 @@ def _is_hidden(code: int) -> bool:
     return (place >= 0 and code <= HIDDEN[place][1]) or code & 0xFFFE == 0xFFFE
 
 
-def go_together(names: Iterable[str]) -> bool:
+def can_coexist(names: Iterable[str]) -> bool:
     """Return True if files with these names can coexist in a directory, even on case-insensitive file systems.
 
     Only the case of ASCII letters is ignored. For other letters, extraction fails instead of overwriting a file.

@@ -2,7 +2,8 @@
 
 The signature covers a prefix specific to hil, followed by the manifest. The prefix prevents the reuse of signatures for
 other purposes. The manifest contains the digests of all other parts: program files, inputs, expected outputs. With the
-program of a signed bundle, hil sends the board an additional file that authenticates the other files (:func:`sealed`).
+program of a signed bundle, hil sends the board an additional file that authenticates the other files
+(:func:`add_seal`).
 
 The package `cryptography` is imported on first use. A board needs it only to check signatures.
 """
@@ -31,7 +32,7 @@ _MAKE = "create with: ssh-keygen -t ed25519 -N '' -f signing_key"
 SEAL = "hil:bundle"
 
 
-def fingerprint(public_key: bytes) -> str:
+def format_fingerprint(public_key: bytes) -> str:
     """Return a key's fingerprint as in ``ssh-keygen -l``: ``SHA256:...``."""
     blob = b"".join(struct.pack(">I", len(part)) + part for part in (_KIND, public_key))
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
@@ -46,7 +47,7 @@ def sign(head: Head, key: Path) -> Head:
     Raises:
         UsageError: the file does not contain such a key, or `cryptography` is not installed.
     """
-    private = _private_key(key)
+    private = _read_private_key(key)
     signature = private.sign(_CONTEXT + head.manifest)
     return Head(head.size, head.manifest, private.public_key().public_bytes_raw(), signature)
 
@@ -55,8 +56,8 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     """Verify a bundle's signature, and return the signing key's fingerprint.
 
     Args:
-        trusted: accepted public keys (:func:`public_keys`). With None, any key is accepted. The check then proves only
-            that nobody changed the file after signing.
+        trusted: accepted public keys (:func:`read_public_keys`). With None, any key is accepted. The check then proves
+            only that nobody changed the file after signing.
 
     Raises:
         UsageError: the bundle is unsigned, the key is not trusted, the signature is wrong, or `cryptography` is
@@ -64,11 +65,11 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     """
     if not head.signature:
         raise UsageError("the bundle is not signed", hint="sign the bundle with: hil bundle create --sign KEY")
-    by = fingerprint(head.public_key)
+    by = format_fingerprint(head.public_key)
     if trusted is not None and head.public_key not in trusted:
-        known = ", ".join(map(fingerprint, trusted)) or "none"
+        known = ", ".join(map(format_fingerprint, trusted)) or "none"
         raise UsageError(f"the bundle is signed with the untrusted key {by}", hint=f"trusted: {known}")
-    from_raw = _cryptography().hazmat.primitives.asymmetric.ed25519.Ed25519PublicKey.from_public_bytes
+    from_raw = _import_cryptography().hazmat.primitives.asymmetric.ed25519.Ed25519PublicKey.from_public_bytes
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -80,7 +81,7 @@ def verify(head: Head, trusted: Sequence[bytes] | None = None) -> str:
     return by
 
 
-def public_keys(path: Path) -> tuple[bytes, ...]:
+def read_public_keys(path: Path) -> tuple[bytes, ...]:
     """Return the ed25519 keys in a file: a PEM key, or OpenSSH public keys, a line each.
 
     Empty lines and lines starting with # are skipped.
@@ -88,13 +89,13 @@ def public_keys(path: Path) -> tuple[bytes, ...]:
     Raises:
         UsageError: the file cannot be read, has no key, or has other content.
     """
-    serialization = _cryptography().hazmat.primitives.serialization
+    serialization = _import_cryptography().hazmat.primitives.serialization
     data = _read(path)
     if data.lstrip().startswith(b"-----BEGIN"):
-        return (_raw(path, 1, serialization.load_pem_public_key, data),)
+        return (_load_raw_key(path, 1, serialization.load_pem_public_key, data),)
     lines = [(number, line.strip()) for number, line in enumerate(data.splitlines(), 1)]
     found = tuple(
-        _raw(path, number, serialization.load_ssh_public_key, line)
+        _load_raw_key(path, number, serialization.load_ssh_public_key, line)
         for number, line in lines
         if line and not line.startswith(b"#")
     )
@@ -105,7 +106,7 @@ def public_keys(path: Path) -> tuple[bytes, ...]:
     return found
 
 
-def _raw(path: Path, line: int, load: Any, data: bytes) -> bytes:
+def _load_raw_key(path: Path, line: int, load: Any, data: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
@@ -117,8 +118,8 @@ def _raw(path: Path, line: int, load: Any, data: bytes) -> bytes:
     return key.public_bytes_raw()
 
 
-def _private_key(path: Path) -> Any:
-    serialization = _cryptography().hazmat.primitives.serialization
+def _read_private_key(path: Path) -> Any:
+    serialization = _import_cryptography().hazmat.primitives.serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     data = _read(path)
@@ -143,7 +144,7 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"the key {path} cannot be read: {error.strerror}") from error
 
 
-def _cryptography() -> Any:
+def _import_cryptography() -> Any:
     try:
         import cryptography.hazmat.primitives.asymmetric.ed25519
         import cryptography.hazmat.primitives.serialization
@@ -155,7 +156,7 @@ def _cryptography() -> Any:
     return cryptography
 
 
-def sealed(program: Artifact, head: Head, folder: Path) -> Artifact:
+def add_seal(program: Artifact, head: Head, folder: Path) -> Artifact:
     """Add one file to the program of a signed bundle: the bundle's header and manifest.
 
     Return the program of an unsigned bundle unchanged.

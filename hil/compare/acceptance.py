@@ -20,10 +20,10 @@ from hil.compare.criteria import Criterion
 from hil.compare.measures import Pair
 from hil.compare.sampling import sample_of
 from hil.compare.small import name_places
-from hil.compare.small_columns import axes_of_columns, find_small
-from hil.compare.values import EXACT_DTYPES, common_kind, largest, part_of
+from hil.compare.small_columns import find_column_axes, find_small
+from hil.compare.values import EXACT_DTYPES, choose_common_kind, find_largest, get_part_dtype
 from hil.core.file_tensor import Tensor
-from hil.core.tensors import Array, dtype_name, float_limits, int_limits
+from hil.core.tensors import Array, get_dtype_name, get_float_limits, get_int_limits
 from hil.errors import CriterionFailed, UsageError
 
 # Number of shuffled references. The criteria must reject more than half. Large tensors use few shuffles: each shuffle
@@ -48,7 +48,7 @@ def judge_criteria(
         VacuousTolerance: a criterion cannot fail for this output.
         CriterionFailed: a user's function raised, or returned an unsupported value.
     """
-    kind = common_kind(plain.dtype, plain.reference_dtype)
+    kind = choose_common_kind(plain.dtype, plain.reference_dtype)
     if plain.shape != plain.reference_shape or plain.dtype != plain.reference_dtype or not plain.elements:
         return plain
     pair = Pair(actual, reference, plain.tolerance, kind, plain)
@@ -57,8 +57,8 @@ def judge_criteria(
     results = tuple(_judge(plain.name, criterion, pair, actual, reference) for criterion in criteria)
     failed = [result for result in results if not result.passed]
     reason = "; ".join(map(_explain, failed))
-    doubt = "" if reason else _doubt(plain.name, criteria, plain, reference, kind)
-    notes = () if reason or doubt else _notes(plain, criteria, reference, kind)
+    doubt = "" if reason else _find_doubt(plain.name, criteria, plain, reference, kind)
+    notes = () if reason or doubt else _write_notes(plain, criteria, reference, kind)
     return replace(
         plain,
         passed=not reason and (allow_blind or not doubt),
@@ -124,18 +124,18 @@ def _explain(result: CriterionResult) -> str:
     return f"{result.criterion} {why}" + (f" ({result.reason})" if result.reason else "")
 
 
-def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, reference: Tensor, kind: str) -> str:
+def _find_doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, reference: Tensor, kind: str) -> str:
     """Name a wrong output that the criteria would accept. Return "" if they reject all wrong outputs."""
     array = np.asarray(reference)
     if kind == "string" or not array.size:
         return ""
     measured = [one for one in criteria if one.measure is not None]
-    accepts = _acceptor(name, criteria, plain, array, kind)
+    accepts = _make_acceptor(name, criteria, plain, array, kind)
     listed = ", ".join(criterion.text for criterion in criteria)
-    wrong_answers = {"the reference with every sign flipped": _negated, "zeros": _zeroed}
+    wrong_answers = {"the reference with every sign flipped": _negate, "zeros": _zero}
     # Criteria that measure only direction ignore the scale by design; a note reports that.
     if not _judge_classes(criteria) and not _are_of_direction(criteria):
-        wrong_answers["the reference at a different scale"] = _scaled
+        wrong_answers["the reference at a different scale"] = _scale
     for what, change in wrong_answers.items():
         if accepts(change):
             return f"{listed} would accept {what}"
@@ -144,14 +144,14 @@ def _doubt(name: str, criteria: Sequence[Criterion], plain: OutputComparison, re
     if is_single_column and all(not one.is_positional and one.measure is not None for one in criteria):
         return ""
     few = array.size > _LARGE or len(measured) < len(criteria)
-    tried = [accepts(partial(_shuffled, seed=seed)) for seed in range(FEW_SHUFFLES if few else SHUFFLES)]
+    tried = [accepts(partial(_shuffle, seed=seed)) for seed in range(FEW_SHUFFLES if few else SHUFFLES)]
     wrong = [one for one in tried if one is not None]
     if wrong and 2 * sum(wrong) >= len(wrong):
         return f"{listed} would accept the reference's values in any order"
     return ""
 
 
-def _acceptor(
+def _make_acceptor(
     name: str,
     criteria: Sequence[Criterion],
     plain: OutputComparison,
@@ -168,28 +168,32 @@ def _acceptor(
         whole: extra axes that a sample must contain completely.
     """
     measured = [one for one in criteria if one.measure is not None]
-    axes = _whole_axes(measured, array.ndim) | {axis % array.ndim for axis in whole}
+    axes = _find_whole_axes(measured, array.ndim) | {axis % array.ndim for axis in whole}
     sample = sample_of(array, axes) if measured else None
 
     def accepts(change: Callable[[Array], Array]) -> bool | None:
         if sample is not None and _accept(name, measured, plain, change(sample), sample, kind) is False:
             return False
         wrong = change(array)
-        return None if _equal(wrong, array) else _accept(name, criteria, plain, wrong, array, kind)
+        return None if _is_equal(wrong, array) else _accept(name, criteria, plain, wrong, array, kind)
 
     return accepts
 
 
-def _notes(plain: OutputComparison, criteria: Sequence[Criterion], reference: Tensor, kind: str) -> tuple[str, ...]:
+def _write_notes(
+    plain: OutputComparison, criteria: Sequence[Criterion], reference: Tensor, kind: str
+) -> tuple[str, ...]:
     """Return notes on errors that the criteria ignore in a passing output."""
     listed = ", ".join(criterion.text for criterion in criteria)
     notes = [f"{listed} ignores the scale: twice the reference would pass"] * _are_of_direction(criteria)
     if kind == "string" or _judge_classes(criteria):
         return tuple(notes)
     array = np.asarray(reference)
-    for axis in axes_of_columns(array.ndim):
+    for axis in find_column_axes(array.ndim):
         small = find_small(array, axis)
-        if small.size and _acceptor(plain.name, criteria, plain, array, kind, [axis])(partial(_cleared, small, axis)):
+        if small.size and _make_acceptor(plain.name, criteria, plain, array, kind, [axis])(
+            partial(_clear_places, small, axis)
+        ):
             notes.append(f"{listed} would accept zeros in {name_places(small, axis)}")
     return tuple(notes)
 
@@ -218,69 +222,69 @@ def _accept(
         return None
 
 
-def _whole_axes(criteria: Sequence[Criterion], rank: int) -> set[int]:
+def _find_whole_axes(criteria: Sequence[Criterion], rank: int) -> set[int]:
     """Return the axes along which the criteria measure an output."""
     return {
         axis % rank
         for one in criteria
         if one.measure
-        for axis in one.measure.axes(one.arguments)
+        for axis in one.measure.find_axes(one.arguments)
         if -rank <= axis < rank
     }
 
 
-def _usual(array: Array) -> Any:
+def _mask_finite(array: Array) -> Any:
     """Return a mask for finite elements."""
     return np.isfinite(array) if array.dtype.kind in "fc" else np.isfinite(array.astype(np.float64))
 
 
-def _negated(array: Array) -> Array:
+def _negate(array: Array) -> Array:
     """Return the array with every sign flipped. Mirror unsigned integers within their range; invert bools."""
     if array.dtype.kind == "b":
         return np.logical_not(array)
-    if dtype_name(array.dtype) in EXACT_DTYPES and dtype_name(array.dtype).startswith("uint"):
+    if get_dtype_name(array.dtype) in EXACT_DTYPES and get_dtype_name(array.dtype).startswith("uint"):
         return np.asarray(array.max() - array + array.min(), dtype=array.dtype)
     return np.negative(array)
 
 
-def _zeroed(array: Array) -> Array:
+def _zero(array: Array) -> Array:
     zeroed = array.copy()
-    zeroed[_usual(array)] = 0
+    zeroed[_mask_finite(array)] = 0
     return zeroed
 
 
-def _cleared(places: Array, axis: int, array: Array) -> Array:
+def _clear_places(places: Array, axis: int, array: Array) -> Array:
     """Return a copy with zeros at the given indices of an axis. Non-finite values stay unchanged."""
     cleared = array.copy()
     along = np.moveaxis(cleared, axis, 0)
-    along[places] = _zeroed(along[places])
+    along[places] = _zero(along[places])
     return cleared
 
 
-def _scaled(array: Array) -> Array:
+def _scale(array: Array) -> Array:
     """Return a copy with finite elements doubled, or halved if doubling would overflow the dtype."""
-    usual, scaled = _usual(array), array.copy()
+    usual, scaled = _mask_finite(array), array.copy()
     values = array[usual]
-    if dtype_name(array.dtype) in EXACT_DTYPES:
+    if get_dtype_name(array.dtype) in EXACT_DTYPES:
         wide = values.astype(np.uint64 if array.dtype == np.uint64 else np.int64)
-        limit = 0 if array.dtype.kind == "b" else int(int_limits(array.dtype).max) // 2
+        limit = 0 if array.dtype.kind == "b" else int(get_int_limits(array.dtype).max) // 2
         is_small = bool((np.abs(wide) <= limit).all())
         scaled[usual] = wide * 2 if is_small else wide // 2
     else:
-        is_small = largest(np.abs(values)) <= float(float_limits(part_of(array.dtype)).max) / 2
+        is_small = find_largest(np.abs(values)) <= float(get_float_limits(get_part_dtype(array.dtype)).max) / 2
         scaled[usual] = values + values if is_small else values / 2
     return scaled
 
 
-def _shuffled(array: Array, *, seed: int) -> Array:
+def _shuffle(array: Array, *, seed: int) -> Array:
     """Shuffle the finite elements reproducibly. Other elements stay in place."""
-    kept = _usual(array)
+    kept = _mask_finite(array)
     wrong = array.copy()
     wrong[kept] = np.random.default_rng([_SEED, seed]).permutation(array[kept])
     return wrong
 
 
-def _equal(one: Array, other: Array) -> bool:
+def _is_equal(one: Array, other: Array) -> bool:
     """Return True if two arrays contain the same values; NaN equals NaN."""
     with np.errstate(invalid="ignore"):
         return bool(np.all((one == other) | ((one != one) & (other != other))))

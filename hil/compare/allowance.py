@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hil.compare.tolerance import Scale
-from hil.compare.values import CHUNK, Floats, reader
+from hil.compare.values import CHUNK, Floats, make_reader
 from hil.core.file_tensor import Tensor
 
 # Noise widens a tolerance by at most this many eps, relative to the value, or to the root mean square if it is larger.
@@ -20,7 +20,7 @@ _UNSTEADY_SHARE = 1 / 8
 # Smaller noise counts as zero.
 _NO_NOISE = 2.0**-127
 # Unsteady elements listed in messages.
-_NAMED = 4
+_MAX_LISTED = 4
 
 
 @dataclass(frozen=True)
@@ -41,47 +41,47 @@ class Allowance:
         """True if unsteady elements are rare, so that each may differ by its full noise."""
         return self.unsteady <= _UNSTEADY_SHARE * self.reference.size
 
-    def within(self, start: int, stop: int) -> Floats:
+    def slice_allowed(self, start: int, stop: int) -> Floats:
         """Return the difference allowed beyond the tolerance for elements ``start`` to ``stop``."""
-        sizes = self.all_of(start, stop)
-        return sizes if self.is_rare else np.minimum(sizes, self._ceiling(start, stop))
+        sizes = self.slice_noise(start, stop)
+        return sizes if self.is_rare else np.minimum(sizes, self._slice_ceiling(start, stop))
 
-    def all_of(self, start: int, stop: int) -> Floats:
+    def slice_noise(self, start: int, stop: int) -> Floats:
         """Return the full noise of elements ``start`` to ``stop``, without the ceiling."""
-        return _sizes(self.noise, start, stop)
+        return _read_sizes(self.noise, start, stop)
 
-    def _ceiling(self, start: int, stop: int) -> Floats:
-        return _ceiling_of(self.reference, start, stop, self.share, self.rms)
+    def _slice_ceiling(self, start: int, stop: int) -> Floats:
+        return _compute_ceiling(self.reference, start, stop, self.share, self.rms)
 
 
-def allowance_of(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
+def measure_allowance(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
     """Compare an output's noise with the ceiling, in one chunked pass."""
     share = min(_CEILING_EPS * scale.eps, _CEILING) if scale.eps else _CEILING
     largest = widest = clipped = 0.0
     unsteady = 0
     first: list[int] = []
     for start in range(0, reference.size, CHUNK):
-        sizes = _sizes(noise, start, start + CHUNK)
-        ceiling = _ceiling_of(reference, start, start + CHUNK, share, scale.rms)
+        sizes = _read_sizes(noise, start, start + CHUNK)
+        ceiling = _compute_ceiling(reference, start, start + CHUNK, share, scale.rms)
         above = sizes > ceiling
         largest = max(largest, float(sizes.max()))
         widest = max(widest, float(sizes.max(initial=0.0, where=~above)))
         clipped = max(clipped, float(np.minimum(sizes, ceiling).max()))
         unsteady += int(np.count_nonzero(above))
-        if len(first) < _NAMED:
-            first += [start + int(place) for place in np.flatnonzero(above)[: _NAMED - len(first)]]
+        if len(first) < _MAX_LISTED:
+            first += [start + int(place) for place in np.flatnonzero(above)[: _MAX_LISTED - len(first)]]
     found = Allowance(noise, reference, share, scale.rms, largest, widest, unsteady, tuple(first))
     return found if found.is_rare else replace(found, widest=clipped)
 
 
-def _sizes(noise: Tensor, start: int, stop: int) -> Floats:
-    sizes = reader(noise)(start, stop).astype(np.float64)
+def _read_sizes(noise: Tensor, start: int, stop: int) -> Floats:
+    sizes = make_reader(noise)(start, stop).astype(np.float64)
     sizes[~(sizes > _NO_NOISE)] = 0.0  # NaN as well
     return sizes
 
 
-def _ceiling_of(reference: Tensor, start: int, stop: int, share: float, rms: float) -> Floats:
+def _compute_ceiling(reference: Tensor, start: int, stop: int, share: float, rms: float) -> Floats:
     with np.errstate(all="ignore"):
-        values = reader(reference)(start, stop)
+        values = make_reader(reference)(start, stop)
         magnitudes = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
     return np.asarray(share * np.maximum(np.where(np.isfinite(magnitudes), magnitudes, 0.0), rms))

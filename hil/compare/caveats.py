@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from hil.compare.reasons import count
-from hil.compare.values import CHUNK, EXACT_DTYPES, part_of, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, get_part_dtype, make_reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import Array, dtype_name, float_limits
+from hil.core.tensors import Array, get_dtype_name, get_float_limits
 
 
-def constant_note(reference: Tensor) -> str:
+def note_constant(reference: Tensor) -> str:
     """Return a note if all output values are equal; "" if they differ.
 
     An output with a single nonzero value gets no note.
     """
-    if not reference.size or dtype_name(reference.dtype) == "string":
+    if not reference.size or get_dtype_name(reference.dtype) == "string":
         return ""
-    read = reader(reference)
+    read = make_reader(reference)
     first = read(0, 1)[0]
     with np.errstate(invalid="ignore"):  # signalling NaN
         if reference.size == 1 and first != 0:
@@ -30,35 +30,35 @@ def constant_note(reference: Tensor) -> str:
 
 def is_subnormal(tolerance: Tolerance | None, reference: Tensor) -> bool:
     """Return True if the tolerance is smaller than the reference dtype's smallest normal number."""
-    if tolerance is None or dtype_name(reference.dtype) in EXACT_DTYPES:
+    if tolerance is None or get_dtype_name(reference.dtype) in EXACT_DTYPES:
         return False
-    return tolerance.atol < float(float_limits(part_of(reference.dtype)).smallest_normal)
+    return tolerance.atol < float(get_float_limits(get_part_dtype(reference.dtype)).smallest_normal)
 
 
 def count_flushed(actual: Tensor, reference: Tensor) -> int:
     """Count the zeros at subnormal reference values. Both tensors need the same shape."""
-    return sum(int(np.count_nonzero(flushed)) for flushed in _flushed(actual, reference))
+    return sum(int(np.count_nonzero(flushed)) for flushed in _find_flushed(actual, reference))
 
 
 def flush_reference(actual: Tensor, reference: Tensor) -> Array:
     """Return a copy of the reference with 0 at each subnormal value that the board flushed."""
-    values = reader(reference)(0, reference.size).copy()
-    for number, flushed in enumerate(_flushed(actual, reference)):
+    values = make_reader(reference)(0, reference.size).copy()
+    for number, flushed in enumerate(_find_flushed(actual, reference)):
         values[number * CHUNK : (number + 1) * CHUNK][flushed] = 0
     return values.reshape(reference.shape)
 
 
-def flushed_text(flushed: int, name: str) -> str:
+def format_flushed(flushed: int, name: str) -> str:
     """Return a message on flushed values that names the option to accept them."""
     return f"the device flushed {count(flushed, 'subnormal value')} to 0 (accept with --allow-flush={name})"
 
 
-def _flushed(actual: Tensor, reference: Tensor) -> list[Array]:
-    dtype = dtype_name(reference.dtype)
-    if actual.shape != reference.shape or dtype in EXACT_DTYPES or dtype_name(actual.dtype) != dtype:
+def _find_flushed(actual: Tensor, reference: Tensor) -> list[Array]:
+    dtype = get_dtype_name(reference.dtype)
+    if actual.shape != reference.shape or dtype in EXACT_DTYPES or get_dtype_name(actual.dtype) != dtype:
         return []
-    smallest = float(float_limits(part_of(reference.dtype)).smallest_normal)
-    read_a, read_b = reader(actual), reader(reference)
+    smallest = float(get_float_limits(get_part_dtype(reference.dtype)).smallest_normal)
+    read_a, read_b = make_reader(actual), make_reader(reference)
     found = []
     wide = np.complex128 if reference.dtype.kind == "c" else np.float64
     for start in range(0, reference.size, CHUNK):

@@ -71,7 +71,7 @@ class Rule:
         return not self.output or name == self.output or fnmatchcase(name, self.output)
 
 
-def criteria_for(name: str, rules: Iterable[Rule]) -> tuple[Criterion, ...]:
+def select_criteria(name: str, rules: Iterable[Rule]) -> tuple[Criterion, ...]:
     """Return the criteria that apply to an output."""
     return tuple(criterion for rule in rules if rule.applies_to(name) for criterion in rule.criteria)
 
@@ -118,13 +118,13 @@ def name_outputs(texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def with_outputs(texts: Sequence[str]) -> tuple[str, ...]:
+def select_output_texts(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the texts that name an output."""
     heads = ((text, _HEAD.fullmatch(text.strip())) for text in texts)
     return tuple(text for text, head in heads if head is not None and head["output"])
 
 
-def function_files(texts: Sequence[str]) -> list[str]:
+def list_function_files(texts: Sequence[str]) -> list[str]:
     """Return the Python files that the texts name. Raises the errors of :func:`parse_accept`."""
     files: list[str] = []
 

@@ -209,15 +209,15 @@ def judge_generation(
             control's calls differ from the board's: all tokens are then in the prompt.
     """
     calls, baseline = baseline, baseline or reference
-    expected = _rows_at(reference, board.positions)
-    actual, bound = np.asarray(board.logits, np.float64), _Bounds.of(baseline, control)
+    expected = _select_rows(reference, board.positions)
+    actual, bound = np.asarray(board.logits, np.float64), _Bounds.compute(baseline, control)
     finite = np.asarray((np.isfinite(actual) | _is_equal(actual, expected)).all(-1))
     rows = _compare_rows(board.positions, actual, expected, bound)
     cache = _compare_cache(board.cache, reference.cache, baseline.cache, control.cache)
     bad = _find_bad_tensors(cache)
     prefill = None
     if board.prefill is not None:
-        exact = _rows_at(baseline, range(len(board.prefill)))
+        exact = _select_rows(baseline, range(len(board.prefill)))
         prefill = _compare_rows(np.arange(len(exact)), np.asarray(board.prefill, np.float64), exact, bound)
     notes: list[str] = []
     fault = _find_nonfinite(board, finite) or _find_wrong_token(board, actual)
@@ -229,7 +229,7 @@ def judge_generation(
         notes.append(_describe_cache(board, reference, bad))
     flips = [row for row in rows if row.expected != row.actual and row.passed]
     if fault is None and (far := [row for row in flips if not _is_near_tie(row, expected, board, bound)]):
-        fault = _fault(board, FaultKind.FLIP, far[0].position)
+        fault = _make_fault(board, FaultKind.FLIP, far[0].position)
     if fault is None and flips:
         notes.append(f"the largest logit differs at {len(flips)} of {len(rows)} positions, each time in a near-tie")
     differing = {row.position for row in rows if row.actual != row.expected}
@@ -249,7 +249,7 @@ def judge_generation(
         error_bound=bound.error,
         fault=fault,
         notes=tuple(notes),
-        top={k: share for k in (1, *_TOP) if (share := _top_share(actual, expected, k)) is not None},
+        top={k: share for k in (1, *_TOP) if (share := _compute_top_share(actual, expected, k)) is not None},
         first_divergent=next((n for n, position in enumerate(board.places.chosen) if position in differing), None),
         perplexity=_measure_perplexity(board, actual, expected),
         cache=cache,
@@ -262,11 +262,11 @@ def find_stale(first: Generated, again: Generated) -> GenerationFault | None:
     for position, row in zip(first.positions, first.logits, strict=True):
         other = rows.get(int(position))
         if other is not None and row.tobytes() != other.tobytes():
-            return _fault(first, FaultKind.STALE, int(position), tensor="logits")
+            return _make_fault(first, FaultKind.STALE, int(position), tensor="logits")
     for own, others in zip(first.cache, again.cache, strict=True):
         for position, (entry, other) in enumerate(zip(own.rows, others.rows, strict=False), own.first):
             if entry.tobytes() != other.tobytes():
-                return _fault(first, FaultKind.STALE, position, tensor=own.name)
+                return _make_fault(first, FaultKind.STALE, position, tensor=own.name)
     return None
 
 
@@ -316,15 +316,15 @@ class _Bounds:
     control_error: float
 
     @classmethod
-    def of(cls, reference: Generated, control: Generated) -> _Bounds:
+    def compute(cls, reference: Generated, control: Generated) -> _Bounds:
         exact, rounded = np.asarray(reference.logits, np.float64), np.asarray(control.logits, np.float64)
         scale = _measure_scale(exact)
-        kl = max(_largest(_divergence(exact, rounded)), _KL_FLOOR)
-        error = max(_largest(_measure_errors(rounded, exact)), _ERROR_FLOOR * scale)
+        kl = max(_find_largest(_compute_divergence(exact, rounded)), _KL_FLOOR)
+        error = max(_find_largest(_measure_errors(rounded, exact)), _ERROR_FLOOR * scale)
         return cls(min(FACTOR * kl, math.log(exact.shape[-1])), min(FACTOR * error, scale / 2), error)
 
 
-def _largest(values: Array) -> float:
+def _find_largest(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.max()) if known.size else 0.0
 
@@ -348,7 +348,7 @@ def _measure_errors(actual: Array, expected: Array) -> Array:
 
 def _measure_scale(logits: Array) -> float:
     """Return the largest magnitude of a logit. Tokens without probability are ignored."""
-    return _largest(np.where(_is_negligible(logits), 0.0, np.abs(logits)))
+    return _find_largest(np.where(_is_negligible(logits), 0.0, np.abs(logits)))
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -356,7 +356,7 @@ def _log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
-def _divergence(expected: Array, actual: Array) -> Array:
+def _compute_divergence(expected: Array, actual: Array) -> Array:
     """Return the KL divergence of each row, in nats: sum(p * (log p - log q)), where p is expected."""
     p, q = _log_softmax(expected), _log_softmax(actual)
     weights = np.exp(p)
@@ -365,7 +365,7 @@ def _divergence(expected: Array, actual: Array) -> Array:
 
 
 def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Bounds) -> list[RowResult]:
-    kl, error = _divergence(expected, actual), _measure_errors(actual, expected)
+    kl, error = _compute_divergence(expected, actual), _measure_errors(actual, expected)
     top = np.partition(expected, -min(2, expected.shape[-1]), -1)[:, -2:]
     margins = top[:, -1] - top[:, 0]
     return [
@@ -382,7 +382,7 @@ def _compare_rows(positions: Array, actual: Array, expected: Array, bound: _Boun
     ]
 
 
-def _rows_at(result: Generated, positions: Iterable[int]) -> Array:
+def _select_rows(result: Generated, positions: Iterable[int]) -> Array:
     """Return the logits at these positions, as float64."""
     place = {int(position): row for row, position in enumerate(result.positions)}
     return np.asarray(result.logits, np.float64)[[place[int(position)] for position in positions]]
@@ -393,13 +393,13 @@ def _find_inconsistency(board: Generated, reference: Generated, baseline: Genera
 
     The reference ran the tokens in steps. The baseline ran the same tokens as one prompt.
     """
-    exact = _rows_at(baseline, reference.positions)
+    exact = _select_rows(baseline, reference.positions)
     far = _measure_errors(np.asarray(reference.logits, np.float64), exact)
     wrong = np.flatnonzero(far > _ERROR_FLOOR * _measure_scale(exact))
-    return _fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
+    return _make_fault(board, FaultKind.MODEL, int(reference.positions[wrong[0]])) if wrong.size else None
 
 
-def _fault(
+def _make_fault(
     board: Generated, kind: FaultKind, position: int, *, tensor: str = "", layer: int = -1, phase: str = ""
 ) -> GenerationFault:
     return GenerationFault(kind, position, board.places.step_of(position), tensor, layer, phase)
@@ -415,7 +415,7 @@ def _find_nonfinite(board: Generated, finite: Array) -> GenerationFault | None:
         return None
     position, layer, tensor = min(found)
     blamed = max(layer - 1, 0) if layer != math.inf else -1
-    return _fault(board, FaultKind.NONFINITE, position, tensor=tensor, layer=int(blamed))
+    return _make_fault(board, FaultKind.NONFINITE, position, tensor=tensor, layer=int(blamed))
 
 
 def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None:
@@ -424,7 +424,7 @@ def _find_wrong_token(board: Generated, actual: Array) -> GenerationFault | None
     for position, token in zip(board.places.chosen, board.tokens, strict=True):
         row = rows.get(position)
         if row is not None and int(np.argmax(actual[row])) != int(token):
-            return _fault(board, FaultKind.SAMPLER, position)
+            return _make_fault(board, FaultKind.SAMPLER, position)
     return None
 
 
@@ -467,7 +467,7 @@ def _compare_cache(
         actual, expected, exact, rounded = (np.asarray(tensor.rows[:count], np.float64) for tensor in (one, *others))
         error = np.abs(rounded - exact).max(-1, initial=0.0)
         scale = float(np.abs(expected).max(initial=0.0))
-        limit = FACTOR * max(_largest(error), _ERROR_FLOOR * scale)
+        limit = FACTOR * max(_find_largest(error), _ERROR_FLOOR * scale)
         far = np.abs(actual - expected).max(-1, initial=0.0)
         errors = np.where(far == limit, np.sign(far), far / limit)  # both may be 0 or infinite
         found.append(CacheErrors(one.name, one.layer, one.is_key, errors, one.first))
@@ -486,11 +486,11 @@ def _find_cause(
     position = min(row.position for row in (wrong or wrong_prefill))
     phase = _find_phase(board, wrong, wrong_prefill, bad) if has_prefill else ""
     if not board.cache:
-        return _fault(board, FaultKind.LOGITS, position, tensor="logits", phase=phase)
+        return _make_fault(board, FaultKind.LOGITS, position, tensor="logits", phase=phase)
     if not bad:
         if phase == "prefill only":
-            return _fault(board, FaultKind.MASK, position, tensor="logits", phase=phase)
-        return _fault(board, FaultKind.HEAD, position, tensor="logits", phase=phase)
+            return _make_fault(board, FaultKind.MASK, position, tensor="logits", phase=phase)
+        return _make_fault(board, FaultKind.HEAD, position, tensor="logits", phase=phase)
     first = min(one.rows[0] for one in bad)
     tensors = [one for one in bad if first in one.rows]
     tensor, layer = tensors[0].name, tensors[0].layer
@@ -498,19 +498,19 @@ def _find_cause(
     start = min(position, first) if tensors[0].is_state else first
     # If position 0 is already wrong, the layer itself is inexact, for example because of a different arithmetic.
     if layer == 0 and (first == 0 or tensors[0].is_state):
-        return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=0, phase=phase)
+        return _make_fault(board, FaultKind.LAYER, start, tensor=tensor, layer=0, phase=phase)
     if layer == 0:
         only_keys = all(one.is_key for one in tensors if one.layer == 0)
         # If an entry is lost, the logits are still right at its position and wrong later. Without these logits, the
         # entry itself may be wrong.
         has_logits = not {first, first + 1}.isdisjoint(map(int, board.positions))
         if first < position and has_logits and not only_keys:
-            return _fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
+            return _make_fault(board, FaultKind.SLOT, position, tensor=tensor, phase=phase)
         kind = FaultKind.POSITION if only_keys else FaultKind.SLOT
-        return _fault(board, kind, first, tensor=tensor, phase=phase)
+        return _make_fault(board, kind, first, tensor=tensor, phase=phase)
     if layer == 1 and first <= 1 and _is_mask(board, bad):
-        return _fault(board, FaultKind.MASK, min(position, first), tensor=tensor, phase=phase)
-    return _fault(board, FaultKind.LAYER, start, tensor=tensor, layer=layer - 1, phase=phase)
+        return _make_fault(board, FaultKind.MASK, min(position, first), tensor=tensor, phase=phase)
+    return _make_fault(board, FaultKind.LAYER, start, tensor=tensor, layer=layer - 1, phase=phase)
 
 
 def _find_phase(
@@ -601,7 +601,7 @@ def _measure_perplexity(board: Generated, actual: Array, expected: Array) -> Per
     return Perplexity(len(known), float(own.mean()), float(exact.mean()), error)
 
 
-def _top_share(actual: Array, expected: Array, k: int) -> float | None:
+def _compute_top_share(actual: Array, expected: Array, k: int) -> float | None:
     """Return the mean overlap of the k largest logits of board and reference, 0 to 1; None for small vocabularies."""
     if k >= actual.shape[-1] or np.isnan(actual).any():
         return None

@@ -33,7 +33,7 @@ class Channels:
         cube = values.reshape(self._shape)
         return np.asarray(np.einsum("ijk,ijk->j", cube, cube))
 
-    def largest(self, values: Array) -> Array:
+    def find_largest(self, values: Array) -> Array:
         """Return the largest value per group. Values must not be negative."""
         return np.asarray(values.reshape(self._shape).max(axis=(0, 2), initial=0.0))
 
@@ -53,12 +53,12 @@ class Magnitudes:
     def __init__(self, values: Array) -> None:
         numbers = np.empty(values.size, np.int16)  # 0 means no group
         limits = np.finfo(np.float64)
-        lowest = int(_exponent_of_16(np.frexp(limits.smallest_subnormal)[1])) - 1
-        counts = np.zeros(_exponent_of_16(limits.maxexp) - lowest + 1, np.intp)
+        lowest = int(_convert_exponent(np.frexp(limits.smallest_subnormal)[1])) - 1
+        counts = np.zeros(_convert_exponent(limits.maxexp) - lowest + 1, np.intp)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)
             chunk = values[part]
-            found = _exponent_of_16(np.frexp(chunk)[1]) - lowest
+            found = _convert_exponent(np.frexp(chunk)[1]) - lowest
             numbers[part] = np.where(np.isfinite(chunk) & (chunk != 0), found, 0)
             counts += np.bincount(numbers[part], minlength=counts.size)
         present = 1 + np.flatnonzero(counts[1:])
@@ -81,7 +81,7 @@ class Magnitudes:
             sums += np.bincount(self._numbers[part], squares, minlength=sums.size)
         return sums[self._present]
 
-    def largest(self, values: Array) -> Array:
+    def find_largest(self, values: Array) -> Array:
         """Return the largest value per group. Values must not be negative."""
         found = np.zeros(self._size)
         np.maximum.at(found, self._numbers, values)
@@ -99,6 +99,6 @@ class Magnitudes:
 Groups = Channels | Magnitudes
 
 
-def _exponent_of_16(binary: Any) -> Any:
+def _convert_exponent(binary: Any) -> Any:
     """Convert binary exponents from ``frexp`` to base-16 exponents."""
     return (binary - 1) // 4

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hil.compare.allowance import Allowance
-from hil.compare.reasons import count, index_of, reason_of_values
-from hil.compare.small import check_small, relative_limit
+from hil.compare.reasons import count, explain_values, index_of
+from hil.compare.small import check_small, compute_relative_limit
 from hil.compare.stats import Stats, measure
-from hil.compare.tolerance import Scale, blindness, narrowed
-from hil.compare.values import CHUNK, reader
+from hil.compare.tolerance import Scale, find_blindness, narrow_tolerance
+from hil.compare.values import CHUNK, make_reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 
@@ -41,61 +41,61 @@ def judge_values(
     Args:
         tolerance: tolerance without noise; None requires exact equality.
         scale: the reference's scale.
-        kind: result of :func:`hil.compare.values.common_kind` for the two dtypes; "" is invalid.
+        kind: result of :func:`hil.compare.values.choose_common_kind` for the two dtypes; "" is invalid.
         given: True if the user gave the tolerance.
         allowed: allowance for the reference's noise, if measured.
     """
-    stats = measure(actual, reference, tolerance, kind, allowed=allowed.within if allowed else None)
+    stats = measure(actual, reference, tolerance, kind, allowed=allowed.slice_allowed if allowed else None)
     if tolerance is None:
-        return Judged(stats, None, reason_of_values(actual, reference, None, stats))
-    found = Judged(stats, widened(tolerance, allowed))
-    if reason := reason_of_values(actual, reference, found.tolerance, stats):
-        return _out_of_tolerance(actual, reference, tolerance, replace(found, reason=reason), kind, allowed)
+        return Judged(stats, None, explain_values(actual, reference, None, stats))
+    found = Judged(stats, widen_tolerance(tolerance, allowed))
+    if reason := explain_values(actual, reference, found.tolerance, stats):
+        return _judge_out_of_tolerance(actual, reference, tolerance, replace(found, reason=reason), kind, allowed)
     if _is_all_nan(reference, scale):
         return replace(found, doubt="every value is NaN on both sides: no number was compared")
     if not stats.max_abs:
         return found
-    if doubt := _doubt(found, scale, given, allowed):
+    if doubt := _find_doubt(found, scale, given, allowed):
         found = replace(found, doubt=doubt)
-        closer = narrowed(scale)
+        closer = narrow_tolerance(scale)
         near = Judged(
-            measure(actual, reference, closer, kind, allowed=allowed.within if allowed else None),
-            widened(closer, allowed),
+            measure(actual, reference, closer, kind, allowed=allowed.slice_allowed if allowed else None),
+            widen_tolerance(closer, allowed),
         )
-        if not allowed or _mismatches(near) or _doubt(near, scale, False, allowed):
+        if not allowed or _count_mismatches(near) or _find_doubt(near, scale, False, allowed):
             return found
         return near
-    limit = relative_limit(reference, tolerance, given=given)
+    limit = compute_relative_limit(reference, tolerance, given=given)
     if stats.max_rel is not None and (stats.max_rel > limit or stats.beside_zero):
-        return _small_values(actual, reference, tolerance, found, given, allowed)
+        return _judge_small_values(actual, reference, tolerance, found, given, allowed)
     return found
 
 
-def widened(tolerance: Tolerance, allowed: Allowance | None) -> Tolerance:
+def widen_tolerance(tolerance: Tolerance, allowed: Allowance | None) -> Tolerance:
     """Return the tolerance that covers all elements except unsteady elements."""
     return replace(tolerance, atol=tolerance.atol + allowed.widest) if allowed else tolerance
 
 
-def _out_of_tolerance(
+def _judge_out_of_tolerance(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, found: Judged, kind: str, allowed: Allowance | None
 ) -> Judged:
     """Judge an output that is out of tolerance. The reference's rounding noise may explain the differences."""
     if not allowed or (found.stats and found.stats.nonfinite):
         return found
-    if unsteady := unsteady_text(allowed):
+    if unsteady := format_unsteady(allowed):
         found = replace(found, reason=f"{found.reason}; {unsteady}")
-    stats = measure(actual, reference, tolerance, kind, allowed=allowed.all_of)
+    stats = measure(actual, reference, tolerance, kind, allowed=allowed.slice_noise)
     if stats.mismatches:
         return found
     doubt = (
-        f"{_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within the rounding noise of "
-        f"the reference ({allowed.largest:.2g}): cannot be judged"
+        f"{_count_mismatches(found)} of {count(stats.elements, 'value')} out of tolerance, but within the rounding "
+        f"noise of the reference ({allowed.largest:.2g}): cannot be judged"
     )
     # If all values are only noise, the board may return exactly 0.
     return Judged(replace(stats, zeroed=False), replace(tolerance, atol=tolerance.atol + allowed.largest), doubt=doubt)
 
 
-def unsteady_text(allowed: Allowance) -> str:
+def format_unsteady(allowed: Allowance) -> str:
     """Return a line that lists the elements with noise above the ceiling; "" if none."""
     if not allowed.unsteady:
         return ""
@@ -107,19 +107,19 @@ def unsteady_text(allowed: Allowance) -> str:
     return f"rounding changes {share} by more than {allowed.share:.2g} times their scale ({rule}), at {places}{more}"
 
 
-def _doubt(found: Judged, scale: Scale, given: bool, allowed: Allowance | None) -> str:
+def _find_doubt(found: Judged, scale: Scale, given: bool, allowed: Allowance | None) -> str:
     assert found.stats is not None and found.tolerance is not None
     noise = allowed.widest if allowed else None
-    return blindness(found.tolerance, scale, noise=noise, given=given) or _more_error_than_signal(
+    return find_blindness(found.tolerance, scale, noise=noise, given=given) or _find_excess_error(
         found.stats, scale, given
     )
 
 
-def _mismatches(found: Judged) -> int:
+def _count_mismatches(found: Judged) -> int:
     return found.stats.mismatches if found.stats else 0
 
 
-def _small_values(
+def _judge_small_values(
     actual: Tensor, reference: Tensor, tolerance: Tolerance, found: Judged, given: bool, allowed: Allowance | None
 ) -> Judged:
     small = check_small(actual, reference, tolerance, given=given, allowed=allowed)
@@ -134,11 +134,11 @@ def _small_values(
 def _is_all_nan(reference: Tensor, scale: Scale) -> bool:
     if not reference.size or scale.largest:
         return False
-    read = reader(reference)
+    read = make_reader(reference)
     return all(bool(np.isnan(read(start, start + CHUNK)).all()) for start in range(0, reference.size, CHUNK))
 
 
-def _more_error_than_signal(stats: Stats, scale: Scale, given: bool) -> str:
+def _find_excess_error(stats: Stats, scale: Scale, given: bool) -> str:
     """Return a reason if an output within its tolerance is still wrong; otherwise ""."""
     if given and not scale.largest:
         return ""  # the user specified the allowed distance from 0

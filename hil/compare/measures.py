@@ -16,11 +16,11 @@ import numpy as np
 
 from hil.compare.row_sets import BOXES, match_share
 from hil.compare.stats import STATISTICS, Statistic, measure
-from hil.compare.tolerance import tolerance_for
+from hil.compare.tolerance import choose_tolerance
 from hil.compare.values import CHUNK, EXACT_DTYPES, Floats
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, get_dtype_name
 from hil.errors import UsageError, VacuousTolerance
 
 # Smaller probabilities are raised to this value: a float16 softmax has zeros at values of 1e-9 in float32.
@@ -29,7 +29,7 @@ PROBABILITY_FLOOR = 1e-12
 PROBABILITY_SUM_ERROR = 1e-2
 # A float output is quantized if it has at least this many distinct values, all on one grid. GRID_ERROR is the allowed
 # distance from the grid, in steps.
-GRID_LEAST_VALUES = 8
+MIN_GRID_VALUES = 8
 GRID_ERROR = 0.02
 _TOP = re.compile(r"top([1-9][0-9]{0,8})")
 
@@ -40,7 +40,7 @@ class Pair:
     def __init__(
         self, actual: Tensor, reference: Tensor, tolerance: Tolerance | None, kind: str, stats: Any = None
     ) -> None:
-        self.dtype = dtype_name(reference.dtype)
+        self.dtype = get_dtype_name(reference.dtype)
         self.tolerance = tolerance
         self._actual, self._reference, self._kind = actual, reference, kind
         self._stats = stats
@@ -56,9 +56,9 @@ class Pair:
     def values(self) -> tuple[Floats, Floats]:
         """Both tensors as float64. Raises UsageError for strings and complex numbers."""
         self._check_kind()
-        return _wide(np.asarray(self._actual)), _wide(np.asarray(self._reference))
+        return _widen(np.asarray(self._actual)), _widen(np.asarray(self._reference))
 
-    def rows(self, axis: int = -1) -> Iterator[tuple[Floats, Floats]]:
+    def iter_rows(self, axis: int = -1) -> Iterator[tuple[Floats, Floats]]:
         """Yield both tensors as float64 matrices, a chunk of rows at a time. Rows run along ``axis``.
 
         Raises:
@@ -72,14 +72,14 @@ class Pair:
         first, second = (np.moveaxis(one, axis, -1).reshape(-1, size) for one in (actual, reference))
         count = max(CHUNK // max(size, 1), 1)
         for start in range(0, len(first), count):
-            yield _wide(first[start : start + count]), _wide(second[start : start + count])
+            yield _widen(first[start : start + count]), _widen(second[start : start + count])
 
     def _check_kind(self) -> None:
         if self._kind not in ("real", "integer"):
             raise UsageError(f"unsupported for {self.dtype} outputs")
 
 
-def _wide(values: Array) -> Floats:
+def _widen(values: Array) -> Floats:
     with np.errstate(invalid="ignore"):  # casting a signalling NaN warns
         return values.astype(np.float64)
 
@@ -103,7 +103,7 @@ class Measure:
     is_of_direction: bool = False  # True if the value is independent of scale
     name: str = ""  # name in the guide, if it differs from the key
 
-    def axes(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    def find_axes(self, arguments: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the axes along which values are measured together; empty if each element is measured separately."""
         if not self.is_positional:
             return -2, -1
@@ -127,11 +127,11 @@ def measure_names() -> list[str]:
     return [measure.name or measure.key for measure in MEASURES]
 
 
-def _of_statistic(statistic: Statistic) -> Measure:
+def _make_measure(statistic: Statistic) -> Measure:
     lowest, highest = (-1.0, 1.0) if statistic.key == "cosine" else (-math.inf, math.inf)
     higher = statistic.worst is min
 
-    def value(pair: Pair) -> float | None:
+    def read_value(pair: Pair) -> float | None:
         found = getattr(pair.stats, statistic.key)
         if found is None and statistic.key == "max_ulp" and pair.dtype in EXACT_DTYPES:
             raise UsageError(f"unsupported for {pair.dtype} outputs")
@@ -140,7 +140,7 @@ def _of_statistic(statistic: Statistic) -> Measure:
     return Measure(
         statistic.key,
         statistic.meaning,
-        value,
+        read_value,
         higher,
         highest if higher else 0.0,
         lowest if higher else math.inf,
@@ -148,17 +148,17 @@ def _of_statistic(statistic: Statistic) -> Measure:
     )
 
 
-def _mismatches(pair: Pair) -> float:
+def _count_mismatches(pair: Pair) -> float:
     return float(pair.stats.mismatches)
 
 
-def _mismatch_share(pair: Pair) -> float:
+def _compute_mismatch_share(pair: Pair) -> float:
     return float(pair.stats.mismatches / max(pair.stats.elements, 1))
 
 
-def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
+def _measure_top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
     rows = hits = 0
-    for actual, reference in pair.rows(axis):
+    for actual, reference in pair.iter_rows(axis):
         if actual.shape[1] <= k:
             raise VacuousTolerance(
                 f"top{k} cannot fail: a row has {actual.shape[1]} value{'s' * (actual.shape[1] != 1)}",
@@ -175,23 +175,23 @@ def _top(pair: Pair, k: int = 1, axis: int = -1) -> float | None:
     return hits / rows if rows else None
 
 
-def _kl(pair: Pair, axis: int = -1) -> float | None:
-    def comparable() -> Iterator[tuple[Floats, Floats]]:
-        for actual, reference in pair.rows(axis):
+def _measure_kl(pair: Pair, axis: int = -1) -> float | None:
+    def iter_comparable() -> Iterator[tuple[Floats, Floats]]:
+        for actual, reference in pair.iter_rows(axis):
             fine = ~(np.isnan(reference) | np.isposinf(reference)).any(axis=1)
             if fine.any():
                 yield actual[fine], reference[fine]
 
     probabilities, scaled = True, False
     with np.errstate(all="ignore"):
-        for actual, reference in comparable():
+        for actual, reference in iter_comparable():
             probabilities = bool((reference >= 0).all()) and _add_up_to_1(reference)
             if not probabilities:
                 break
             scaled = scaled or not _add_up_to_1(actual)
         if probabilities and scaled:
             return math.inf  # not probabilities: scaled, or incomplete
-        found = [_largest_divergence(*one, probabilities=probabilities) for one in comparable()]
+        found = [_find_largest_divergence(*one, probabilities=probabilities) for one in iter_comparable()]
     # np.max propagates NaN.
     return float(np.max(found)) if found else None
 
@@ -200,7 +200,7 @@ def _add_up_to_1(rows: Floats) -> bool:
     return bool((np.abs(rows.sum(axis=1) - 1) <= PROBABILITY_SUM_ERROR).all())
 
 
-def _largest_divergence(actual: Floats, reference: Floats, *, probabilities: bool) -> Any:
+def _find_largest_divergence(actual: Floats, reference: Floats, *, probabilities: bool) -> Any:
     p, q = (_log_probabilities(one, probabilities) for one in (reference, actual))
     terms = np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q))
     return np.maximum(terms.sum(axis=1).max(), 0.0)
@@ -216,7 +216,7 @@ def _log_probabilities(rows: Floats, probabilities: bool) -> Floats:
     return logarithms
 
 
-def _psnr_db(pair: Pair, peak: float | None = None) -> float | None:
+def _measure_psnr_db(pair: Pair, peak: float | None = None) -> float | None:
     actual, reference = pair.values
     fine = np.isfinite(actual) & np.isfinite(reference)
     if not fine.any():
@@ -229,19 +229,19 @@ def _psnr_db(pair: Pair, peak: float | None = None) -> float | None:
     return 20 * math.log10(largest) - 10 * math.log10(error) if largest else -math.inf
 
 
-def _lsb(pair: Pair, step: float | None = None) -> float | None:
+def _measure_lsb(pair: Pair, step: float | None = None) -> float | None:
     actual, reference = pair.values
     if pair.dtype in EXACT_DTYPES and step is None:
         return float(pair.stats.max_abs)
     fine = np.isfinite(actual) & np.isfinite(reference)
-    step = step or _grid_step(reference[fine])
+    step = step or _find_grid_step(reference[fine])
     return float((np.abs(actual - reference)[fine] / step).max(initial=0.0))
 
 
-def _grid_step(values: Floats) -> float:
+def _find_grid_step(values: Floats) -> float:
     """Return the grid step of the values. Raises UsageError without a grid or without enough values."""
     distinct = np.unique(values)
-    if distinct.size >= GRID_LEAST_VALUES:
+    if distinct.size >= MIN_GRID_VALUES:
         step = float(np.diff(distinct).min())
         places = (distinct - distinct[0]) / step
         if float(np.abs(places - np.round(places)).max()) <= GRID_ERROR:
@@ -253,7 +253,7 @@ def _grid_step(values: Floats) -> float:
 
 def _set(pair: Pair, **arguments: Any) -> float:
     rtol, atol = arguments.pop("rtol", None), arguments.pop("atol", None)
-    given = tolerance_for(pair.dtype, rtol, atol) if (rtol, atol) != (None, None) else pair.tolerance
+    given = choose_tolerance(pair.dtype, rtol, atol) if (rtol, atol) != (None, None) else pair.tolerance
     return match_share(*pair.values, given or Tolerance(0.0, 0.0), **arguments)
 
 
@@ -264,7 +264,7 @@ def _number(text: str) -> float:
     return number
 
 
-def _not_negative(text: str) -> float:
+def _parse_not_negative(text: str) -> float:
     number = float(text)
     if not (math.isfinite(number) and number >= 0):
         raise ValueError("expected a number of 0 or more")
@@ -278,7 +278,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _box(text: str) -> str:
+def _parse_box(text: str) -> str:
     if text not in BOXES:
         raise ValueError(f"expected {' or '.join(BOXES)}")
     return text
@@ -286,15 +286,15 @@ def _box(text: str) -> str:
 
 _AXIS: dict[str, Callable[[str], Any]] = {"axis": int}
 MEASURES = (
-    *map(_of_statistic, STATISTICS),
-    Measure("mismatches", "elements out of tolerance", _mismatches, False, 0.0, math.inf),
-    Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _mismatch_share, False, 0.0, 1.0),
+    *map(_make_measure, STATISTICS),
+    Measure("mismatches", "elements out of tolerance", _count_mismatches, False, 0.0, math.inf),
+    Measure("mismatch_share", "share of elements out of tolerance, 0 to 1", _compute_mismatch_share, False, 0.0, 1.0),
     Measure(
         "top",
         "share of rows in which the reference's largest value is among the K largest on the board. If a wrong value on "
         "the board equals the right one, the wrong value ranks first. If several values share the reference's maximum, "
         "each of them is right",
-        _top,
+        _measure_top,
         True,
         1.0,
         0.0,
@@ -305,7 +305,7 @@ MEASURES = (
     Measure(
         "argmax",
         "the same share as `top1`. Without a bound, every row must match",
-        _top,
+        _measure_top,
         True,
         1.0,
         0.0,
@@ -317,7 +317,7 @@ MEASURES = (
         "kl",
         "largest Kullback-Leibler divergence of a row, in nats. If every row of the reference adds up to 1, the values "
         "are probabilities. Otherwise hil applies softmax first",
-        _kl,
+        _measure_kl,
         False,
         0.0,
         math.inf,
@@ -327,7 +327,7 @@ MEASURES = (
     Measure(
         "psnr_db",
         "`10 log10(peak^2 / mean((a - b)^2))`; the peak is the range of the reference's values",
-        _psnr_db,
+        _measure_psnr_db,
         True,
         math.inf,
         -math.inf,
@@ -337,7 +337,7 @@ MEASURES = (
         "lsb",
         "largest `abs(a - b)` in steps of size `step`. The default is 1 for integers, and the step of the reference's "
         "quantization grid for floats",
-        _lsb,
+        _measure_lsb,
         False,
         0.0,
         math.inf,
@@ -352,7 +352,7 @@ MEASURES = (
         True,
         1.0,
         0.0,
-        {"iou": _share, "box": _box, "at": int, "rtol": _not_negative, "atol": _not_negative},
+        {"iou": _share, "box": _parse_box, "at": int, "rtol": _parse_not_negative, "atol": _parse_not_negative},
         default=1.0,
         is_positional=False,
     ),

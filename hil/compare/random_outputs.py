@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from hil.compare.comparison import OutputComparison
-from hil.compare.verdict import Verdict, outcome_of
+from hil.compare.verdict import Verdict, decide_outcome
 from hil.core.results import Outcome
 
 _SHOWN = 5
@@ -27,8 +27,8 @@ def mark_random(
     """
     if not nodes or not any(one.name in outputs for one in verdict.outputs):
         return verdict
-    marked = tuple(_marked(one, allow_blind) if one.name in outputs else one for one in verdict.outputs)
-    outcome, draws = outcome_of(marked), random_text(nodes)
+    marked = tuple(_mark_blind(one, allow_blind) if one.name in outputs else one for one in verdict.outputs)
+    outcome, draws = decide_outcome(marked), format_random(nodes)
     differing = [one for one, was in zip(marked, verdict.outputs, strict=True) if one is not was]
     if outcome is Outcome.FAIL:
         reason = verdict.reason
@@ -41,7 +41,7 @@ def mark_random(
     return replace(verdict, outcome=outcome, outputs=marked, reason=reason)
 
 
-def _marked(output: OutputComparison, allow_blind: Sequence[str]) -> OutputComparison:
+def _mark_blind(output: OutputComparison, allow_blind: Sequence[str]) -> OutputComparison:
     # Without a mismatch count, the shapes differ. Random numbers do not explain different shapes.
     if output.passed or output.mismatches is None or output.dtype != output.reference_dtype:
         return output
@@ -49,7 +49,7 @@ def _marked(output: OutputComparison, allow_blind: Sequence[str]) -> OutputCompa
     return replace(output, passed=allowed, blind=True, reason=f"output depends on random numbers: {output.reason}")
 
 
-def random_text(nodes: Sequence[str]) -> str:
+def format_random(nodes: Sequence[str]) -> str:
     """Return a line that lists the random nodes."""
     more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
     return f"the model draws random numbers (node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_SHOWN])}{more})"

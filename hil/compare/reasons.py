@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from hil.compare.stats import Stats
-from hil.compare.values import reader
+from hil.compare.values import make_reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import dtype_name, shape_text
+from hil.core.tensors import get_dtype_name, shape_text
 
 
-def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool) -> str:
+def explain_with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool) -> str:
     """Return why two tensors do not agree, most serious cause first; "" if they agree.
 
     Args:
@@ -22,20 +22,20 @@ def with_types(values: str, actual: Tensor, reference: Tensor, *, compared: bool
     """
     if actual.shape != reference.shape:
         return f"shape {shape_text(actual.shape)}, the reference has {shape_text(reference.shape)}"
-    dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
+    dtype, reference_dtype = get_dtype_name(actual.dtype), get_dtype_name(reference.dtype)
     if dtype == reference_dtype:
         return values
     reason = f"dtype {dtype}, the reference has {reference_dtype}"
     return f"{reason}; {values or 'the values agree'}" if compared else reason
 
 
-def reason_of_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
+def explain_values(actual: Tensor, reference: Tensor, tolerance: Tolerance | None, stats: Stats) -> str:
     """Return why the values of two tensors do not agree; "" if they agree."""
     if stats.zeroed:
         return "every value is 0, but the reference has other values"
     if not stats.mismatches:
         return ""
-    a, b = values_at(actual, reference, stats.worst) or ("?", "?")
+    a, b = read_values(actual, reference, stats.worst) or ("?", "?")
     where = f"at {list(index_of(stats.worst, actual.shape) or ())}: {_show(a)}, the reference has {_show(b)}"
     if stats.nonfinite:
         return f"{count(stats.nonfinite, 'value')} NaN or infinite on one side only, first {where}"
@@ -56,15 +56,15 @@ def index_of(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None
     return None if flat is None else tuple(int(place) for place in np.unravel_index(flat, shape))
 
 
-def values_at(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
+def read_values(actual: Tensor, reference: Tensor, flat: int | None) -> tuple[Any, Any] | None:
     """Return both values at a flat index as Python bool, int, float, complex or str."""
     if flat is None:
         return None
-    a, b = (reader(array)(flat, flat + 1)[0] for array in (actual, reference))
-    return _python(a), _python(b)
+    a, b = (make_reader(array)(flat, flat + 1)[0] for array in (actual, reference))
+    return _to_python(a), _to_python(b)
 
 
-def _python(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -52,23 +52,23 @@ def match_share(
         others = np.arange(columns)
         fits = np.ones((count, count), np.bool_)
         if iou is not None:
-            fits &= _overlaps(ours[:, at : at + 4], theirs[:, at : at + 4], box) >= iou
+            fits &= _compute_overlaps(ours[:, at : at + 4], theirs[:, at : at + 4], box) >= iou
             others = np.delete(others, slice(at, at + 4))
         for column in others:
-            fits &= _agrees(ours[:, column], theirs[:, column], tolerance)
-        matched += _largest_matching(fits)
+            fits &= _match_rows(ours[:, column], theirs[:, column], tolerance)
+        matched += _find_largest_matching(fits)
     total = sets[0].shape[0] * count
     return matched / total if total else 1.0
 
 
-def _agrees(ours: Floats, theirs: Floats, tolerance: Tolerance) -> _Matches:
+def _match_rows(ours: Floats, theirs: Floats, tolerance: Tolerance) -> _Matches:
     a, b = ours[:, None], theirs[None, :]
     with np.errstate(invalid="ignore"):
         near = np.abs(a - b) <= tolerance.atol + tolerance.rtol * np.abs(b)
     return np.asarray((near & np.isfinite(a) & np.isfinite(b)) | (a == b) | (np.isnan(a) & np.isnan(b)), dtype=np.bool_)
 
 
-def _overlaps(ours: Floats, theirs: Floats, box: str) -> Floats:
+def _compute_overlaps(ours: Floats, theirs: Floats, box: str) -> Floats:
     """Return the intersection over union of every pair of boxes: 1 for equal boxes, even if their area is 0."""
     corners: Callable[[Floats], Floats] = (
         (lambda one: one)
@@ -77,19 +77,19 @@ def _overlaps(ours: Floats, theirs: Floats, box: str) -> Floats:
     )
     a, b = corners(ours)[:, None, :], corners(theirs)[None, :, :]
     with np.errstate(all="ignore"):
-        shared = _area(np.maximum(a[..., :2], b[..., :2]), np.minimum(a[..., 2:], b[..., 2:]))
-        union = _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - shared
+        shared = _compute_area(np.maximum(a[..., :2], b[..., :2]), np.minimum(a[..., 2:], b[..., 2:]))
+        union = _compute_area(a[..., :2], a[..., 2:]) + _compute_area(b[..., :2], b[..., 2:]) - shared
         share = np.where(union > 0, shared / union, 0.0)
     same: Floats = np.where((a == b).all(axis=-1), 1.0, np.nan_to_num(share))
     return same
 
 
-def _area(low: Floats, high: Floats) -> Floats:
+def _compute_area(low: Floats, high: Floats) -> Floats:
     area: Floats = np.prod(np.maximum(high - low, 0.0), axis=-1)
     return area
 
 
-def _largest_matching(fits: _Matches) -> int:
+def _find_largest_matching(fits: _Matches) -> int:
     """Return the size of a maximum bipartite matching, using augmenting paths (Kuhn)."""
     owner = np.full(fits.shape[1], -1)
     candidates = [np.flatnonzero(row) for row in fits]
@@ -101,11 +101,11 @@ def _largest_matching(fits: _Matches) -> int:
             matched += 1
     for row in range(len(candidates)):
         if not fits[row, row]:
-            matched += _augment(row, candidates, owner)
+            matched += _augment_matching(row, candidates, owner)
     return matched
 
 
-def _augment(start: int, candidates: list[npt.NDArray[np.intp]], owner: npt.NDArray[np.intp]) -> bool:
+def _augment_matching(start: int, candidates: list[npt.NDArray[np.intp]], owner: npt.NDArray[np.intp]) -> bool:
     """Find an augmenting path for a row by breadth-first search, and reassign the columns along it."""
     came_from: dict[int, int] = {}  # column -> row that reached it
     taken: dict[int, int] = {}  # row -> column that it would release

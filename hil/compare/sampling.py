@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from hil.compare.values import CHUNK, reader
+from hil.compare.values import CHUNK, make_reader
 from hil.core.tensors import Array
 
 # Minimum sample size. Outputs with up to LARGE elements are not sampled.
@@ -33,7 +33,7 @@ def sample_of(array: Array, axes: Collection[int]) -> Array | None:
     if array.size <= LARGE or 2 * count >= math.prod(shape):
         return None
     chosen = np.random.default_rng(_SEED).integers(0, math.prod(shape), count)
-    extremes = np.unravel_index(_extremes(array), array.shape)
+    extremes = np.unravel_index(_find_extremes(array), array.shape)
     found = np.ravel_multi_index([extremes[axis] for axis in split], shape)
     rows = np.unravel_index(np.unique(np.concatenate([chosen, found])), shape)
     sample = np.moveaxis(array, split, range(len(split)))[rows]
@@ -42,9 +42,9 @@ def sample_of(array: Array, axes: Collection[int]) -> Array | None:
     return np.expand_dims(sample, others)
 
 
-def _extremes(array: Array) -> list[int]:
+def _find_extremes(array: Array) -> list[int]:
     """Return the flat indices of the largest and the smallest finite value, by magnitude for complex values."""
-    read, high, low = reader(array), (-math.inf, 0), (math.inf, 0)
+    read, high, low = make_reader(array), (-math.inf, 0), (math.inf, 0)
     for start in range(0, array.size, CHUNK):
         chunk = read(start, start + CHUNK)
         with np.errstate(all="ignore"):  # casting a signalling NaN warns

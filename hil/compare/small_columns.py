@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hil.compare.values import CHUNK, mask_limit, reader
+from hil.compare.values import CHUNK, make_reader, mask_limit
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
@@ -14,7 +14,7 @@ from hil.core.tensors import Array
 SMALL_SHARE = 1 / 100
 
 
-def axes_of_columns(rank: int) -> tuple[int, ...]:
+def find_column_axes(rank: int) -> tuple[int, ...]:
     """Return the axes to search for small columns: the last and the second."""
     return () if rank < 2 else (-1,) if rank == 2 else (-1, 1)
 
@@ -25,7 +25,7 @@ def find_small(array: Tensor, axis: int) -> Array:
     Masks and non-finite values are excluded.
     """
     size, stride = array.shape[axis], math.prod(array.shape[axis % array.ndim + 1 :])
-    read, limit = reader(array), mask_limit(array.dtype)
+    read, limit = make_reader(array), mask_limit(array.dtype)
     squares = np.zeros(size)
     for start in range(0, array.size, CHUNK):
         chunk = read(start, start + CHUNK)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.values import CHUNK, EXACT_DTYPES, Floats, Reader, dot, mask_limit, part_of, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, Floats, Reader, compute_dot, get_part_dtype, make_reader, mask_limit
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import Array, dtype_name, dtype_of
+from hil.core.tensors import Array, get_dtype_name, parse_dtype
 
 _EXACT = Tolerance(0.0, 0.0)
 
@@ -48,19 +48,19 @@ class Statistic:
         return f"{self.title} {self.unit}".rstrip()
 
 
-def _row(title: str, meaning: str, value: Callable[[Sums], float | int | None], **more: Any) -> Any:
+def _define_statistic(title: str, meaning: str, value: Callable[[Sums], float | int | None], **more: Any) -> Any:
     """Define a field of :class:`Statistics` from the arguments of :class:`Statistic`."""
     return field(default=None, metadata={"title": title, "meaning": meaning, "value": value, **more})
 
 
-def _cosine(sums: Sums) -> float | None:
+def _compute_cosine(sums: Sums) -> float | None:
     if sums.aa == 0 or sums.bb == 0:
         return 1.0 if sums.aa == sums.bb else 0.0
     cosine = float(sums.ab / (np.sqrt(sums.aa) * np.sqrt(sums.bb)))
     return None if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
 
 
-def _sqnr_db(sums: Sums) -> float | None:
+def _compute_sqnr_db(sums: Sums) -> float | None:
     if sums.dd == 0:
         return math.inf
     ratio = float(10 * (np.log10(sums.bb) - np.log10(sums.dd)))
@@ -80,47 +80,47 @@ class Statistics:
     visible values. Masks in bit-equal tensors are not counted.
     """
 
-    max_abs: float | None = _row(
+    max_abs: float | None = _define_statistic(
         "max abs", "largest `abs(a - b)`", lambda sums: sums.max_abs, column="always", brief="max abs {:.3g}"
     )
-    max_rel: float | None = _row(
+    max_rel: float | None = _define_statistic(
         "max rel",
         "largest `abs(a - b) / abs(b)` where `b` is not 0",
         lambda sums: None if sums.bb == 0 and sums.dd > 0 and not sums.masked else sums.max_rel,
     )
-    max_ulp: int | None = _row(
+    max_ulp: int | None = _define_statistic(
         "ULP",
         "largest number of representable values between `a` and `b`; none for integers and if the dtypes differ",
         lambda sums: None if sums.ulp is None else sums.ulp.largest,
         column="always",
         brief="{} ULP",
     )
-    mean_abs: float | None = _row(
+    mean_abs: float | None = _define_statistic(
         "mean abs",
         "mean of `abs(a - b)`",
         lambda sums: float(sums.sum_abs / max(sums.finite, 1)),
         column="",
         report=False,
     )
-    rmse: float | None = _row(
+    rmse: float | None = _define_statistic(
         "RMSE",
         "square root of the mean of `(a - b)^2`",
         lambda sums: float(np.sqrt(sums.dd / max(sums.visible, 1))),
         masks=False,
         column="",
     )
-    cosine: float | None = _row(
+    cosine: float | None = _define_statistic(
         "cosine",
         "cosine of the angle between `a` and `b` as vectors; 1 is the same direction",
-        _cosine,
+        _compute_cosine,
         masks=False,
         worst=min,
         digits=6,
     )
-    sqnr_db: float | None = _row(
+    sqnr_db: float | None = _define_statistic(
         "SQNR",
         "`10 log10(sum(b^2) / sum((a - b)^2))`; `inf` when equal; about 6 dB per bit of precision",
-        _sqnr_db,
+        _compute_sqnr_db,
         unit="dB",
         masks=False,
         worst=min,
@@ -132,20 +132,20 @@ class Statistics:
 STATISTICS = tuple(Statistic(one.name, **one.metadata) for one in fields(Statistics))
 
 
-def worst_of(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def find_worst(outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the worst statistics of multiple outputs, and the sums of ``mismatches`` and ``elements``."""
     found = list(outputs)
 
-    def known(key: str) -> list[Any]:
+    def list_known(key: str) -> list[Any]:
         return [output[key] for output in found if output.get(key) is not None]
 
-    counts = {key: sum(known(key)) if known(key) else None for key in ("mismatches", "elements")}
-    return counts | {one.key: one.worst(known(one.key), default=None) for one in STATISTICS}
+    counts = {key: sum(list_known(key)) if list_known(key) else None for key in ("mismatches", "elements")}
+    return counts | {one.key: one.worst(list_known(one.key), default=None) for one in STATISTICS}
 
 
-def summary(outputs: Iterable[Mapping[str, Any]]) -> str:
+def summarize(outputs: Iterable[Mapping[str, Any]]) -> str:
     """Summarize the worst statistics: ``0 of 10 out of tolerance, max abs 1.2e-07, 3 ULP, 141 dB``."""
-    found = worst_of(outputs)
+    found = find_worst(outputs)
     if found["mismatches"] is None:
         return "no statistics available"
     briefs = [one.brief.format(found[one.key]) for one in STATISTICS if one.brief and found[one.key] is not None]
@@ -183,7 +183,7 @@ def measure(
         kind: result of :func:`common_kind` for the two dtypes; "" is invalid.
         allowed: function that returns the extra difference allowed for each float element, as float64.
     """
-    read_a, read_b, size = reader(actual), reader(reference), actual.size
+    read_a, read_b, size = make_reader(actual), make_reader(reference), actual.size
     if kind == "string":
         return _measure_strings(read_a, read_b, size, chunk)
     sums = Sums(actual.dtype, reference.dtype, tolerance or _EXACT, kind, min(chunk, max(size, 1)), allowed)
@@ -191,14 +191,14 @@ def measure(
         # Skip bit-equal chunks, because equal tensors need no statistics. After the first difference, another pass adds
         # the skipped chunks to the sums.
         equal = 0
-        while equal < size and sums.same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
+        while equal < size and sums.has_same_bits(read_a(equal, equal + chunk), read_b(equal, equal + chunk)):
             equal += chunk
         if equal < size:
             for start in range(0, equal, chunk):
                 sums.add_equal(read_b(start, start + chunk))
             for start in range(equal, size, chunk):
                 sums.add(start, read_a(start, start + chunk), read_b(start, start + chunk))
-        return sums.stats(size)
+        return sums.compute_stats(size)
 
 
 def _measure_strings(read_a: Reader, read_b: Reader, size: int, chunk: int) -> Stats:
@@ -238,11 +238,11 @@ class Sums:
         self.tolerance = tolerance
         self.allowed = allowed
         self.parts = 2 if kind == "complex" else 1  # real numbers per element
-        part_a, part_b = part_of(a), part_of(b)
+        part_a, part_b = get_part_dtype(a), get_part_dtype(b)
         self.wide = np.float64 in (part_a, part_b)
-        same = dtype_name(a) == dtype_name(b)
+        same = get_dtype_name(a) == get_dtype_name(b)
         self.bits = np.dtype(f"u{part_b.itemsize}") if same else None
-        floating = same and dtype_name(part_b) not in EXACT_DTYPES
+        floating = same and get_dtype_name(part_b) not in EXACT_DTYPES
         self.ulp: LargestUlp | None = LargestUlp(part_b, chunk * self.parts) if floating else None
 
         self.mask_limits = mask_limit(a), mask_limit(b)
@@ -273,7 +273,7 @@ class Sums:
         self.worst: int | None = None
         self.worst_excess: float = 0.0
 
-    def same_bits(self, a: Array, b: Array) -> bool:
+    def has_same_bits(self, a: Array, b: Array) -> bool:
         """Return True if two chunks of the same dtype are bit-equal, including NaN."""
         if self.bits is None:
             return False
@@ -283,15 +283,15 @@ class Sums:
     def add_equal(self, b: Array) -> None:
         """Add the energy of a chunk that is bit-equal in both tensors. The chunk has no error."""
         y = self.y[: b.size * self.parts]
-        y[...] = self._reals(b)
-        energy = self._dot(y, y)
+        y[...] = self._view_reals(b)
+        energy = self._compute_dot(y, y)
         if not math.isfinite(energy):
-            ok = self._finite(y)
+            ok = self._mask_finite(y)
             self._drop(~ok, y)
-            energy = self._dot(y, y)
+            energy = self._compute_dot(y, y)
         if self._may_have_masks(y, energy):
-            (y,) = self._without_masks(y, y, y)
-            energy = self._dot(y, y)
+            (y,) = self._remove_masks(y, y, y)
+            energy = self._compute_dot(y, y)
         self._add_sums(energy, energy, energy, 0.0)
 
     def add(self, start: int, a: Array, b: Array) -> None:
@@ -304,19 +304,19 @@ class Sums:
                 self.add_equal(b)
                 return
         x, y, d = self.x[:count], self.y[:count], self.d[:count]
-        x[...] = self._reals(a)
-        y[...] = self._reals(b)
+        x[...] = self._view_reals(a)
+        y[...] = self._view_reals(b)
         np.subtract(x, y, out=d)
-        sums = self._sums(x, y, d)
+        sums = self._compute_sums(x, y, d)
         wrong: Array | None = None
         if not math.isfinite(sum(sums)):
-            ok = self._finite(x) & self._finite(y)
+            ok = self._mask_finite(x) & self._mask_finite(y)
             if not ok.all():
-                wrong = self._disagreeing(x, y, ok)
+                wrong = self._mask_disagreeing(x, y, ok)
                 self._drop(~ok, x, y, d)
-                sums = self._sums(x, y, d)
+                sums = self._compute_sums(x, y, d)
         if self._may_have_masks(y, sums[2]):
-            sums = self._sums(*self._without_masks(x, y, x, y, d))
+            sums = self._compute_sums(*self._remove_masks(x, y, x, y, d))
         self._add_sums(*sums)
         if self.ulp is not None and self.bits is not None:
             bits_a, bits_b = a.view(self.bits), b.view(self.bits)
@@ -328,7 +328,7 @@ class Sums:
         if self.kind == "integer":
             self._add_integers(start, a, b, d, y)
         else:
-            self._add_reals(start, *self._magnitudes(d, y), wrong)
+            self._add_reals(start, *self._compute_magnitudes(d, y), wrong)
 
     def _add_reals(self, start: int, d: Floats, y: Floats, wrong: Array | None) -> None:
         """Add a chunk of real or complex numbers.
@@ -404,31 +404,31 @@ class Sums:
             if over > self.worst_excess:
                 self.worst_excess, self.worst = over, start + at
 
-    def _sums(self, x: Floats, y: Floats, d: Floats) -> tuple[Any, Any, Any, Any]:
+    def _compute_sums(self, x: Floats, y: Floats, d: Floats) -> tuple[Any, Any, Any, Any]:
         """Return the sums of x*x, x*y, y*y and d*d, where d is x-y."""
-        yd, yy, dd = self._dot(y, d), self._dot(y, y), self._dot(d, d)
+        yd, yy, dd = self._compute_dot(y, d), self._compute_dot(y, y), self._compute_dot(d, d)
         xx, xy = yy + 2 * yd + dd, yy + yd  # saves a product
         if not xx > 1e-3 * (yy + dd):  # cancellation, or a non-finite value
-            xx, xy = self._dot(x, x), self._dot(x, y)
+            xx, xy = self._compute_dot(x, x), self._compute_dot(x, y)
         return xx, xy, yy, dd
 
     def _add_sums(self, aa: Any, ab: Any, bb: Any, dd: Any) -> None:
         self.aa, self.ab, self.bb, self.dd = self.aa + aa, self.ab + ab, self.bb + bb, self.dd + dd
 
-    def _dot(self, x: Floats, y: Floats) -> Any:
-        return dot(x, y, wide=self.wide)
+    def _compute_dot(self, x: Floats, y: Floats) -> Any:
+        return compute_dot(x, y, wide=self.wide)
 
-    def _reals(self, chunk: Array) -> Array:
+    def _view_reals(self, chunk: Array) -> Array:
         """Return the chunk as real numbers. A complex comparison has interleaved real and imaginary parts."""
         if self.parts == 1:
             return chunk
         pairs = chunk if chunk.dtype.kind == "c" else chunk.astype(np.complex128)
-        return pairs.view(part_of(pairs.dtype))
+        return pairs.view(get_part_dtype(pairs.dtype))
 
-    def _finite(self, values: Floats) -> Array:
+    def _mask_finite(self, values: Floats) -> Array:
         return np.asarray(np.isfinite(values).reshape(-1, self.parts).all(axis=1))
 
-    def _disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
+    def _mask_disagreeing(self, x: Floats, y: Floats, ok: Array) -> Array:
         """Return a mask of elements with an unmatched NaN or infinity, and count them in ``nonfinite``."""
         same: Array = np.equal(x, y) | (np.isnan(x) & np.isnan(y))
         wrong: Array = np.asarray(~(ok | same.reshape(-1, self.parts).all(axis=1)))
@@ -448,7 +448,7 @@ class Sums:
             return False
         return bool(max(np.maximum.reduce(y), -np.minimum.reduce(y)) >= self.mask_limits[1])
 
-    def _without_masks(self, x: Floats, y: Floats, *values: Floats) -> list[Floats]:
+    def _remove_masks(self, x: Floats, y: Floats, *values: Floats) -> list[Floats]:
         """Return copies of the values with 0 at masks, and count the masks. A mask needs the same sign in x and y."""
         low_x, low_y = self.mask_limits
         both = (np.abs(x) >= low_x) & (np.abs(y) >= low_y) & (np.signbit(x) == np.signbit(y))
@@ -456,12 +456,12 @@ class Sums:
         self.masked += int(np.count_nonzero(masks))
         return [np.where(np.repeat(masks, self.parts), 0.0, reals) for reals in values]
 
-    def _magnitudes(self, d: Floats, y: Floats) -> tuple[Floats, Floats]:
+    def _compute_magnitudes(self, d: Floats, y: Floats) -> tuple[Floats, Floats]:
         if self.parts == 2:
             return np.hypot(d[0::2], d[1::2]), np.hypot(y[0::2], y[1::2])
         return np.abs(d, out=d), np.abs(y, out=y)
 
-    def stats(self, size: int) -> Stats:
+    def compute_stats(self, size: int) -> Stats:
         """Return the statistics for all added chunks. If none was added, the tensors are bit-equal."""
         self.finite = size - self.infinite
         self.visible = self.finite - self.masked
@@ -496,7 +496,7 @@ class LargestUlp:
 
     def __init__(self, dtype: np.dtype[Any], capacity: int) -> None:
         self.largest: int = 0
-        self._ranks = ranks(dtype_name(dtype)) if dtype.itemsize == 1 else None
+        self._ranks = rank_bytes(get_dtype_name(dtype)) if dtype.itemsize == 1 else None
         self._scratch = np.empty(capacity, f"u{dtype.itemsize}")
 
     def add(self, a: Array, b: Array, difference: Array, highest: int) -> None:
@@ -535,8 +535,8 @@ class LargestUlp:
 
 
 @lru_cache
-def ranks(dtype: str) -> npt.NDArray[np.int16]:
+def rank_bytes(dtype: str) -> npt.NDArray[np.int16]:
     """Return the rank of each byte of an 8-bit or 4-bit float among all finite values."""
-    values = np.arange(256, dtype=np.uint8).view(dtype_of(dtype)).astype(np.float64)
+    values = np.arange(256, dtype=np.uint8).view(parse_dtype(dtype)).astype(np.float64)
     finite = np.unique(values[np.isfinite(values)])
     return np.searchsorted(finite, values).astype(np.int16)

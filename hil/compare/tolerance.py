@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.compare.values import CHUNK, EXACT_DTYPES, dot, mask_limit, reader
+from hil.compare.values import CHUNK, EXACT_DTYPES, compute_dot, make_reader, mask_limit
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
-from hil.core.tensors import dtype_name, dtype_of, float_limits, int_limits
+from hil.core.tensors import get_dtype_name, get_float_limits, get_int_limits, parse_dtype
 from hil.errors import UsageError, VacuousTolerance
 
 # For float64 to bfloat16 and complex dtypes: the defaults of torch.testing.assert_close. For two dtypes, torch also
@@ -60,10 +60,10 @@ class Scale:
 
 def scale_of(reference: Tensor) -> Scale:
     """Measure a tensor's scale in one chunked pass. The scale of strings is empty."""
-    name = dtype_name(reference.dtype)
+    name = get_dtype_name(reference.dtype)
     if name == "string":
         return Scale()
-    read, limit = reader(reference), mask_limit(reference.dtype)
+    read, limit = make_reader(reference), mask_limit(reference.dtype)
     wide = name in ("float64", "complex128")
     squares: Any = 0.0
     count = 0
@@ -80,7 +80,7 @@ def scale_of(reference: Tensor) -> Scale:
                 bottom, top = float(np.minimum.reduce(own)), float(np.maximum.reduce(own))
                 if -limit < bottom and top < limit:  # false for NaN
                     low[0], high[0], largest = min(low[0], bottom), max(high[0], top), max(largest, -bottom, top)
-                    squares += dot(plain, plain, wide=wide)
+                    squares += compute_dot(plain, plain, wide=wide)
                     count += int(np.count_nonzero(own != 0)) if bottom <= 0 <= top else own.size
                     continue
             values = chunk.astype(np.complex128 if parts == 2 else np.float64)
@@ -92,13 +92,13 @@ def scale_of(reference: Tensor) -> Scale:
             for part, reals in enumerate((values.real, values.imag)[:parts]):
                 low[part], high[part] = min(low[part], float(reals.min())), max(high[part], float(reals.max()))
             largest = max(largest, float(magnitudes.max()))
-            squares += dot(magnitudes, magnitudes, wide=wide)
+            squares += compute_dot(magnitudes, magnitudes, wide=wide)
             count += int(np.count_nonzero(magnitudes))
     spread = max(top - bottom for bottom, top in zip(low, high, strict=True))
     extreme = min(abs(low[0]), abs(high[0])) if parts == 1 else largest
     if not math.isfinite(spread) and not count:  # all values are excluded
         spread = extreme = 0.0
-    return Scale(float(np.sqrt(squares / max(count, 1))), largest, spread, extreme, _eps(name))
+    return Scale(float(np.sqrt(squares / max(count, 1))), largest, spread, extreme, _get_eps(name))
 
 
 def check_tolerance(rtol: float | None, atol: float | None) -> None:
@@ -120,18 +120,18 @@ def check_tolerance(rtol: float | None, atol: float | None) -> None:
         )
 
 
-def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Tolerance | None:
+def choose_tolerance(dtype: str, rtol: float | None, atol: float | None) -> Tolerance | None:
     """Return the tolerance for a dtype and values around 1; None requires exact equality.
 
     Missing values default to :data:`DEFAULT_TOLERANCES` for floats, and to 0 for integers and bools. Strings
-    are always exact. :func:`fitted` adapts a default to the values.
+    are always exact. :func:`fit_tolerance` adapts a default to the values.
 
     Raises:
         UsageError: :func:`check_tolerance` rejects the values, or the dtype is unknown. Also if atol reaches the
             largest difference that the dtype can represent.
     """
     check_tolerance(rtol, atol)
-    span = _span(dtype)
+    span = _compute_span(dtype)
     if dtype == "string" or (dtype in EXACT_DTYPES and rtol is None and atol is None):
         return None
     if atol is not None and atol >= span:
@@ -143,7 +143,7 @@ def tolerance_for(dtype: str, rtol: float | None, atol: float | None) -> Toleran
     return Tolerance(default.rtol if rtol is None else float(rtol), default.atol if atol is None else float(atol))
 
 
-def fitted(
+def fit_tolerance(
     dtypes: tuple[str, str], reference: Tensor, rtol: float | None, atol: float | None
 ) -> tuple[Tolerance | None, Scale]:
     """Return the tolerance for two dtypes, with defaults fitted to the reference, and the reference's scale.
@@ -156,9 +156,9 @@ def fitted(
         dtypes: dtypes of both tensors; the looser default is used.
 
     Raises:
-        UsageError: see :func:`tolerance_for`.
+        UsageError: see :func:`choose_tolerance`.
     """
-    tolerance = looser(*(tolerance_for(dtype, rtol, atol) for dtype in dtypes))
+    tolerance = choose_looser(*(choose_tolerance(dtype, rtol, atol) for dtype in dtypes))
     if tolerance is None:
         return None, Scale()
     scale = scale_of(reference)
@@ -166,15 +166,15 @@ def fitted(
         return tolerance, scale
     # A reference of zeros has no scale.
     factor = min(scale.rms, 1.0) if scale.largest else 1.0
-    return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_smallest, dtypes))), scale
+    return Tolerance(tolerance.rtol, max(tolerance.atol * factor, *map(_get_smallest_step, dtypes))), scale
 
 
-def narrowed(scale: Scale) -> Tolerance:
+def narrow_tolerance(scale: Scale) -> Tolerance:
     """Return the tolerance for nearly constant values. The reference's noise is added to this tolerance."""
     return Tolerance(0.0, _CONSTANT_EPS * scale.eps * scale.largest)
 
 
-def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None, given: bool) -> str:
+def find_blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None, given: bool) -> str:
     """Return a reason if a tolerance cannot distinguish right and wrong outputs; otherwise "".
 
     Every tolerance must reject zeros. It then also rejects a doubled or negated output. Unless the values are constant,
@@ -212,7 +212,7 @@ def blindness(tolerance: Tolerance, scale: Scale, *, noise: float | None = None,
 def refuse_vacuous(
     name: str, tolerance: Tolerance | None, scale: Scale, *, rtol: float | None, atol: float | None
 ) -> None:
-    """Reject a user's tolerance that would accept wrong outputs: see :func:`blindness`.
+    """Reject a user's tolerance that would accept wrong outputs: see :func:`find_blindness`.
 
     Args:
         rtol, atol: the values that the user gave. A default is never rejected.
@@ -223,42 +223,42 @@ def refuse_vacuous(
     if tolerance is None or (rtol is None and atol is None):
         return
     own = tolerance if atol is not None else Tolerance(tolerance.rtol, 0.0)
-    if why := blindness(own, scale, given=True):
+    if why := find_blindness(own, scale, given=True):
         raise VacuousTolerance(
             f"output {name}: {why}",
             hint=f"set a smaller tolerance, or accept this output with --allow-blind={name}",
         )
 
 
-def looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
+def choose_looser(one: Tolerance | None, other: Tolerance | None) -> Tolerance | None:
     """Return the looser of two tolerances; None is exact."""
     if one is None or other is None:
         return one or other
     return Tolerance(max(one.rtol, other.rtol), max(one.atol, other.atol))
 
 
-def _span(dtype: str) -> float:
+def _compute_span(dtype: str) -> float:
     """Return the largest difference between two finite values of a dtype."""
     if dtype == "string":
         return math.inf
     if dtype == "bool":
         return 1.0
-    resolved = dtype_of(dtype)
+    resolved = parse_dtype(dtype)
     if dtype in EXACT_DTYPES:
-        info = int_limits(resolved)
+        info = get_int_limits(resolved)
         return float(int(info.max) - int(info.min))
-    largest = float(float_limits(resolved).max)
+    largest = float(get_float_limits(resolved).max)
     return 2 * largest * (math.sqrt(2) if resolved.kind == "c" else 1.0)
 
 
-def _eps(dtype: str) -> float:
-    if dtype in EXACT_DTYPES or dtype_of(dtype).itemsize < 2:
+def _get_eps(dtype: str) -> float:
+    if dtype in EXACT_DTYPES or parse_dtype(dtype).itemsize < 2:
         return 0.0
-    return float(float_limits(dtype_of(dtype)).eps)
+    return float(get_float_limits(parse_dtype(dtype)).eps)
 
 
-def _smallest(dtype: str) -> float:
+def _get_smallest_step(dtype: str) -> float:
     """Return the smallest step of a dtype; 0 for dtypes that are compared as integers."""
     if dtype in EXACT_DTYPES:
         return 0.0
-    return float(float_limits(dtype_of(dtype)).smallest_subnormal)
+    return float(get_float_limits(parse_dtype(dtype)).smallest_subnormal)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.core.file_tensor import FileTensor, Tensor
-from hil.core.tensors import DTYPES, Array, dtype_name, dtype_of, float_limits
+from hil.core.tensors import DTYPES, Array, get_dtype_name, get_float_limits, parse_dtype
 
 # Elements per chunk. Scratch memory of this size fits in a core's second-level cache.
 CHUNK = 1 << 15
@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 Reader = Callable[[int, int], Array]
 
 
-def common_kind(dtype: str, reference: str) -> str:
+def choose_common_kind(dtype: str, reference: str) -> str:
     """Return how to compare tensors with two dtypes: ``real``, ``complex``, ``integer`` (64 bits) or ``string``.
 
     Return "" if no dtype can represent the values of both.
@@ -36,8 +36,8 @@ def common_kind(dtype: str, reference: str) -> str:
     if "string" in both:
         return "string" if both == {"string"} else ""
     if both & set(_INTEGERS_64):
-        kinds = {dtype_of(name).kind for name in both}
-        return "integer" if kinds <= {"i", "u"} and np.result_type(*map(dtype_of, both)).kind in "iu" else ""
+        kinds = {parse_dtype(name).kind for name in both}
+        return "integer" if kinds <= {"i", "u"} and np.result_type(*map(parse_dtype, both)).kind in "iu" else ""
     return "complex" if both & set(_COMPLEX) else "real"
 
 
@@ -46,7 +46,7 @@ def as_array(values: Tensor) -> Tensor:
     return values if isinstance(values, FileTensor) else np.asarray(values)
 
 
-def reader(array: Tensor) -> Reader:
+def make_reader(array: Tensor) -> Reader:
     """Return a function that reads elements start to stop (C order) as a flat array in native byte order.
 
     The function copies only these elements.
@@ -59,7 +59,7 @@ def reader(array: Tensor) -> Reader:
     return lambda start, stop: np.asarray(flat[start:stop], dtype=native)
 
 
-def dot(x: Floats, y: Floats, *, wide: bool) -> Any:
+def compute_dot(x: Floats, y: Floats, *, wide: bool) -> Any:
     """Return the sum of x*y in float64, or in C's long double if float64 was insufficient and ``wide`` is set."""
     whole = x.size - x.size % _BLOCK
     total = np.dot(x[whole:], y[whole:])
@@ -78,17 +78,17 @@ def mask_limit(dtype: np.dtype[Any]) -> float:
     The magnitude is infinite for integers, which saturate normally, and for floats of up to 8 bits, which use their
     largest values normally.
     """
-    if dtype_name(dtype) in EXACT_DTYPES or part_of(dtype).itemsize == 1:
+    if get_dtype_name(dtype) in EXACT_DTYPES or get_part_dtype(dtype).itemsize == 1:
         return math.inf
-    return float(float_limits(part_of(dtype)).max) / 2
+    return float(get_float_limits(get_part_dtype(dtype)).max) / 2
 
 
-def part_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def get_part_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a complex dtype's parts, or the dtype itself, in native byte order."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype.newbyteorder("=")
 
 
-def largest(array: Array) -> float:
+def find_largest(array: Array) -> float:
     """Return the largest finite magnitude; 0 for strings and if no value is finite."""
     if array.dtype.kind == "O":
         return 0.0

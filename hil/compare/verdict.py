@@ -6,7 +6,7 @@ board.
 Shape and dtype must match. Integers, bools and strings must be equal; numbers may have a tolerance. Floats agree if
 ``|a-b| <= atol + rtol*|b|`` (b is the reference). NaN agrees only with NaN, an infinity only with the same infinity. An
 output of zeros never agrees with a reference that has other values. An output is BLIND if it agrees, but a wrong output
-would also agree: see :func:`hil.compare.tolerance.blindness`.
+would also agree: see :func:`hil.compare.tolerance.find_blindness`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hil.compare.allowance import Allowance, allowance_of
-from hil.compare.caveats import constant_note, count_flushed, flush_reference, flushed_text, is_subnormal
+from hil.compare.allowance import Allowance, measure_allowance
+from hil.compare.caveats import count_flushed, flush_reference, format_flushed, is_subnormal, note_constant
 from hil.compare.comparison import OutputComparison
-from hil.compare.judging import Judged, judge_values, unsteady_text
-from hil.compare.reasons import count, index_of, values_at, with_types
+from hil.compare.judging import Judged, format_unsteady, judge_values
+from hil.compare.reasons import count, explain_with_types, index_of, read_values
 from hil.compare.small import describe_small
 from hil.compare.stats import STATISTICS
-from hil.compare.tolerance import check_tolerance, fitted, refuse_vacuous
-from hil.compare.values import as_array, common_kind, reader
+from hil.compare.tolerance import check_tolerance, fit_tolerance, refuse_vacuous
+from hil.compare.values import as_array, choose_common_kind, make_reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Control, Outcome, Relation, RunResult, Tolerance
-from hil.core.tensors import dtype_name
+from hil.core.tensors import get_dtype_name
 
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
@@ -96,9 +96,9 @@ def compare_output(
     if accept:
         # Imported late: these take 5 ms, and most runs have no criteria.
         from hil.compare.acceptance import judge_criteria
-        from hil.compare.criteria import criteria_for
+        from hil.compare.criteria import select_criteria
 
-        if criteria := criteria_for(name, accept):
+        if criteria := select_criteria(name, accept):
             plain = compare_output(
                 name, actual, reference, rtol=rtol, atol=atol, allow_blind=("*",), allow_flush=allow_flush
             )
@@ -106,7 +106,7 @@ def compare_output(
             may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
             return judge_criteria(plain, actual, reference, criteria, allow_blind=may_be_blind)
     if control is not None and rtol is None and atol is None:
-        return _within_control(name, actual, reference, control, allow_blind, allow_flush)
+        return _compare_with_control(name, actual, reference, control, allow_blind, allow_flush)
     if noise is not None:
         # Use noise only if needed: an output that passes without noise needs no wider tolerance.
         plain = compare_output(
@@ -115,24 +115,24 @@ def compare_output(
         if atol is not None or (plain.passed and not plain.blind):
             return plain
     actual, reference, flushed = _flush(name, actual, reference, allow_flush)
-    dtype, reference_dtype = dtype_name(actual.dtype), dtype_name(reference.dtype)
-    tolerance, scale = fitted((dtype, reference_dtype), reference, rtol, atol)
-    kind = common_kind(dtype, reference_dtype)
+    dtype, reference_dtype = get_dtype_name(actual.dtype), get_dtype_name(reference.dtype)
+    tolerance, scale = fit_tolerance((dtype, reference_dtype), reference, rtol, atol)
+    kind = choose_common_kind(dtype, reference_dtype)
     given, may_be_blind = atol is not None, any(fnmatchcase(name, one) for one in allow_blind)
     if not may_be_blind:
         refuse_vacuous(name, tolerance, scale, rtol=rtol, atol=atol)
     allowed = None
     if noise is not None and tolerance is not None and noise.shape == reference.shape:
-        allowed = allowance_of(noise, reference, scale)
+        allowed = measure_allowance(noise, reference, scale)
     if actual.shape == reference.shape and kind:
         judged = judge_values(actual, reference, tolerance, scale, kind=kind, given=given, allowed=allowed)
     else:
         judged = Judged(None, tolerance)
-    reason = with_types(judged.reason, actual, reference, compared=judged.stats is not None)
+    reason = explain_with_types(judged.reason, actual, reference, compared=judged.stats is not None)
     doubt = "" if reason else judged.doubt
     may_be_flushed = (reason or doubt) and flushed is None and is_subnormal(tolerance, reference)
     if may_be_flushed and (flushed := count_flushed(actual, reference)):
-        reason, doubt = (text and f"{text}; {flushed_text(flushed, name)}" for text in (reason, doubt))
+        reason, doubt = (text and f"{text}; {format_flushed(flushed, name)}" for text in (reason, doubt))
     stats, tolerance = judged.stats, judged.tolerance
     small = describe_small(reference, tolerance) if given and tolerance and stats and stats.max_abs else ""
     common: dict[str, Any] = {
@@ -148,7 +148,7 @@ def compare_output(
         "noise": None if allowed is None else allowed.largest,
         "unsteady": None if allowed is None else allowed.unsteady,
         "flushed": flushed,
-        "notes": () if reason or doubt else _notes(reference, allowed, flushed, small),
+        "notes": () if reason or doubt else _write_notes(reference, allowed, flushed, small),
     }
     if stats is None:
         return OutputComparison(**common)
@@ -160,9 +160,9 @@ def compare_output(
         masked=stats.masked,
         **{one.key: getattr(stats, one.key) for one in STATISTICS},
         first_index=index_of(stats.first, actual.shape),
-        first_values=values_at(actual, reference, stats.first),
+        first_values=read_values(actual, reference, stats.first),
         worst_index=index_of(stats.worst, actual.shape),
-        worst_values=values_at(actual, reference, stats.worst),
+        worst_values=read_values(actual, reference, stats.worst),
     )
 
 
@@ -180,7 +180,7 @@ def _flush(
     return given, flush_reference(given, wanted) if flushed else wanted, flushed
 
 
-def _within_control(
+def _compare_with_control(
     name: str,
     actual: Tensor,
     reference: Tensor,
@@ -198,12 +198,14 @@ def _within_control(
         return plain
     from hil.compare.control import Bound
 
-    given, wanted = (reader(array)(0, array.size).reshape(array.shape) for array in map(as_array, (actual, reference)))
+    given, wanted = (
+        make_reader(array)(0, array.size).reshape(array.shape) for array in map(as_array, (actual, reference))
+    )
     bound = Bound(control, wanted, plain.tolerance or Tolerance(0.0, 0.0))
     found = bound.judge(given)
     wrong = np.flatnonzero(found.wrong)
     first = int(wrong[0]) if wrong.size else None
-    worst = int(wrong[np.argmax(bound.excess(given, wrong))]) if wrong.size else None
+    worst = int(wrong[np.argmax(bound.compute_excess(given, wrong))]) if wrong.size else None
     may_be_blind = any(fnmatchcase(name, one) for one in allow_blind)
     return replace(
         plain,
@@ -215,9 +217,9 @@ def _within_control(
         notes=(found.note,) if found.note else (),
         mismatches=len(wrong),
         first_index=index_of(first, wanted.shape),
-        first_values=values_at(given, wanted, first),
+        first_values=read_values(given, wanted, first),
         worst_index=index_of(worst, wanted.shape),
-        worst_values=values_at(given, wanted, worst),
+        worst_values=read_values(given, wanted, worst),
     )
 
 
@@ -243,15 +245,15 @@ def compare(
     """
     check_tolerance(rtol, atol)
 
-    def verdict(outcome: Outcome, outputs: tuple[OutputComparison, ...], reason: str) -> Verdict:
+    def make_verdict(outcome: Outcome, outputs: tuple[OutputComparison, ...], reason: str) -> Verdict:
         return Verdict(outcome, reference.source, outputs, reason, reference.relation)
 
     mine, theirs = actual.outputs, reference.outputs
     if len(mine) != len(theirs):
         reason = f"{count(len(mine), 'output')}, the reference has {len(theirs)}"
-        return verdict(Outcome.FAIL, (), reason)
+        return make_verdict(Outcome.FAIL, (), reason)
     if not mine:
-        return verdict(Outcome.FAIL, (), "no outputs to compare")
+        return make_verdict(Outcome.FAIL, (), "no outputs to compare")
     if mine.keys() == theirs.keys():
         pairs = [(name, array, theirs[name]) for name, array in mine.items()]
     else:
@@ -271,7 +273,7 @@ def compare(
         )
         for name, array, wanted in pairs
     )
-    outcome = outcome_of(outputs)
+    outcome = decide_outcome(outputs)
     if outcome is Outcome.PASS:
         notes = [
             f"output {output.name} is not judged, as allowed by --allow-blind: {output.reason}"
@@ -280,26 +282,26 @@ def compare(
         ]
         notes += [f"output {output.name}: {note}" for output in outputs for note in output.notes]
         empty = not any(output.elements for output in outputs)
-        return verdict(outcome, outputs, _NOTHING if empty else "; ".join(notes))
+        return make_verdict(outcome, outputs, _NOTHING if empty else "; ".join(notes))
     failed = [output for output in outputs if not output.passed and output.blind is (outcome is Outcome.BLIND)]
     reason = f"output {failed[0].name}: {failed[0].reason}"
     if len(failed) > 1:
         reason += f" (and {count(len(failed) - 1, 'more output')})"
-    return verdict(outcome, outputs, reason)
+    return make_verdict(outcome, outputs, reason)
 
 
-def _notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, small: str) -> tuple[str, ...]:
+def _write_notes(reference: Tensor, allowed: Allowance | None, flushed: int | None, small: str) -> tuple[str, ...]:
     """Return notes on the limits of a pass."""
     notes = (
-        constant_note(reference),
-        unsteady_text(allowed) if allowed else "",
+        note_constant(reference),
+        format_unsteady(allowed) if allowed else "",
         f"{count(flushed, 'subnormal value')} flushed to 0, as allowed by --allow-flush" if flushed else "",
         small,
     )
     return tuple(filter(None, notes))
 
 
-def outcome_of(outputs: Iterable[OutputComparison]) -> Outcome:
+def decide_outcome(outputs: Iterable[OutputComparison]) -> Outcome:
     """Return FAIL if any output differs, BLIND if any cannot be judged, or PASS."""
     found = {Outcome.BLIND if output.blind else Outcome.FAIL for output in outputs if not output.passed}
     return next((outcome for outcome in (Outcome.FAIL, Outcome.BLIND) if outcome in found), Outcome.PASS)
@@ -350,9 +352,9 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     agreeing = [verdict for verdict in verdicts if verdict]
     failed = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAIL]
     blind = [verdict for verdict in verdicts if verdict.outcome is Outcome.BLIND]
-    found = disagreement(verdicts, between)
+    found = describe_disagreement(verdicts, between)
     dispute = f"the references disagree: {found}" if found else ""
-    decider = deciding(verdicts)
+    decider = find_deciding(verdicts)
     names = ", ".join(verdict.named for verdict in agreeing)
     if not failed and blind and (decider is None or decider.relation is Relation.SELF_CHECK):
         return Outcome.BLIND, f"{blind[0].reason}; {dispute}" if dispute else blind[0].reason
@@ -373,7 +375,7 @@ def judge(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> tuple[Outc
     return Outcome.FAIL, reason
 
 
-def deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
+def find_deciding(verdicts: Sequence[Verdict]) -> Verdict | None:
     """Return the first agreeing verdict with the strongest relation, or None.
 
     This verdict decides if the board passes.
@@ -393,17 +395,17 @@ def _outvotes(decider: Verdict, failed: Sequence[Verdict], *, in_dispute: bool) 
     return not serious or (in_dispute and all(one.relation.rank >= decider.relation.rank for one in serious))
 
 
-def disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str:
+def describe_disagreement(verdicts: Sequence[Verdict], between: Sequence[Verdict]) -> str:
     """Return a line that lists the references and outputs in dispute; "" if none. Arguments as in :func:`judge`."""
     disputes = [
-        f"{verdicts[0].against} vs {other.against} on {_failing(verdict)}"
+        f"{verdicts[0].against} vs {other.against} on {_name_failing(verdict)}"
         for other, verdict in zip(verdicts[1:], between, strict=True)
         if verdict.outcome is Outcome.FAIL
     ]
     return "; ".join(disputes)
 
 
-def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
+def find_excess_difference(verdict: Verdict, min_sqnr_db: float | None) -> str:
     """Return a reason if an output differs from the plain model by more than allowed; otherwise "".
 
     Args:
@@ -424,7 +426,7 @@ def too_far(verdict: Verdict, min_sqnr_db: float | None) -> str:
     return verdict.reason if not verdict.outputs and not verdict else ""
 
 
-def _failing(verdict: Verdict) -> str:
+def _name_failing(verdict: Verdict) -> str:
     names = [output.name for output in verdict.outputs if not output.passed]
     if not names:
         return "their outputs"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 def own_version() -> str:
     """Return the installed package's version, or ``0+source`` if hil is not installed."""
-    from hil.core.installed import version
+    from hil.core.installed import get_version
 
     try:
-        return version("hil")
+        return get_version("hil")
     except ModuleNotFoundError:
         return "0+source"

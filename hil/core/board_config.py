@@ -148,7 +148,7 @@ class RuntimeCommand:
         """True if the program is the iree-run-module that hil installs."""
         return not self.program and not self.file
 
-    def runs(self, runtime: str) -> bool:
+    def can_run(self, runtime: str) -> bool:
         """Return True if the command may support a runtime.
 
         A program from the config is assumed to support every runtime.
@@ -191,7 +191,7 @@ class BoardConfig:
         """False if the board's clock counts instructions."""
         return self.icount_shift < 0
 
-    def arithmetic_of(self, runtime: str) -> str:
+    def get_arithmetic(self, runtime: str) -> str:
         """Return the arithmetic that a runtime uses on this board; "" is float32."""
         return self.arithmetics.get(runtime) or self.arithmetic
 

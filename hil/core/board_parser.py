@@ -46,7 +46,7 @@ from hil.core.board_config import (
     RuntimeCommand,
     Simulator,
 )
-from hil.core.config_files import asks_for, parse_toml
+from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.files import read_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
@@ -85,9 +85,9 @@ _TABLES = {
     "simulator",
     "labgrid",
 }
-_MOST_TEXT = 1 << 20
+_MAX_TEXT = 1 << 20
 # Maximum for timeouts in a board config.
-_DAY_S = 86400.0
+_DAY_SECONDS = 86400.0
 KINDS = ("agent", "command")
 TENSORS = ("auto", "bin", "npy")
 # Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
@@ -108,7 +108,7 @@ def read_config(path: Path) -> BoardConfig:
         UsageError: the file is missing or not a board config.
     """
     try:
-        text = read_file(path, _MOST_TEXT).decode()
+        text = read_file(path, _MAX_TEXT).decode()
     except FileNotFoundError as error:
         raise UsageError(f"board config not found: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -127,7 +127,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     """
     data = parse_toml(text, path)
 
-    def table(name: str) -> dict[str, Any]:
+    def get_table(name: str) -> dict[str, Any]:
         value = data.get(name, {})
         if not isinstance(value, dict):
             raise UsageError(f"{path}: [{name}] must be a table")
@@ -135,16 +135,16 @@ def parse_board(text: str, path: Path) -> BoardConfig:
 
     for name in data.keys() - _TABLES:
         raise UsageError(f"{path}: unknown table [{name}]")
-    board = table("board")
+    board = get_table("board")
     for name in board.keys() - _BOARD:
         raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=f"known keys: {', '.join(_BOARD)}")
     board = {"name": path.stem, "hw_type": path.stem, **board}
-    devices = _typed(table("devices"), "Mapping[str, str]", f"{path}: [devices]")
+    devices = _check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
         devices = {name: device for name, device in devices.items() if name != _OTHERS}
         devices |= {name: own_choice for name in RUNTIMES if name not in devices}
-    arithmetics = _typed(table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
-    simulator = _make(Simulator, table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
+    arithmetics = _check_type(get_table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
+    simulator = _make(Simulator, get_table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
     if (shift := board.get("icount_shift", 0)) not in range(_MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):
         raise UsageError(f"{path}: [board] icount_shift must be a whole number from 0 to {_MAX_ICOUNT_SHIFT}")
     check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
@@ -152,10 +152,10 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     for runtime, name in arithmetics.items():
         check_arithmetic(name, f"{path}: [arithmetic] {runtime}")
     flags = {
-        compiler: _typed(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
-        for compiler, value in table("compile_flags").items()
+        compiler: _check_type(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
+        for compiler, value in get_table("compile_flags").items()
     }
-    connection: Connection = _make(Connection, table("connection"), f"{path}: [connection]")
+    connection: Connection = _make(Connection, get_table("connection"), f"{path}: [connection]")
     if not 0 <= connection.fence < 1 << 63:
         raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
     made: BoardConfig = _make(
@@ -165,17 +165,17 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "arithmetics": arithmetics,
             "devices": devices,
             "compile_flags": flags,
-            "labels": table("labels"),
+            "labels": get_table("labels"),
             "connection": connection,
-            "command": parse_runtime(table("runtime"), path),
-            "power": (power := parse_power(table("power"), path)),
-            "recover": parse_recover(table("recover"), power, path),
-            "measure": parse_measure(table("measure"), path),
+            "command": parse_runtime(get_table("runtime"), path),
+            "power": (power := parse_power(get_table("power"), path)),
+            "recover": parse_recover(get_table("recover"), power, path),
+            "measure": parse_measure(get_table("measure"), path),
             "simulator": simulator,
-            "labgrid": _make(Labgrid, table("labgrid"), f"{path}: [labgrid]"),
+            "labgrid": _make(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,
-            "asks": tuple(asks_for(data)),
+            "asks": tuple(list_trusted_settings(data)),
         },
         f"{path}: [board]",
     )
@@ -188,10 +188,10 @@ def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     for key in values:
         if key not in allowed:
             raise UsageError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(allowed)}")
-    return kind(**{key: _typed(value, allowed[key], f"{where} {key}") for key, value in values.items()})
+    return kind(**{key: _check_type(value, allowed[key], f"{where} {key}") for key, value in values.items()})
 
 
-def _typed(value: Any, kind: str, where: str) -> Any:
+def _check_type(value: Any, kind: str, where: str) -> Any:
     """Check a TOML value against a type. Unknown types are not checked."""
     fits, called = _TYPES.get(kind, (lambda value: True, ""))
     if not fits(value):
@@ -216,11 +216,11 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
     for key, value in table.items():
         action = key.removeprefix("cmd_")
         if key in ("delay", "boot_s", "timeout_s"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_S:
-                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {_DAY_S:g}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_SECONDS:
+                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {_DAY_SECONDS:g}")
             seconds[key] = float(value)
         elif action in ACTIONS and action not in hooks:
-            hooks[action] = _hook(value, f"{where}: [power] {key}", where.absolute().parent)
+            hooks[action] = _parse_hook(value, f"{where}: [power] {key}", where.absolute().parent)
         elif action in ACTIONS:
             raise UsageError(
                 f"{where}: [power] defines {action!r} twice", hint=f"remove one of {action} and cmd_{action}"
@@ -250,8 +250,8 @@ def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recove
 
 
 def _parse_timeout(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _DAY_S:
-        raise UsageError(f"{where} must be a number of seconds above 0, at most {_DAY_S:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _DAY_SECONDS:
+        raise UsageError(f"{where} must be a number of seconds above 0, at most {_DAY_SECONDS:g}")
     return float(value)
 
 
@@ -282,27 +282,27 @@ def _step(step: Any, power: Power, where: str, path: Path) -> str | Command | Bo
             raise UsageError(f"{where} needs [power] {step}")
         return step
     if isinstance(step, dict) and step.keys() == {"command"}:
-        hook = _hook(step["command"], where, path.absolute().parent)
+        hook = _parse_hook(step["command"], where, path.absolute().parent)
         if isinstance(hook, Command):
             return hook
     if isinstance(step, dict) and step.keys() == {"board"}:
-        return BoardCommand(_words(step["board"], where))
+        return BoardCommand(_parse_words(step["board"], where))
     takes = f'one of {", ".join(ACTIONS)}, {{ command = ["program"] }} or {{ board = ["program"] }}'
     raise UsageError(f"{where} is unknown", hint=takes)
 
 
-def _hook(value: Any, where: str, folder: Path) -> Command | Http:
+def _parse_hook(value: Any, where: str, folder: Path) -> Command | Http:
     if isinstance(value, dict):
         if not str(value.get("url", "")).startswith(("http://", "https://")):
             raise UsageError(f"{where}: url must begin with http:// or https://")
         made: Http = _make(Http, value, f"{where}:")
         return made
-    argv = _words(value, where)
+    argv = _parse_words(value, where)
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
 
 
-def _words(value: Any, where: str) -> tuple[str, ...]:
+def _parse_words(value: Any, where: str) -> tuple[str, ...]:
     """Parse a command from a list of strings or a single line."""
     try:
         argv = shlex.split(value) if isinstance(value, str) else value
@@ -310,7 +310,7 @@ def _words(value: Any, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where}: cannot parse the command: {error}") from error
     if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
-    found: tuple[str, ...] = _typed(argv, _TEXTS, where)
+    found: tuple[str, ...] = _check_type(argv, _TEXTS, where)
     return found
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from hil.core.board_config import BoardConfig, Command
 from hil.core.board_parser import read_config
-from hil.core.config_files import check_trust, state_of, user_folder
+from hil.core.config_files import check_trust, get_user_folder, state_of
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
-from hil.errors import UsageError, did_you_mean, one_of
+from hil.errors import UsageError, did_you_mean, format_expected
 
 # Address prefixes. A board config with such a name would be ambiguous.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
@@ -92,10 +92,10 @@ def read_board(path: Path) -> LoadedBoard:
     return LoadedBoard(read_config(path), path, not _is_trusted_place(path))
 
 
-def known_boards() -> dict[str, Path]:
+def list_boards() -> dict[str, Path]:
     """Return all named board configs: name -> file."""
     found: dict[str, Path] = {}
-    for folder in _folders():
+    for folder in _iter_folders():
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
             if path.stem not in _NO_NAMES:
                 found.setdefault(path.stem, path)
@@ -111,9 +111,9 @@ def find_board(name: str) -> Path:
     """Return the config file for a board name or path. Raises UsageError for an unknown board."""
     if is_file(name):
         return Path(name)
-    known = known_boards()
+    known = list_boards()
     if name not in known:
-        names = did_you_mean(name, known) + one_of(known)
+        names = did_you_mean(name, known) + format_expected(known)
         raise UsageError(
             f"unknown board {name!r}",
             hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",
@@ -121,7 +121,7 @@ def find_board(name: str) -> Path:
     return known[name]
 
 
-def _folders() -> Iterator[Path]:
+def _iter_folders() -> Iterator[Path]:
     """Yield the directories with board configs, in search order.
 
     hil's directory is first, so its board names take precedence.
@@ -129,7 +129,7 @@ def _folders() -> Iterator[Path]:
     yield _own_folder()
     if named := os.environ.get("HIL_BOARDS"):
         yield Path(named)
-    if user := user_folder():
+    if user := get_user_folder():
         yield user / "boards"
     yield Path("board_configs")
 
@@ -146,16 +146,16 @@ def _is_trusted_place(path: Path) -> bool:
 
     A relative ``HIL_BOARDS`` is not trusted, because it depends on the working directory.
     """
-    named, user = os.environ.get("HIL_BOARDS", ""), user_folder()
+    named, user = os.environ.get("HIL_BOARDS", ""), get_user_folder()
     places = [
         _own_folder(),
         *([Path(named)] if Path(named).is_absolute() else ()),
         *([user / "boards"] if user else ()),
     ]
-    return any(path.parent.absolute() == place.absolute() or _same(path.parent, place) for place in places)
+    return any(path.parent.absolute() == place.absolute() or _is_same_file(path.parent, place) for place in places)
 
 
-def _same(one: Path, other: Path) -> bool:
+def _is_same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:

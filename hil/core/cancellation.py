@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 # Polling interval for the flag while waiting for a lock or process.
-LOOK_S = 0.1
+LOOK_SECONDS = 0.1
 _flag: ContextVar[threading.Event | None] = ContextVar("hil_cancelled", default=None)
 
 
@@ -28,7 +28,7 @@ class _Lock(Protocol):
 
 
 @contextlib.contextmanager
-def cancelled_by(flag: threading.Event) -> Iterator[None]:
+def cancel_on(flag: threading.Event) -> Iterator[None]:
     """Cancel this context's work when the flag is set."""
     token = _flag.set(flag)
     try:
@@ -50,9 +50,9 @@ def check_cancelled() -> None:
 
 
 @contextlib.contextmanager
-def holding(lock: _Lock) -> Iterator[None]:
+def hold_lock(lock: _Lock) -> Iterator[None]:
     """Hold a lock or semaphore. Raises WorkCancelled if the work is cancelled during the wait."""
-    while not lock.acquire(timeout=LOOK_S):
+    while not lock.acquire(timeout=LOOK_SECONDS):
         check_cancelled()
     try:
         yield

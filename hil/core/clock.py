@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 # File of a profile that pairs the profiler's clock with the board's clock.
 CLOCK_FILE = "clock.json"
 # Maximum drift between two clocks: 0.1 %.
-DRIFT_MOST = 1e-3
+MAX_DRIFT = 1e-3
 # Stamps are truncated to whole nanoseconds.
 _WHOLE_NS = 1.0
 
 _read: Callable[[], int] = time.monotonic_ns
 
 
-def now_ns() -> int:
+def get_time_ns() -> int:
     """Return this machine's monotonic time in nanoseconds. All of hil's stamps use this clock."""
     return _read()
 
@@ -78,7 +78,7 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     Raises:
         ValueError: ``pings`` is empty.
     """
-    middle, near, lines = _between(tuple(pings))
+    middle, near, lines = _fit_between(tuple(pings))
     start = min(ping.sent_ns for ping in pings) - middle
     end = max(until_ns, *(ping.received_ns for ping in pings)) - middle
     if not lines:
@@ -98,7 +98,7 @@ def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
 
 
 @functools.lru_cache(maxsize=8)  # consecutive runs within a second have the same pings
-def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float]]]:
+def _fit_between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float]]]:
     """Return a host time, the approximate lead of the board's clock at that time, and all lines relative to both."""
     best = min(pings, key=lambda ping: ping.round_trip_ns)
     middle = (best.sent_ns + best.received_ns) // 2
@@ -109,10 +109,10 @@ def _between(pings: tuple[Ping, ...]) -> tuple[int, int, list[tuple[float, float
         for ping in pings
         for host, side in ((ping.sent_ns, 1.0), (ping.received_ns, -1.0))
     ]
-    return middle, near, _lines(limits)
+    return middle, near, _find_lines(limits)
 
 
-def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+def _find_lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
     """Return the corners (offset, drift) of the set of lines that satisfy all limits.
 
     Return [] if there is no such line.
@@ -120,8 +120,8 @@ def _lines(limits: Sequence[tuple[float, float, float]]) -> list[tuple[float, fl
     Args:
         limits: (host time, board offset, side): the line passes below this point (side 1) or above it (side -1).
     """
-    widest = max(abs(value) + DRIFT_MOST * abs(at) for at, value, _ in limits) + 1
-    corners = [(-widest, -DRIFT_MOST), (widest, -DRIFT_MOST), (widest, DRIFT_MOST), (-widest, DRIFT_MOST)]
+    widest = max(abs(value) + MAX_DRIFT * abs(at) for at, value, _ in limits) + 1
+    corners = [(-widest, -MAX_DRIFT), (widest, -MAX_DRIFT), (widest, MAX_DRIFT), (-widest, MAX_DRIFT)]
     for at, value, side in limits:
         room = [side * (value - offset - drift * at) + _WHOLE_NS for offset, drift in corners]
         if min(room) >= 0:
@@ -146,7 +146,7 @@ def _step(before: Ping, after: Ping) -> int:
     return (later - earlier) // 2
 
 
-def by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
+def convert_by_pairs(time_ns: int, pairs: Sequence[tuple[int, int]]) -> int:
     """Convert a time to another clock, along the line through the first and last pair of readings.
 
     Args:

@@ -41,7 +41,7 @@ _HARMLESS = {"board", "arithmetic", "devices", "labels", "simulator"}
 _HARMLESS_RUNTIME = {"kind", "tensors", "version"}
 
 
-def user_folder() -> Path | None:
+def get_user_folder() -> Path | None:
     """Return the user's config directory ``$XDG_CONFIG_HOME/hil``; None without a home, as in some services.
 
     A relative ``XDG_CONFIG_HOME`` is ignored, as the XDG standard requires.
@@ -54,7 +54,7 @@ def user_folder() -> Path | None:
     return None
 
 
-def asks_for(data: Mapping[str, Any]) -> list[str]:
+def list_trusted_settings(data: Mapping[str, Any]) -> list[str]:
     """Return the settings that need the user's trust, as ``[table] key``. Board descriptions need none."""
     found = []
     for table, values in data.items():
@@ -98,7 +98,7 @@ def state_of(path: Path, digest: str) -> str:
         digest: current digest; "" if it cannot be computed.
     """
     real = str(path.resolve())
-    known = {files[real] for files in trusted_folders().values() if real in files}
+    known = {files[real] for files in read_trusted().values() if real in files}
     return ("trusted" if digest in known else "altered") if known else "unknown"
 
 
@@ -110,36 +110,36 @@ def trust(folder: Path, files: Mapping[Path, str]) -> None:
         StorageError: the file cannot be written.
     """
     digests = {str(path.resolve()): digest for path, digest in files.items()}
-    _write({**_without(trusted_folders(), digests.__contains__), str(folder): digests})
+    _write({**_drop_trusted(read_trusted(), digests.__contains__), str(folder): digests})
 
 
-def distrust(folder: Path) -> bool:
+def remove_trust(folder: Path) -> bool:
     """Remove trust in a directory and all files in it. Return True if any was trusted.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    before = trusted_folders()
+    before = read_trusted()
     after = {other: files for other, files in before.items() if other != str(folder)}
-    after = _without(after, lambda path: Path(path).is_relative_to(folder))
+    after = _drop_trusted(after, lambda path: Path(path).is_relative_to(folder))
     if after != before:
         _write(after)
     return after != before
 
 
-def _without(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+def _drop_trusted(folders: Mapping[str, Mapping[str, str]], gone: Callable[[str], bool]) -> dict[str, dict[str, str]]:
     """Return the trusted files without the files for which ``gone`` returns True."""
     kept = {folder: {path: files[path] for path in files if not gone(path)} for folder, files in folders.items()}
     return {folder: files for folder, files in kept.items() if files}
 
 
-def trusted_folders() -> dict[str, dict[str, str]]:
+def read_trusted() -> dict[str, dict[str, str]]:
     """Return the user's trusted files: directory -> resolved file path -> digest.
 
     Raises:
         UsageError: the trust file is damaged, or other users may write to it.
     """
-    base = user_folder()
+    base = get_user_folder()
     if base is None:
         return {}
     path = base / _FILE
@@ -168,7 +168,7 @@ def trusted_folders() -> dict[str, dict[str, str]]:
 
 
 def _write(folders: Mapping[str, Mapping[str, str]]) -> None:
-    base = user_folder()
+    base = get_user_folder()
     if base is None:
         raise UsageError(
             "cannot store the list of trusted files: missing home directory", hint="set HOME or XDG_CONFIG_HOME"

@@ -32,7 +32,7 @@ class CpuInfo:
     parts: tuple[str, ...] = ()  # distinct Arm core types, ``IMPLEMENTER:PART`` as ``0x41:0xd03``, in core order
 
 
-def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
+def parse_cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
     """Parse a machine's CPU description.
 
     An emulator may show the CPU of the machine that runs it. The feature line then has the name of a different CPU
@@ -41,13 +41,13 @@ def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
     Args:
         auxv: bytes from /proc/self/auxv, for any process on that machine.
     """
-    cores = [dict(_lines(block)) for block in cpuinfo.strip().split("\n\n")]
+    cores = [dict(_iter_lines(block)) for block in cpuinfo.strip().split("\n\n")]
     line = _FEATURES_LINE.get(arch, "")
     shown = [
         core[line].replace("_", " ").split() if line == "isa" else core[line].split() for core in cores if line in core
     ]
     if not shown:
-        return CpuInfo(features=tuple(_hwcap_features(auxv)) if arch == "aarch64" else ())
+        return CpuInfo(features=tuple(_iter_hwcap_features(auxv)) if arch == "aarch64" else ())
     common = set.intersection(*map(set, shown))
     parts = [
         f"{core['CPU implementer']}:{core['CPU part']}"
@@ -61,14 +61,14 @@ def cpu_info(arch: str, cpuinfo: str, auxv: bytes = b"") -> CpuInfo:
     )
 
 
-def _lines(block: str) -> Iterator[tuple[str, str]]:
+def _iter_lines(block: str) -> Iterator[tuple[str, str]]:
     for line in block.splitlines():
         key, colon, value = line.partition(":")
         if colon:
             yield key.strip(), value.strip()
 
 
-def _hwcap_features(auxv: bytes) -> Iterator[str]:
+def _iter_hwcap_features(auxv: bytes) -> Iterator[str]:
     pairs = dict(struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]))
     for names, bits in ((_HWCAP, pairs.get(_AT_HWCAP, 0)), (_HWCAP2, pairs.get(_AT_HWCAP2, 0))):
         for number, name in enumerate(names):
@@ -88,7 +88,7 @@ _TEXTS = {"scaling_governor": "{core} governor", "get_throttled": "firmware thro
 _AVAILABLE = re.compile(r"^MemAvailable:\s*([0-9]{1,15}) kB", re.M)
 
 
-def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def get_readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield readings that may change while a program runs, with the fields of a ``Reading``.
 
     - ``cpuN frequency``, ``cpuN highest frequency`` (highest allowed at present) and ``cpuN governor``, for the first
@@ -117,15 +117,15 @@ def readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 title, divisor, unit = _NUMBERS[name]
                 if name == "meminfo":
                     text = "".join(_AVAILABLE.findall(text))
-                found = {"name": title.format(**words), "value": _finite(text) / divisor, "unit": unit}
+                found = {"name": title.format(**words), "value": _parse_finite(text) / divisor, "unit": unit}
                 yield {key: value for key, value in found.items() if value != ""}
             elif name.endswith("_throttle_count"):
-                throttled.append(_finite(text))
+                throttled.append(_parse_finite(text))
     if throttled:
         yield {"name": "throttle events", "value": sum(throttled)}
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a measurement")

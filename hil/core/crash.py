@@ -34,24 +34,26 @@ def report_crash(error: Exception) -> InternalError:
     written, the error contains only the traceback.
     """
     lines = "".join(traceback.format_exception(error)).splitlines()
-    secrets = list(_secrets(sys.argv[1:]))
+    secrets = list(_iter_secrets(sys.argv[1:]))
     detail = "\n".join(["Traceback (most recent call last):", *lines[-_SHOWN_LINES:]])
     hint = "this is a bug in hil: report it"
     with contextlib.suppress(OSError):
-        path = _write("\n".join([*_head(), "", *lines, ""]), secrets)
+        path = _write("\n".join([*_iter_head(), "", *lines, ""]), secrets)
         hint += f", with the file {path}"
     last = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return InternalError(f"internal error: {_without(last, secrets)}", hint=hint, detail=_without(detail, secrets))
+    return InternalError(
+        f"internal error: {_hide_secrets(last, secrets)}", hint=hint, detail=_hide_secrets(detail, secrets)
+    )
 
 
 def _write(text: str, secrets: Sequence[str]) -> Path:
     number, path = tempfile.mkstemp(prefix="hil-crash-", suffix=".txt")
     with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(_without(text, secrets))
+        file.write(_hide_secrets(text, secrets))
     return Path(path)
 
 
-def _head() -> Iterator[str]:
+def _iter_head() -> Iterator[str]:
     yield f"hil {own_version()}, Python {platform.python_version()}, {platform.platform()}"
     yield f"time: {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
     yield f"command: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
@@ -60,7 +62,7 @@ def _head() -> Iterator[str]:
             yield f"{name} {version(name)}"
 
 
-def _secrets(words: Sequence[str]) -> Iterator[str]:
+def _iter_secrets(words: Sequence[str]) -> Iterator[str]:
     """Yield the values of secret options."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, equals, value = word.partition("=")
@@ -68,7 +70,7 @@ def _secrets(words: Sequence[str]) -> Iterator[str]:
             yield secret
 
 
-def _without(text: str, secrets: Sequence[str]) -> str:
+def _hide_secrets(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         text = text.replace(shlex.quote(secret), _HIDDEN).replace(secret, _HIDDEN)
     return _IN_URL.sub(_HIDDEN, text)

@@ -126,6 +126,6 @@ def check(digest: str) -> str:
     return digest
 
 
-def algorithm_of(digest: str) -> str:
+def get_algorithm(digest: str) -> str:
     """Return the algorithm prefix of a well-formed digest."""
     return check(digest).split(":", 1)[0]

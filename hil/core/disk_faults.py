@@ -17,14 +17,14 @@ FAULTS = FULL | _FAILING | {errno.EROFS}
 """Errors that any file on a disk may cause, regardless of name and permissions."""
 
 
-def disk_unfit(error: OSError, folder: Path, *, is_here: bool = True) -> BoardUnfit:
+def make_disk_error(error: OSError, folder: Path, *, is_here: bool = True) -> BoardUnfit:
     """Return the error for a board that cannot use a directory for hil's data.
 
     Args:
         folder: hil's directory, or a file in it.
         is_here: True if this machine is the board, so that its disk can be checked.
     """
-    reason, hint = _explain(error, is_here and _lacks_inodes(folder))
+    reason, hint = _explain(error, is_here and _is_out_of_inodes(folder))
     return BoardUnfit(f"the board cannot use {folder}: {reason}", hint=hint)
 
 
@@ -48,7 +48,7 @@ def _explain(error: OSError, lacks_inodes: bool) -> tuple[str, str]:
     return error.strerror or str(error), "check that the directory on the board is writable"
 
 
-def _lacks_inodes(folder: Path) -> bool:
+def _is_out_of_inodes(folder: Path) -> bool:
     try:
         found = os.statvfs(folder if folder.is_dir() else folder.parent)
     except OSError:
@@ -56,7 +56,7 @@ def _lacks_inodes(folder: Path) -> bool:
     return bool(found.f_files and not found.f_favail)
 
 
-def noexec_folder(folders: Iterable[str]) -> str:
+def find_noexec_folder(folders: Iterable[str]) -> str:
     """Return the first directory on a noexec file system; "" if all allow execution."""
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ def noexec_folder(folders: Iterable[str]) -> str:
     return ""
 
 
-def noexec_unfit(folder: str) -> BoardUnfit:
+def make_noexec_error(folder: str) -> BoardUnfit:
     """Return the error for a board that cannot run programs from hil's directory."""
     return BoardUnfit(
         f"the board cannot run programs from {folder}: the file system is mounted noexec",

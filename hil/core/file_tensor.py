@@ -49,7 +49,7 @@ class FileTensor:
     """Array-like view on a file: dtype, shape, slices with step 1, and `np.asarray`, which reads the slice.
 
     Slices keep the file open and use no other resources. Functions that read arrays in chunks accept a FileTensor: see
-    :func:`hil.compare.values.reader`.
+    :func:`hil.compare.values.make_reader`.
 
     Attributes:
         strides: bytes per step along each axis, like numpy's; never negative.
@@ -84,12 +84,12 @@ class FileTensor:
     @property
     def is_line(self) -> bool:
         """True if the elements are contiguous in C order."""
-        return not self.size or self.strides == contiguous(self.shape, self.dtype.itemsize)
+        return not self.size or self.strides == make_contiguous_strides(self.shape, self.dtype.itemsize)
 
     @property
     def T(self) -> FileTensor:  # noqa: N802 - numpy's name
         """View with the axes reversed."""
-        return self._with(self.shape[::-1], self.strides[::-1])
+        return self._make_view(self.shape[::-1], self.strides[::-1])
 
     def view(self, dtype: np.dtype[Any]) -> FileTensor:
         """Return a view with another dtype and the same item size."""
@@ -97,12 +97,12 @@ class FileTensor:
             raise ValueError(f"elements of {self.dtype.itemsize} bytes cannot be viewed as {dtype}")
         return FileTensor(self._file, dtype, self.shape, self.strides, self._offset)
 
-    def rows_of(self, columns: int) -> FileTensor:
+    def reshape_rows(self, columns: int) -> FileTensor:
         """Reshape contiguous elements to rows, without an incomplete last row."""
         if not self.is_line:
             raise ValueError("elements are not contiguous")
         shape = (self.size // columns, columns)
-        return self._with(shape, contiguous(shape, self.dtype.itemsize))
+        return self._make_view(shape, make_contiguous_strides(shape, self.dtype.itemsize))
 
     def __getitem__(self, places: Any) -> FileTensor:
         places = places if isinstance(places, tuple) else (places,)
@@ -120,9 +120,9 @@ class FileTensor:
                 if not 0 <= start < dim:
                     raise IndexError(f"index {start} is out of range for axis {axis} of size {dim}")
             offset += start * stride
-        return self._with(shape, strides, offset)
+        return self._make_view(shape, strides, offset)
 
-    def _with(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> FileTensor:
+    def _make_view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> FileTensor:
         offset = self._offset if offset is None else offset
         return FileTensor(self._file, self.dtype, shape, strides, offset)
 
@@ -153,7 +153,7 @@ class FileTensor:
         wanted = math.prod(shape) * self.dtype.itemsize
         axes = [axis for axis, dim in enumerate(shape) if dim > 1]
         span = self.dtype.itemsize + sum((shape[axis] - 1) * strides[axis] for axis in axes)
-        if not axes or (span <= _SPAN and span - wanted <= _GAP * self._runs(shape, strides)):
+        if not axes or (span <= _SPAN and span - wanted <= _GAP * self._count_runs(shape, strides)):
             return np.ndarray(tuple(shape), self.dtype, self._file.read(span, offset), 0, tuple(strides))
         axis = max(axes, key=lambda one: strides[one])
         step = max(1, min(shape[axis] - 1, _SPAN // strides[axis])) if strides[axis] <= _GAP else 1
@@ -165,7 +165,7 @@ class FileTensor:
             found[place] = self._read(offset + start * strides[axis], part, strides)
         return found
 
-    def _runs(self, shape: Sequence[int], strides: Sequence[int]) -> int:
+    def _count_runs(self, shape: Sequence[int], strides: Sequence[int]) -> int:
         """Return the number of reads required to read only the wanted bytes."""
         run = self.dtype.itemsize
         for stride, dim in sorted(zip(strides, shape, strict=True)):
@@ -179,6 +179,6 @@ class FileTensor:
 Tensor: TypeAlias = "Array | FileTensor"
 
 
-def contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+def make_contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Return the strides of a contiguous C-order array."""
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

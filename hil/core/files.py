@@ -45,7 +45,7 @@ def open_file(path: Path) -> BufferedReader:
         OSError: the file is missing or cannot be read.
     """
     # Check before opening: opening some devices already has side effects.
-    _require_regular(path, _mode(path))
+    _require_regular(path, _read_mode(path))
     file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 (the caller closes it)
     try:
         _require_regular(path, os.fstat(file.fileno()).st_mode)
@@ -73,7 +73,7 @@ def read_file(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         while size < len(data) <= most and (piece := file.read(_PIECE)):
             data += piece
     if max(size, len(data)) > most:
-        raise _unreadable(str(path), f"has {max(size, len(data))} bytes, at most {most} are allowed")
+        raise _make_unreadable_error(str(path), f"has {max(size, len(data))} bytes, at most {most} are allowed")
     return data
 
 
@@ -152,7 +152,9 @@ class FileReader:
         # Python allocates the requested size before it reads.
         data = self._file.read(size) if start + size <= self.size else b""
         if len(data) != size:
-            raise _unreadable(str(self._path), f"was truncated while hil read it: expected {size} bytes at {start}")
+            raise _make_unreadable_error(
+                str(self._path), f"was truncated while hil read it: expected {size} bytes at {start}"
+            )
         return memoryview(data)
 
     def __enter__(self) -> FileReader:
@@ -174,7 +176,7 @@ def load_file(path: Path, most: int = MAX_MODEL_BYTES) -> memoryview:
     """
     with FileReader(path) as reader:
         if reader.size > most:
-            raise _unreadable(str(path), f"has {reader.size} bytes, at most {most} are allowed")
+            raise _make_unreadable_error(str(path), f"has {reader.size} bytes, at most {most} are allowed")
         return reader.read(0, reader.size)
 
 
@@ -204,7 +206,7 @@ def copy_file(source: str | Path, target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to. On success it replaces ``path``; on failure it is removed.
 
     If ``path`` is not a regular file (``/dev/null``, a pipe), yield ``path``, which must not be replaced.
@@ -235,13 +237,13 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o666) -> None:
         OSError: the file cannot be written.
     """
     content = data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace")
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if temporary != path else 0)
         with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
             file.write(content)
 
 
-def within(folder: Path, path: Path) -> Path:
+def resolve_within(folder: Path, path: Path) -> Path:
     """Return the path if it is inside the directory after resolving links.
 
     Raises:
@@ -251,17 +253,17 @@ def within(folder: Path, path: Path) -> Path:
         if path.resolve().is_relative_to(folder.resolve()):
             return path
     except ValueError as error:
-        raise _invalid(path, error) from error
+        raise _make_invalid_error(path, error) from error
     except (OSError, RuntimeError) as error:  # circular links
         raise UsageError(f"cannot resolve the links in path {path}: {error}") from error
     raise UsageError(f"{path} points outside {folder}", hint="links in this directory must stay inside it")
 
 
-def _mode(path: Path) -> int:
+def _read_mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except ValueError as error:
-        raise _invalid(path, error) from error
+        raise _make_invalid_error(path, error) from error
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -271,13 +273,13 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def _require_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise _unreadable(str(path), f"is {kind}, not a regular file")
+        raise _make_unreadable_error(str(path), f"is {kind}, not a regular file")
 
 
-def _invalid(path: Path, error: ValueError) -> UnreadableFile:
+def _make_invalid_error(path: Path, error: ValueError) -> UnreadableFile:
     # A null byte or a lone surrogate, which no file system allows.
-    return _unreadable(repr(str(path)), f"is an invalid file name: {error}")
+    return _make_unreadable_error(repr(str(path)), f"is an invalid file name: {error}")
 
 
-def _unreadable(path: str, reason: str) -> UnreadableFile:
+def _make_unreadable_error(path: str, reason: str) -> UnreadableFile:
     return UnreadableFile(f"{path} {reason}", reason=f"it {reason}")

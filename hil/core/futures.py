@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 # Maximum duration of one wait. If Ctrl-C arrives just before a wait without a timeout, Python handles it only after the
 # wait.
-_SLICE_S = 0.2
+_SLICE_SECONDS = 0.2
 
 
 def iterate_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
@@ -19,7 +19,7 @@ def iterate_completed(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
     pending = set(futures)
     while pending:
         try:
-            for future in concurrent.futures.as_completed(pending, _SLICE_S):
+            for future in concurrent.futures.as_completed(pending, _SLICE_SECONDS):
                 pending.discard(future)
                 yield future
         except concurrent.futures.TimeoutError:

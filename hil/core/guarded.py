@@ -1,6 +1,6 @@
 """Call plugin code so that every failure becomes an error that names the package.
 
-Packages register code as entry points (docs/extending.md). Calls to such code use :func:`guarded`, and
+Packages register code as entry points (docs/extending.md). Calls to such code use :func:`guard_plugin`, and
 :mod:`hil.core.field_types` checks the results.
 """
 
@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hil.core.installed import points
+from hil.core.installed import list_entry_points
 from hil.errors import HilError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN = 80
 
 
-def package_text(point: EntryPoint) -> str:
+def format_package(point: EntryPoint) -> str:
     """Return the name and version of an entry point's package."""
     try:
         return f"{point.dist.name} {point.dist.version}" if point.dist else "?"
@@ -28,19 +28,21 @@ def package_text(point: EntryPoint) -> str:
         return "?"
 
 
-def package_of(group: str, name: str) -> str:
+def find_package(group: str, name: str) -> str:
     """Return the package that registered a name in a group, with version; "" for hil's entry points."""
-    package = next((package_text(point) for point in reversed(list(points(group))) if point.name == name), "")
+    package = next(
+        (format_package(point) for point in reversed(list(list_entry_points(group))) if point.name == name), ""
+    )
     return "" if package.partition(" ")[0] == "hil" else package
 
 
-def called(kind: str, group: str, name: str) -> str:
+def format_plugin(kind: str, group: str, name: str) -> str:
     """Return the text for a plugin in errors: ``the recipe round of the package cutter 1.0``."""
-    package = package_of(group, name)
+    package = find_package(group, name)
     return f"the {kind} {name} of the package {package}" if package else f"the {kind} {name}"
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a truncated repr, or the type if repr fails."""
     try:
         return f"{value!r:.{_SHOWN}}"
@@ -48,7 +50,7 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def error_text(error: BaseException, *, whole: bool = False) -> str:
+def format_error(error: BaseException, *, whole: bool = False) -> str:
     """Return an error's class and the first line of its text, or the full text if ``whole`` is set."""
     try:
         text = str(error)
@@ -60,17 +62,17 @@ def error_text(error: BaseException, *, whole: bool = False) -> str:
 
 
 def name_package(error: HilError, who: str) -> None:
-    """Add the plugin's text from :func:`called` to an error, unless it is empty or already in the message."""
+    """Add the plugin's text from :func:`format_plugin` to an error, unless it is empty or already in the message."""
     if who and who not in error.message:
         error.add(f"in {who}")
 
 
 @contextlib.contextmanager
-def guarded(who: str, failure: Callable[..., HilError], *allowed: type[HilError]) -> Iterator[None]:
+def guard_plugin(who: str, failure: Callable[..., HilError], *allowed: type[HilError]) -> Iterator[None]:
     """Run plugin code. Every error that leaves the block names the package.
 
     Args:
-        who: text for the plugin in errors: see :func:`called`.
+        who: text for the plugin in errors: see :func:`format_plugin`.
         failure: error class of the stage.
         allowed: error classes that the code may raise; any other error becomes ``failure``.
 
@@ -87,12 +89,12 @@ def guarded(who: str, failure: Callable[..., HilError], *allowed: type[HilError]
         raise
     except HilError as error:
         text = f"{who} failed: {error.message}"
-        raise failure(text, hint=error.hint, detail=error.detail or calls_text(error)) from error
+        raise failure(text, hint=error.hint, detail=error.detail or format_calls(error)) from error
     except BaseException as error:
-        raise failure(f"{who} failed: {error_text(error)}", detail=calls_text(error)) from error
+        raise failure(f"{who} failed: {format_error(error)}", detail=format_calls(error)) from error
 
 
-def calls_text(error: BaseException) -> str:
+def format_calls(error: BaseException) -> str:
     """Return an error's call stack, outermost call first, without the frame that caught it."""
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
 
@@ -100,17 +102,17 @@ def calls_text(error: BaseException) -> str:
 def guard(
     kind: str, group: str, name: str, failure: Callable[..., HilError], *allowed: type[HilError]
 ) -> contextlib.AbstractContextManager[None]:
-    """Return :func:`guarded` for a plugin's entry point, or a context manager without effect for hil's entry points."""
-    if not package_of(group, name):
+    """Return :func:`guard_plugin` for a plugin's entry point. For hil's entry points, return a null context."""
+    if not find_package(group, name):
         return contextlib.nullcontext()
-    return guarded(called(kind, group, name), failure, *allowed)
+    return guard_plugin(format_plugin(kind, group, name), failure, *allowed)
 
 
 class GuardedObject:
-    """Proxy for a plugin's object that accesses attributes and methods through :func:`guarded`.
+    """Proxy for a plugin's object that accesses attributes and methods through :func:`guard_plugin`.
 
     Args:
-        who, failure, allowed: see :func:`guarded`.
+        who, failure, allowed: see :func:`guard_plugin`.
         checks: attribute or method name -> check that raises TypeError for an invalid value or result.
     """
 
@@ -127,14 +129,14 @@ class GuardedObject:
 
     def __getattr__(self, name: str) -> Any:
         check = self._checks.get(name, _accept)
-        with guarded(f"{name} of {self._who}", *self._how):
+        with guard_plugin(f"{name} of {self._who}", *self._how):
             value = getattr(self._thing, name)
             if not callable(value):
                 check(value)
                 return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with guarded(f"{name}() of {self._who}", *self._how):
+            with guard_plugin(f"{name}() of {self._who}", *self._how):
                 result = value(*args, **kwargs)
                 check(result)
             return _GuardedIterator(result, self._who, self._how) if hasattr(result, "__next__") else result
@@ -152,7 +154,7 @@ class _GuardedIterator:
         return self
 
     def __next__(self) -> Any:
-        with guarded(self._who, *self._how):
+        with guard_plugin(self._who, *self._how):
             item = next(self._items, _END)
         if item is _END:
             raise StopIteration

@@ -26,29 +26,29 @@ class _Unsure(Exception):
     """Raised if there may be packages that only importlib.metadata can find."""
 
 
-def version(package: str, folders: Sequence[str] = ()) -> str:
+def get_version(package: str, folders: Sequence[str] = ()) -> str:
     """Return an installed package's version. Raises importlib.metadata.PackageNotFoundError if not installed.
 
     Args:
         folders: directories to search before ``sys.path``.
     """
-    return _version(package, (*folders, *sys.path))
+    return _find_version(package, (*folders, *sys.path))
 
 
-def points(group: str) -> Sequence[EntryPoint]:
+def list_entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points in a group, from all packages."""
-    return _points(group, tuple(sys.path))
+    return _find_points(group, tuple(sys.path))
 
 
 # Cached by `sys.path`: installed packages are assumed not to change while it stays the same.
 
 
 @functools.cache
-def _version(package: str, path: tuple[str, ...]) -> str:
+def _find_version(package: str, path: tuple[str, ...]) -> str:
     try:
-        folder = next((folder for name, folder in _folders(path) if name == _plain(package)), None)
-        told = _head(f"{folder}/METADATA") if folder is not None else {}
-        if _plain(told.get("Name", "")) == _plain(package) and "Version" in told:
+        folder = next((folder for name, folder in _list_folders(path) if name == _normalize_name(package)), None)
+        told = _read_head(f"{folder}/METADATA") if folder is not None else {}
+        if _normalize_name(told.get("Name", "")) == _normalize_name(package) and "Version" in told:
             return told["Version"]
     except _Unsure:
         pass
@@ -58,9 +58,9 @@ def _version(package: str, path: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _points(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
+def _find_points(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
     try:
-        if not any(f"[{group}]" in text for text in _registered(path)):
+        if not any(f"[{group}]" in text for text in _read_registered(path)):
             return ()
     except _Unsure:
         pass
@@ -70,20 +70,20 @@ def _points(group: str, path: tuple[str, ...]) -> Sequence[EntryPoint]:
 
 
 @functools.cache
-def _registered(path: tuple[str, ...]) -> tuple[str, ...]:
+def _read_registered(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the entry_points.txt text of each package."""
-    return tuple(filter(None, (_text(f"{folder}/entry_points.txt") for _, folder in _folders(path))))
+    return tuple(filter(None, (_read_text(f"{folder}/entry_points.txt") for _, folder in _list_folders(path))))
 
 
 @functools.cache
-def _folders(path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _list_folders(path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return (package name, metadata directory) pairs in path order."""
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         raise _Unsure
-    return tuple(_in(path))
+    return tuple(_iter_folders_in(path))
 
 
-def _in(path: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _iter_folders_in(path: Sequence[str]) -> Iterator[tuple[str, str]]:
     for place in path:
         try:
             found = os.listdir(place or ".")  # noqa: PTH208 - names alone: hundreds of them
@@ -95,16 +95,16 @@ def _in(path: Sequence[str]) -> Iterator[tuple[str, str]]:
             raise _Unsure
         for name in found:
             if name.endswith(_SUFFIXES):
-                yield _plain(name.rpartition(".")[0].partition("-")[0]), f"{place or '.'}/{name}"
+                yield _normalize_name(name.rpartition(".")[0].partition("-")[0]), f"{place or '.'}/{name}"
 
 
-def _head(path: str) -> dict[str, str]:
+def _read_head(path: str) -> dict[str, str]:
     """Parse a file's header lines, up to the first empty line: name -> value."""
-    lines = itertools.takewhile(bool, _text(path).splitlines())
+    lines = itertools.takewhile(bool, _read_text(path).splitlines())
     return {name: value.strip() for name, _, value in reversed([line.partition(":") for line in lines])}
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - hundreds of them, in half of Path's time
             return file.read().decode(errors="replace")
@@ -112,5 +112,5 @@ def _text(path: str) -> str:
         return ""
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -9,7 +9,7 @@ from hil.errors import BoardUnfit, HilError, RunCrashed
 _OWN_SHARE = 0.75
 
 
-def out_of_memory(peak_bytes: int, total_bytes: int) -> HilError:
+def make_memory_error(peak_bytes: int, total_bytes: int) -> HilError:
     """Return the error for a program that Linux killed for lack of memory.
 
     Args:

@@ -13,7 +13,7 @@ def resolve(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def later(reference: str) -> Callable[..., Any]:
+def defer_import(reference: str) -> Callable[..., Any]:
     """Return a function that imports the referenced function when called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from hil.core.file_tensor import FileTensor, OpenFile, contiguous
+from hil.core.file_tensor import FileTensor, OpenFile, make_contiguous_strides
 from hil.core.files import open_file
-from hil.core.tensors import ML_DTYPES, Array, dtype_of
+from hil.core.tensors import ML_DTYPES, Array, parse_dtype
 from hil.errors import UsageError
 
 _MAGIC = b"\x93NUMPY"
@@ -80,19 +80,19 @@ def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | No
     Raises:
         UsageError: see :func:`read_npy`.
     """
-    return typed(read_npy(path, mmap=mmap, fits=fits), dtype)
+    return restore_dtype(read_npy(path, mmap=mmap, fits=fits), dtype)
 
 
-def typed(array: Array, dtype: str) -> Array:
+def restore_dtype(array: Array, dtype: str) -> Array:
     """Restore a tensor's dtype after .npy storage: raw bytes become ``dtype``, fixed-width text becomes strings."""
     if is_raw(array.dtype, dtype):
-        return array.view(dtype_of(dtype))
+        return array.view(parse_dtype(dtype))
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
 def is_raw(found: np.dtype[Any], dtype: str) -> bool:
     """Return True if a file's dtype is the raw bytes that :func:`save_npy` writes for ``dtype``."""
-    return found.kind == "V" and bool(dtype) and dtype_of(dtype).itemsize == found.itemsize
+    return found.kind == "V" and bool(dtype) and parse_dtype(dtype).itemsize == found.itemsize
 
 
 def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt.NDArray[Any]:
@@ -104,7 +104,7 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
     Raises:
         UsageError: the file is missing, not a regular file, truncated, pickled, structured, or not a .npy file.
     """
-    with _reading(path, ".npy"), open_file(path) as file:
+    with _convert_read_errors(path, ".npy"), open_file(path) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size)
         if fits is not None:
             fits(header.dtype, header.shape)
@@ -112,22 +112,24 @@ def read_npy(path: Path, *, mmap: bool = False, fits: Fits | None = None) -> npt
             order = "F" if header.fortran else "C"
             # numpy's type stubs accept only a literal order
             return np.memmap(file, header.dtype, "r", header.bytes, header.shape, order)  # type: ignore[call-overload,no-any-return]
-        return _array(file, header)
+        return _read_array(file, header)
 
 
 def open_npy(path: Path) -> FileTensor:
     """Open a .npy file without reading its data. Raises UsageError as :func:`read_npy`."""
-    with _reading(path, ".npy"), open_file(path) as file:
+    with _convert_read_errors(path, ".npy"), open_file(path) as file:
         header = read_header(file, os.fstat(file.fileno()).st_size)
         shape, size = header.shape, header.dtype.itemsize
-        strides = contiguous(shape[::-1], size)[::-1] if header.fortran else contiguous(shape, size)
+        strides = (
+            make_contiguous_strides(shape[::-1], size)[::-1] if header.fortran else make_contiguous_strides(shape, size)
+        )
         return FileTensor(OpenFile(file, path), header.dtype, shape, strides, header.bytes)
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
     """Parse a .npy file's bytes. Raises ValueError if the bytes are invalid."""
     file = io.BytesIO(data)
-    return _array(file, read_header(file, len(data)))
+    return _read_array(file, read_header(file, len(data)))
 
 
 class Npz:
@@ -143,11 +145,11 @@ class Npz:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _reading(path, ".npz"):
+        with _convert_read_errors(path, ".npz"):
             self._file = open_file(path)
             try:
                 self._zip = zipfile.ZipFile(self._file)
-                self._members = _members(self._zip)
+                self._members = _list_members(self._zip)
                 self._free = max(FREE_BYTES, MAX_RATIO * os.fstat(self._file.fileno()).st_size)
             except BaseException:
                 self._file.close()
@@ -165,7 +167,7 @@ class Npz:
             UsageError: the array is truncated, damaged, pickled, structured, or far larger than the archive.
         """
         member = self._members[key]
-        with _reading(self._path, ".npz", f"{key}: "), self._zip.open(member) as file:
+        with _convert_read_errors(self._path, ".npz", f"{key}: "), self._zip.open(member) as file:
             header = read_header(file, member.file_size)
             if fits is None or not fits(header.dtype, header.shape):
                 if header.nbytes > self._free:
@@ -174,7 +176,7 @@ class Npz:
                         "this size; save the array as .npy"
                     )
                 self._free -= header.nbytes
-            array = _array(file, header)
+            array = _read_array(file, header)
             while file.read(_PIECE):  # read to the end, where zipfile checks the checksum
                 pass
             return array
@@ -205,13 +207,13 @@ def read_header(file: BinaryIO | Any, size: int) -> Header:
     text = file.read(length)
     if len(text) != length:
         raise ValueError("truncated header")
-    header = Header(*_parsed(text.decode("latin-1")), 8 + width + length)
+    header = Header(*_parse_header_text(text.decode("latin-1")), 8 + width + length)
     if header.nbytes > size - header.bytes:
         raise ValueError(f"array needs {header.nbytes} bytes, file has {size - header.bytes}")
     return header
 
 
-def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+def _parse_header_text(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     fields: dict[str, str] = {}
     text = text.strip()
     at = 1
@@ -242,7 +244,7 @@ def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     return dtype, shape, fields["fortran_order"] == "True"
 
 
-def _array(file: Any, header: Header) -> npt.NDArray[Any]:
+def _read_array(file: Any, header: Header) -> npt.NDArray[Any]:
     count = math.prod(header.shape)
     flat = np.empty(count, header.dtype)
     view = memoryview(flat.view(np.uint8).reshape(-1).data) if flat.nbytes else memoryview(b"")
@@ -256,7 +258,7 @@ def _array(file: Any, header: Header) -> npt.NDArray[Any]:
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     found: dict[str, zipfile.ZipInfo] = {}
     members = archive.infolist()
     if len(members) > MAX_MEMBERS:
@@ -275,7 +277,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 @contextmanager
-def _reading(path: Path, form: str, where: str = "") -> Iterator[None]:
+def _convert_read_errors(path: Path, form: str, where: str = "") -> Iterator[None]:
     """Convert every error from reading a file to UsageError."""
     try:
         yield

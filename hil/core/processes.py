@@ -29,16 +29,16 @@ _START = (
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 # Polling interval for a forked child.
-_WAIT_S = 0.005
+_WAIT_SECONDS = 0.005
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
+def make_module_command(module: str, *arguments: str) -> list[str]:
     """Return ``python -m MODULE ARGUMENTS`` that does not import from the working directory."""
     start = ["-P", "-m"] if sys.version_info >= (3, 11) else ["-c", _START]
     return [sys.executable, *start, module, *arguments]
 
 
-def signal_name(number: int) -> str:
+def get_signal_name(number: int) -> str:
     """Return a signal's name: 11 is SIGSEGV; unknown signals are ``signal N``."""
     try:
         return signal.Signals(number).name
@@ -48,7 +48,7 @@ def signal_name(number: int) -> str:
 
 def exit_text(code: int) -> str:
     """Describe an exit code, negative for a signal: ``was killed by SIGSEGV``."""
-    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {get_signal_name(-code)}"
 
 
 def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
@@ -103,7 +103,7 @@ class ForkedChild:
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            time.sleep(_WAIT_S)
+            time.sleep(_WAIT_SECONDS)
         return status
 
     def kill(self) -> None:
@@ -127,9 +127,9 @@ def wait_or_kill(process: subprocess.Popen[Any] | ForkedChild, seconds: float, *
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PAUSE_S = 0.001
+_PAUSE_SECONDS = 0.001
 # Only processes stuck in the kernel survive SIGKILL longer than this.
-_KILL_S = 2.0
+_KILL_SECONDS = 2.0
 
 
 def adopt_descendants() -> bool:
@@ -156,11 +156,11 @@ def end_children(spared: Collection[int], ended: dict[int, ExitStatus] | None = 
         ended: receives the exit status of each child that ended, also of spared children. With None, other code
             collects the exit statuses.
     """
-    deadline = time.monotonic() + _KILL_S
+    deadline = time.monotonic() + _KILL_SECONDS
     while True:
         if ended is not None:
             _reap(ended)
-        left = children().difference(spared, ended or ())
+        left = list_children().difference(spared, ended or ())
         if not left or time.monotonic() > deadline:
             return
         kill_trees(left)
@@ -168,17 +168,17 @@ def end_children(spared: Collection[int], ended: dict[int, ExitStatus] | None = 
             for pid in left:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-        time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _reap(ended: dict[int, ExitStatus]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.wait3(os.WNOHANG))[0]:
             pid, status, usage = found
-            ended[pid] = ExitStatus(os.waitstatus_to_exitcode(status), peak_memory(usage))
+            ended[pid] = ExitStatus(os.waitstatus_to_exitcode(status), get_peak_memory(usage))
 
 
-def peak_memory(usage: resource.struct_rusage) -> int:
+def get_peak_memory(usage: resource.struct_rusage) -> int:
     """Return the peak resident memory in bytes."""
     return usage.ru_maxrss if sys.platform == "darwin" else usage.ru_maxrss * 1024
 
@@ -189,7 +189,7 @@ def kill_trees(roots: set[int]) -> None:
     On systems without /proc, the descendants are unknown and continue to run.
     """
     found: set[int] = set()
-    while new := _below(roots) - found:
+    while new := _find_descendants(roots) - found:
         for pid in new:
             _send(pid, signal.SIGSTOP)
         found |= new
@@ -202,7 +202,7 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def children() -> set[int]:
+def list_children() -> set[int]:
     """Return the pids of this process's children."""
     if sys.platform != "linux":
         return set()
@@ -212,12 +212,12 @@ def children() -> set[int]:
             found.update(map(int, (thread / "children").read_text().split()))
         except OSError:
             if thread.exists():
-                return set(_parents()[os.getpid()])  # kernel without this list
+                return set(_map_children()[os.getpid()])  # kernel without this list
     return found
 
 
-def _below(roots: set[int]) -> set[int]:
-    parents = _parents()
+def _find_descendants(roots: set[int]) -> set[int]:
+    parents = _map_children()
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
@@ -228,7 +228,7 @@ def _below(roots: set[int]) -> set[int]:
     return found
 
 
-def _parents() -> defaultdict[int, list[int]]:
+def _map_children() -> defaultdict[int, list[int]]:
     """Map each pid to its children."""
     parents: defaultdict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):

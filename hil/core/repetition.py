@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.core.digest import Hasher
-from hil.core.tensors import Array, dtype_name, to_bytes
+from hil.core.tensors import Array, get_dtype_name, to_bytes
 
 _SHOWN = 4
 
@@ -56,16 +56,16 @@ class Repetition:
         distinct = len(self.answers) + bool(self.others)
         return f"{at_least}{distinct} different answers in {total} iterations: {', '.join(shares)}{more}{how}"
 
-    def converted(self, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Repetition:
+    def convert(self, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Repetition:
         """Return a copy with ``convert`` applied to the outputs of each answer."""
         answers = tuple(
             one if one.outputs is None else replace(one, outputs=convert(one.outputs)) for one in self.answers
         )
         return replace(self, answers=answers)
 
-    def renamed(self, names: Mapping[str, str]) -> Repetition:
+    def rename(self, names: Mapping[str, str]) -> Repetition:
         """Return a copy with output names mapped by ``names``."""
-        found = self.converted(lambda outputs: {names[name]: array for name, array in outputs.items()})
+        found = self.convert(lambda outputs: {names[name]: array for name, array in outputs.items()})
         return replace(found, differing=tuple(names[name] for name in self.differing))
 
     def record(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def merge(parts: Iterable[Repetition]) -> Repetition | None:
         is_sampled=any(part.is_sampled for part in found),
         others=sum(part.others for part in found),
         differing=tuple(
-            dict.fromkeys([*differing_outputs(joined), *(name for part in found for name in part.differing)])
+            dict.fromkeys([*list_differing_outputs(joined), *(name for part in found for name in part.differing)])
         ),
     )
 
@@ -116,7 +116,7 @@ def merge_known(first: Repetition | None, second: Repetition | None) -> Repetiti
     return merge(part for part in (first, second) if part is not None)
 
 
-def differing_outputs(answers: Sequence[Answer]) -> list[str]:
+def list_differing_outputs(answers: Sequence[Answer]) -> list[str]:
     """Return the names of outputs whose values differ between answers.
 
     Answers without stored outputs (``outputs`` is None) are ignored.
@@ -136,4 +136,4 @@ def _digest_of(array: Array | None) -> str:
         return ""
     hasher = Hasher()
     hasher.update(to_bytes(array))
-    return f"{dtype_name(array.dtype)} {array.shape} {hasher.digest()}"
+    return f"{get_dtype_name(array.dtype)} {array.shape} {hasher.digest()}"

@@ -102,7 +102,7 @@ _GRAVITY = (
 )
 
 
-def gravest(codes: Sequence[int]) -> int:
+def choose_exit_code(codes: Sequence[int]) -> int:
     """Return an exit code for multiple runs: the most severe of interrupted, 70, 4, 3, 2, 1, 0, 5, in this order.
 
     Unknown codes count as 4.
@@ -287,7 +287,7 @@ class Artifact:
         return tuple(spec.name for spec in self.outputs or ())
 
 
-MOST_NAMES = 200
+MAX_NAMES = 200
 # ExecuTorch's portable kernels and its backends: name in `--backend=` -> name in programs. If the flag lists multiple
 # backends, later backends may run operators that earlier backends do not support.
 PORTABLE = "portable"
@@ -304,16 +304,16 @@ class Part:
 
     device: str  # the runtime's name: ``CPUExecutionProvider``, ``local-task``, ``XnnpackBackend``
     nodes: int = 0  # number of nodes; 0 if the runtime reports only the whole program
-    names: tuple[str, ...] = ()  # node names, if reported; at most :data:`MOST_NAMES`
+    names: tuple[str, ...] = ()  # node names, if reported; at most :data:`MAX_NAMES`
     elsewhere: bool = False  # True if this is not the requested device
 
     @classmethod
     def of(cls, device: str, names: Sequence[str], *, elsewhere: bool = False) -> Part:
-        """Create a part from node names. Stores at most :data:`MOST_NAMES`."""
-        return cls(device, len(names), tuple(names[:MOST_NAMES]), elsewhere)
+        """Create a part from node names. Stores at most :data:`MAX_NAMES`."""
+        return cls(device, len(names), tuple(names[:MAX_NAMES]), elsewhere)
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Part:
+    def from_json(cls, values: Mapping[str, Any]) -> Part:
         """Create a part from the result of :meth:`to_json`."""
         return cls(values["device"], values["nodes"], tuple(values["names"]), values["elsewhere"])
 
@@ -375,7 +375,7 @@ class RequestedDevice:
         wrong = [part for part in placement if part.elsewhere]
         if not wrong or not (self.binding or no_fallback):
             return ""
-        text = f"{_share(placement, wrong)} ran on {_devices(wrong)}, not on {self.device or 'the default device'}"
+        text = f"{_share(placement, wrong)} ran on {_join_devices(wrong)}, not on {self.device or 'the default device'}"
         if len(wrong) < len(placement):
             names = [name for part in wrong for name in part.names][:_SHOWN]
             left = sum(part.nodes for part in wrong) - len(names)
@@ -391,21 +391,21 @@ class RequestedDevice:
         return text
 
 
-def placement_text(placement: Iterable[tuple[str, int]]) -> str:
+def format_node_counts(placement: Iterable[tuple[str, int]]) -> str:
     """Format a placement, pairs of device and nodes: ``XnnpackBackend (1 node), portable (4 nodes)``."""
-    return ", ".join(f"{device} ({_counted(nodes)})" if nodes else device for device, nodes in placement)
+    return ", ".join(f"{device} ({_count_nodes(nodes)})" if nodes else device for device, nodes in placement)
 
 
 def _share(placement: Placement, wrong: Sequence[Part]) -> str:
     total, count = sum(part.nodes for part in placement), sum(part.nodes for part in wrong)
     if not count:
         return "the program"
-    return f"all {_counted(total)}" if count == total > 1 else f"{count} of {_counted(total)}"
+    return f"all {_count_nodes(total)}" if count == total > 1 else f"{count} of {_count_nodes(total)}"
 
 
-def _devices(parts: Sequence[Part]) -> str:
+def _join_devices(parts: Sequence[Part]) -> str:
     return " and ".join(dict.fromkeys(part.device for part in parts))
 
 
-def _counted(nodes: int) -> str:
+def _count_nodes(nodes: int) -> str:
     return f"{nodes} node{'s' * (nodes != 1)}"

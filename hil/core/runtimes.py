@@ -78,7 +78,7 @@ _ALL = (
         compiler="iree",
         compile=f"{_COMPILERS}.iree:compile_iree",
         compiler_package="iree-base-compiler",
-        target="hil.controller.backends.targets:iree_target",
+        target="hil.controller.backends.targets:choose_iree_target",
         from_onnx=True,
     ),
     RuntimeInfo(
@@ -155,14 +155,14 @@ _ALL = (
         only=True,
         compiler="tfcompile",
         compile=f"{_COMPILERS}.tfcompile:compile_tfcompile",
-        target=f"{_COMPILERS}.tfcompile:tfcompile_target",
+        target=f"{_COMPILERS}.tfcompile:choose_target",
         targets_host=True,
     ),
 )
 RUNTIMES: Mapping[str, RuntimeInfo] = MappingProxyType({one.name: one for one in _ALL})
 
 
-def runtime_for(model_format: str, wanted: str) -> str:
+def choose_runtime(model_format: str, wanted: str) -> str:
     """Return the runtime for a model: the user's choice, the only runtime for its format, or the board's default.
 
     Returns:
@@ -171,7 +171,7 @@ def runtime_for(model_format: str, wanted: str) -> str:
     return wanted or next((one.name for one in _ALL if one.only and one.loads == model_format), "")
 
 
-def compiler_for(model_format: str, runtime: str) -> str:
+def choose_compiler(model_format: str, runtime: str) -> str:
     """Return the compiler name for a runtime's programs. A plugin's compiler has the name of its runtime."""
     info = RUNTIMES.get(runtime)
     if info is None:

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from stat import S_ISDIR
 
-from hil.core.storage_errors import storage_errors
+from hil.core.storage_errors import convert_os_errors
 
 # Unix socket paths have at most 104 bytes, and ssh also creates sockets below the directory.
-_LONGEST_FOR_SOCKETS = 40
+_MAX_FOR_SOCKETS_LENGTH = 40
 
 
 class Scratch:
@@ -38,17 +38,17 @@ class Scratch:
             # A forked process needs a new directory. The process also needs a new directory if its directory was
             # removed.
             if self._place is None or self._owner != os.getpid() or not self._place.is_dir():
-                self._owner, self._place = os.getpid(), self._made()
+                self._owner, self._place = os.getpid(), self._make_folder()
                 atexit.register(self._remove, self._owner, self._place)
             return self._place
 
-    def _made(self) -> Path:
+    def _make_folder(self) -> Path:
         with contextlib.suppress(FileExistsError):  # a file or a dangling link
             self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(self._base):
             # The name belongs to another user, so at least make the new directory private.
             return Path(tempfile.mkdtemp(prefix="hil-", dir=self._base.parent))
-        with _locked(self._base, fcntl.LOCK_EX):
+        with _hold_lock(self._base, fcntl.LOCK_EX):
             # While this process has the lock, an unlocked directory belongs to a dead process, not to a process that is
             # starting.
             dead = [found for found in self._base.iterdir() if _is_ours(found) and not _is_held(found)]
@@ -73,24 +73,24 @@ _shared: dict[Path, Scratch] = {}
 
 def place(*, for_sockets: bool = False) -> Path:
     """Return this process's temporary directory. ``for_sockets`` selects a short path, even if TMPDIR is long."""
-    with storage():
-        return place_below(_temporary(for_sockets) / f"hil-{os.geteuid()}")
+    with convert_storage_errors():
+        return place_below(_get_temporary(for_sockets) / f"hil-{os.geteuid()}")
 
 
-def lasting_folder(name: str) -> Path | None:
+def make_lasting_folder(name: str) -> Path | None:
     """Return a user directory for sockets that outlive this process, creating it if missing.
 
     Return None if it cannot be created, or the name belongs to another user.
     """
-    found = _temporary(for_sockets=True) / f"hil-{name}-{os.geteuid()}"
+    found = _get_temporary(for_sockets=True) / f"hil-{name}-{os.geteuid()}"
     with contextlib.suppress(OSError):
         found.mkdir(mode=0o700)
     return found if _is_ours(found) and not found.stat().st_mode & 0o077 else None
 
 
-def _temporary(for_sockets: bool) -> Path:
+def _get_temporary(for_sockets: bool) -> Path:
     base = tempfile.gettempdir()
-    return Path("/tmp" if for_sockets and len(os.fsencode(base)) > _LONGEST_FOR_SOCKETS else base)
+    return Path("/tmp" if for_sockets and len(os.fsencode(base)) > _MAX_FOR_SOCKETS_LENGTH else base)
 
 
 def place_below(base: Path) -> Path:
@@ -98,27 +98,27 @@ def place_below(base: Path) -> Path:
     return _shared.setdefault(base, Scratch(base)).place()
 
 
-def new_folder(prefix: str, *, for_sockets: bool = False) -> Path:
+def make_folder(prefix: str, *, for_sockets: bool = False) -> Path:
     """Create an empty private directory. If the caller does not remove it, a later process does.
 
     Raises:
         StorageError: the directory cannot be created.
     """
     at = place(for_sockets=for_sockets)
-    with storage():
+    with convert_storage_errors():
         return Path(tempfile.mkdtemp(prefix=prefix, dir=at))
 
 
 @contextlib.contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
+def make_temporary_folder(prefix: str) -> Iterator[str]:
     """Yield an empty directory, removed at the end.
 
     Raises StorageError if the directory, or files in it, cannot be written.
     """
     at = place()
-    with storage():
+    with convert_storage_errors():
         made = tempfile.TemporaryDirectory(prefix=prefix, dir=at, ignore_cleanup_errors=True)
-    with storage(at), made as path:
+    with convert_storage_errors(at), made as path:
         yield path
 
 
@@ -134,7 +134,7 @@ def remove_tree(top: Path) -> None:
         # For each directory on the way down: name, identity of the parent, and the parent's remaining directories.
         way: list[tuple[str, tuple[int, int], list[str]]] = []
         try:
-            waiting = _emptied(at)
+            waiting = _empty_folder(at)
             while waiting or way:
                 if waiting:
                     name, here = waiting.pop(), os.fstat(at)
@@ -142,7 +142,7 @@ def remove_tree(top: Path) -> None:
                         below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
                         way.append((name, (here.st_dev, here.st_ino), waiting))
                         os.close(at)
-                        at, waiting = below, _emptied(below)
+                        at, waiting = below, _empty_folder(below)
                     continue
                 name, parent, waiting = way.pop()
                 above = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=at)
@@ -158,7 +158,7 @@ def remove_tree(top: Path) -> None:
         top.rmdir()
 
 
-def _emptied(found: int) -> list[str]:
+def _empty_folder(found: int) -> list[str]:
     """Remove a directory's files and return the names of its subdirectories."""
     folders = []
     for name in os.listdir(found):
@@ -171,15 +171,15 @@ def _emptied(found: int) -> list[str]:
     return folders
 
 
-def storage(only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
-    """Raise StorageError if the temporary directory fails. ``only_below`` is as in :func:`storage_errors`."""
-    text = f"cannot write to {only_below or _temporary_name()} on this machine"
-    return storage_errors(
+def convert_storage_errors(only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
+    """Raise StorageError if the temporary directory fails. ``only_below`` is as in :func:`convert_os_errors`."""
+    text = f"cannot write to {only_below or _get_temporary_name()} on this machine"
+    return convert_os_errors(
         text, "free disk space, or set TMPDIR to a directory on a different disk", only_below=only_below
     )
 
 
-def _temporary_name() -> str:
+def _get_temporary_name() -> str:
     with contextlib.suppress(OSError):  # no writable directory
         return tempfile.gettempdir()
     return "a temporary directory"
@@ -201,14 +201,14 @@ def _open(found: Path) -> int:
 def _is_held(found: Path) -> bool:
     """Return True if the directory's process is alive, or may be alive."""
     try:
-        with _locked(found, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with _hold_lock(found, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
     except OSError:
         return True
 
 
 @contextlib.contextmanager
-def _locked(found: Path, how: int) -> Iterator[None]:
+def _hold_lock(found: Path, how: int) -> Iterator[None]:
     number = _open(found)
     try:
         fcntl.flock(number, how)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.core.steps import (
     INPUTS,
     MAX_CALLS,
@@ -23,8 +23,8 @@ from hil.core.steps import (
     StepsPlan,
     make_empty_cache,
     make_rule_inputs,
+    make_stepped_outputs,
     split_turns,
-    stepped_outputs,
 )
 from hil.core.tensors import Array, TensorSpec, shape_text
 from hil.errors import RunFailed, UsageError
@@ -99,13 +99,13 @@ class SteppedProgram:
 
     def __init__(self, program: Any, plan: StepsPlan) -> None:
         plan.check(len(program.inputs), len(program.outputs))
-        self._program = as_step_program(program)
+        self._program = make_step_program(program)
         self._plan = plan
         self._check_cache(self._program)
         self.function: str = program.function
         driven = {place for place, _ in (*plan.rules, *plan.feedback)}
         self._constant = [place for place in range(len(program.inputs)) if place not in driven]
-        self._fixed_size = _fixed_size(program.inputs[plan.tokens])
+        self._fixed_size = _get_fixed_size(program.inputs[plan.tokens])
         self._prompts = self._open_prompts()
         # Padding needs a cache of fixed size without recurrent states. In a growing cache, padding would stay before
         # later entries. In a recurrent state, padding would count as tokens.
@@ -117,7 +117,7 @@ class SteppedProgram:
         self._kept = 0
         ids = tuple(TensorSpec(name, "int64", (f"{name}_tokens",)) for name in INPUTS)
         self.inputs = (*ids, *(program.inputs[place] for place in self._constant))
-        self.outputs = stepped_outputs(program.outputs, plan)
+        self.outputs = make_stepped_outputs(program.outputs, plan)
         self._turns: list[list[int]] = []
         self._forced: list[list[int]] | None = None
         # Maximum number of tokens that a run puts into the cache.
@@ -150,7 +150,7 @@ class SteppedProgram:
             make = getattr(self._program, "open_function", None)
             if make is None:
                 raise UsageError(f"this runtime cannot run function {function.name!r} on the prompt")
-            opened = _PromptProgram(function, as_step_program(make(function.name)), self._program)
+            opened = _PromptProgram(function, make_step_program(make(function.name)), self._program)
             self._check_cache(opened)
             tokens = opened.inputs[self._plan.tokens].shape
             size = tokens[-1] if tokens else 1
@@ -254,7 +254,7 @@ class SteppedProgram:
             count = min(size, left)
             yield begin, begin + count, program, size - count
             begin += count
-        for first, end in _chunks(total - begin, self._fixed_size or self._plan.chunk):
+        for first, end in _iter_chunks(total - begin, self._fixed_size or self._plan.chunk):
             yield begin + first, begin + end, self._program, 0
 
     def start_cache(self) -> dict[int, Any]:
@@ -270,11 +270,11 @@ class SteppedProgram:
         """
         feeds = self.make_feeds(program, [*tokens, *[_PADDING] * padding], position)
         self.note_call(position, step)
-        start = now_ns()
+        start = get_time_ns()
         values = self.run_step(program, feeds, len(tokens), position)
         made = values[self._plan.logits]
         logits = None if made is None else program.to_array(self._plan.logits, made)
-        end = now_ns()
+        end = get_time_ns()
         if len(self.calls) < MAX_CALLS:
             self.calls.append(StepCall(len(tokens), start, end))
         self._cache = {output: values[output] for _, output in self._plan.feedback}
@@ -328,18 +328,18 @@ class BoundSteps:
         return np.asarray(value)
 
 
-def as_step_program(program: Any) -> DecoderProgram:
+def make_step_program(program: Any) -> DecoderProgram:
     """Return a loaded program in a form that :class:`SteppedProgram` can run."""
     return program if hasattr(program, "step") else BoundSteps(program)
 
 
-def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+def _iter_chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
     size = size or total
     for begin in range(0, total, size):
         yield begin, min(begin + size, total)
 
 
-def _fixed_size(spec: TensorSpec) -> int:
+def _get_fixed_size(spec: TensorSpec) -> int:
     """Return the number of tokens per call: 1, or 0 for any number. Raises UsageError for other numbers."""
     size = spec.shape[-1] if spec.shape else 1
     if not isinstance(size, int):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.tensors import Array, TensorSpec, dtype_of, float_limits
+from hil.core.tensors import Array, TensorSpec, get_float_limits, parse_dtype
 from hil.errors import UsageError
 
 # Inputs of a stepped program, before the program's constant inputs.
@@ -97,7 +97,7 @@ class StepsPlan:
         return {**vars(self), "rules": rules, "prompts": [vars(one) for one in self.prompts]}
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> StepsPlan:
+    def from_json(cls, values: Mapping[str, Any]) -> StepsPlan:
         """Create a plan from the result of :meth:`to_json`. Raises UsageError for other values."""
         try:
             rules = tuple((_number(place), StepRule(rule)) for place, rule in values["rules"])
@@ -183,7 +183,7 @@ def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) ->
 def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan) -> dict[int, Array]:
     """Return the cache before the first call of a prompt: output -> content."""
     return {
-        output: np.zeros(shape, dtype_of(inputs[place].dtype))
+        output: np.zeros(shape, parse_dtype(inputs[place].dtype))
         for (place, output), shape in zip(plan.feedback, plan.shapes, strict=True)
     }
 
@@ -227,7 +227,7 @@ class TokenPlaces:
     steps: tuple[int, ...]
 
     @classmethod
-    def of_turns(cls, prompt: Iterable[int], tokens: Iterable[int]) -> TokenPlaces:
+    def from_turns(cls, prompt: Iterable[int], tokens: Iterable[int]) -> TokenPlaces:
         """Compute the positions from a prompt and from the tokens that a stepped program returned."""
         chosen: list[int] = []
         steps: list[int] = []
@@ -245,7 +245,7 @@ class TokenPlaces:
         return place + 1 if self.steps[place : place + 1] == (position,) else 0
 
 
-def stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
+def make_stepped_outputs(outputs: Sequence[TensorSpec], plan: StepsPlan) -> tuple[TensorSpec, ...]:
     """Return the output specs of :class:`hil.core.stepped_program.SteppedProgram` for a decoder with these outputs."""
     logits = outputs[plan.logits]
     return (
@@ -262,23 +262,23 @@ def _number(value: Any) -> int:
     return value
 
 
-def _shaped(spec: TensorSpec, array: Array) -> Array:
+def _reshape(spec: TensorSpec, array: Array) -> Array:
     """Convert an array to the spec's dtype and rank. Missing leading dimensions become 1."""
     rank = len(spec.shape)
     if not rank:
-        return array.astype(dtype_of(spec.dtype)).reshape(())
-    return np.ascontiguousarray(array.astype(dtype_of(spec.dtype))).reshape((1,) * (rank - array.ndim) + array.shape)
+        return array.astype(parse_dtype(spec.dtype)).reshape(())
+    return np.ascontiguousarray(array.astype(parse_dtype(spec.dtype))).reshape((1,) * (rank - array.ndim) + array.shape)
 
 
 def _make_tokens(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
-    return _shaped(spec, np.array(tokens, np.int64))
+    return _reshape(spec, np.array(tokens, np.int64))
 
 
 def _make_positions(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
     if not spec.shape:
-        return np.array(position, dtype_of(spec.dtype))
+        return np.array(position, parse_dtype(spec.dtype))
     count = 1 if spec.shape[-1] == 1 else len(tokens)
-    return _shaped(spec, np.arange(position, position + count, dtype=np.int64))
+    return _reshape(spec, np.arange(position, position + count, dtype=np.int64))
 
 
 def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
@@ -286,22 +286,22 @@ def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
     size = spec.shape[-1] if spec.shape and isinstance(spec.shape[-1], int) else total
     last = np.arange(position, total)[:, None] if len(spec.shape) > 2 else np.array(total - 1)
     seen = np.arange(size) <= last
-    if dtype_of(spec.dtype).kind in "biu":
-        return _shaped(spec, seen)
-    lowest = max(_MASKED, float(float_limits(dtype_of(spec.dtype)).min))
-    return _shaped(spec, np.where(seen, 0.0, lowest))
+    if parse_dtype(spec.dtype).kind in "biu":
+        return _reshape(spec, seen)
+    lowest = max(_MASKED, float(get_float_limits(parse_dtype(spec.dtype)).min))
+    return _reshape(spec, np.where(seen, 0.0, lowest))
 
 
 def _make_length(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
-    return _filled(spec, position + len(tokens))
+    return _fill(spec, position + len(tokens))
 
 
 def _make_last(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
-    return _filled(spec, position + len(tokens) - 1)
+    return _fill(spec, position + len(tokens) - 1)
 
 
-def _filled(spec: TensorSpec, value: int) -> Array:
-    return np.full([size if isinstance(size, int) else 1 for size in spec.shape], value, dtype_of(spec.dtype))
+def _fill(spec: TensorSpec, value: int) -> Array:
+    return np.full([size if isinstance(size, int) else 1 for size in spec.shape], value, parse_dtype(spec.dtype))
 
 
 _MAKERS: dict[StepRule, Callable[[TensorSpec, Sequence[int], int], Array]] = {

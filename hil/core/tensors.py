@@ -38,7 +38,7 @@ if sys.byteorder != "little":  # pragma: no cover - no such machine has the runt
     raise ImportError("hil requires a little-endian machine")
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def parse_dtype(name: str) -> np.dtype[Any]:
     """Return the numpy dtype for a name (object dtype for ``string``). Raises UsageError for unknown names."""
     if name == "string":
         return np.dtype(object)
@@ -52,7 +52,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     raise UsageError(f"unknown dtype {name!r}", hint=f"expected one of {', '.join(DTYPES)}")
 
 
-def float_limits(dtype: Any) -> Any:
+def get_float_limits(dtype: Any) -> Any:
     """Return ``finfo`` for a float or complex dtype from numpy or ml_dtypes."""
     resolved = np.dtype(dtype)
     if resolved.name in NUMPY_DTYPES:
@@ -62,7 +62,7 @@ def float_limits(dtype: Any) -> Any:
     return ml_dtypes.finfo(resolved)  # type: ignore[no-untyped-call]
 
 
-def int_limits(dtype: Any) -> Any:
+def get_int_limits(dtype: Any) -> Any:
     """Return ``iinfo`` for an integer dtype from numpy or ml_dtypes."""
     resolved = np.dtype(dtype)
     if resolved.name in NUMPY_DTYPES:
@@ -72,13 +72,13 @@ def int_limits(dtype: Any) -> Any:
     return ml_dtypes.iinfo(resolved)  # type: ignore[no-untyped-call]
 
 
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, the inverse of :func:`dtype_of`. Raises UsageError for unsupported dtypes."""
-    return _dtype_name(np.dtype(dtype))
+def get_dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, the inverse of :func:`parse_dtype`. Raises UsageError for unsupported dtypes."""
+    return _find_dtype_name(np.dtype(dtype))
 
 
 @functools.cache
-def _dtype_name(resolved: np.dtype[Any]) -> str:
+def _find_dtype_name(resolved: np.dtype[Any]) -> str:
     name = "string" if resolved.kind in "OUT" else resolved.name
     if name not in DTYPES:
         raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"expected one of {', '.join(DTYPES)}")
@@ -139,14 +139,14 @@ def check_names(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
             )
 
 
-def spec_of(name: str, array: Array) -> TensorSpec:
+def make_spec(name: str, array: Array) -> TensorSpec:
     """Return the spec for a named array."""
-    return TensorSpec(name, dtype_name(array.dtype), tuple(array.shape))
+    return TensorSpec(name, get_dtype_name(array.dtype), tuple(array.shape))
 
 
-def settled(spec: TensorSpec, array: Array) -> TensorSpec:
+def settle_spec(spec: TensorSpec, array: Array) -> TensorSpec:
     """Return the spec, or the spec of ``array`` if the program does not specify a type."""
-    return spec if spec.dtype else spec_of(spec.name, array)
+    return spec if spec.dtype else make_spec(spec.name, array)
 
 
 def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
@@ -156,14 +156,14 @@ def read_as(array: Array, dtype: str, spec: TensorSpec) -> Array:
         dtype: wanted dtype.
         spec: the program's spec; a spec with a dtype takes precedence.
     """
-    wanted = dtype_of(dtype)
+    wanted = parse_dtype(dtype)
     signless = not spec.dtype and {array.dtype.kind, wanted.kind} == {"i", "u"}
     return array.view(wanted) if signless and array.dtype.itemsize == wanted.itemsize else array
 
 
-def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
+def count_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Return the size of a tensor in memory, in bytes. The size is not meaningful for string tensors."""
-    return math.prod(shape) * dtype_of(dtype).itemsize
+    return math.prod(shape) * parse_dtype(dtype).itemsize
 
 
 def to_bytes(array: Array) -> memoryview:
@@ -190,8 +190,8 @@ def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
         raise UsageError(f"a tensor of shape {tuple(shape)} has a negative dimension")
     count = math.prod(shape)
     if dtype == "string":
-        return _strings(view.tobytes(), count).reshape(shape)
-    resolved = dtype_of(dtype)
+        return _decode_strings(view.tobytes(), count).reshape(shape)
+    resolved = parse_dtype(dtype)
     if view.nbytes != count * resolved.itemsize:
         raise UsageError(
             f"a {dtype} tensor of shape {tuple(shape)} needs {count * resolved.itemsize} bytes, got {view.nbytes}"
@@ -201,7 +201,7 @@ def from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> Array:
     return np.frombuffer(view, np.uint8).view(resolved).reshape(shape)
 
 
-def _strings(data: bytes, count: int) -> Array:
+def _decode_strings(data: bytes, count: int) -> Array:
     items: list[str] = []
     offset = 0
     while offset < len(data):
@@ -228,7 +228,7 @@ SUB_BYTE_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 
 
 def pack(array: Array) -> Array:
     """Pack sub-byte elements into a flat uint8 array, lowest bits first, with zero padding."""
-    bits = SUB_BYTE_BITS[dtype_name(array.dtype)]
+    bits = SUB_BYTE_BITS[get_dtype_name(array.dtype)]
     per_byte = 8 // bits
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
     padded = np.zeros(-(-flat.size // per_byte) * per_byte, np.uint8)
@@ -247,4 +247,4 @@ def unpack(packed: Array, name: str, shape: Sequence[int]) -> Array:
         # Sign-extend: ml_dtypes stores an int4 as the int8 with the same value.
         shift = 8 - bits
         flat = ((flat << shift).view(np.int8) >> shift).view(np.uint8)
-    return flat.view(dtype_of(name)).reshape(shape)
+    return flat.view(parse_dtype(name)).reshape(shape)

@@ -22,25 +22,25 @@ _OBEYED = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return the text with control characters escaped, such as ``\x1b``."""
-    return _OBEYED.sub(_written_out, text.replace("\r\n", "\n"))
+    return _OBEYED.sub(_escape_control, text.replace("\r\n", "\n"))
 
 
-def _written_out(found: re.Match[str]) -> str:
+def _escape_control(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 class VisibleStream:
-    """Text stream that applies :func:`visible` to all output."""
+    """Text stream that applies :func:`escape_controls` to all output."""
 
     def __init__(self, own: TextIO) -> None:
         self.own = own
 
     def write(self, text: str | bytes) -> int:
         """Write a text and return its length. click writes bytes for shell completion."""
-        self.own.write(visible(text.decode(errors="replace") if isinstance(text, bytes) else text))
+        self.own.write(escape_controls(text.decode(errors="replace") if isinstance(text, bytes) else text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -55,30 +55,30 @@ class VisibleStream:
 
 
 def show_visibly() -> None:
-    """Apply :func:`visible` to this process's stdout and stderr."""
+    """Apply :func:`escape_controls` to this process's stdout and stderr."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, VisibleStream):
             setattr(sys, name, VisibleStream(stream))
 
 
-def jsonable(value: Any) -> Any:
+def convert_to_json(value: Any) -> Any:
     """Convert a value to JSON types. NaN, inf and bytes become strings; tuples become lists."""
     # Int includes bool; checked first because these types are most common.
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {str(key): convert_to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
+        return [convert_to_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return jsonable(value.item())
+        return convert_to_json(value.item())
     return str(value)
 
 
-def numbered(names: Sequence[str], *, alike: Callable[[str], str] = str) -> list[str]:
+def make_names_unique(names: Sequence[str], *, alike: Callable[[str], str] = str) -> list[str]:
     """Make names unique: a duplicate becomes ``NAME-2``.
 
     Names are duplicates if ``alike`` returns the same value for them.

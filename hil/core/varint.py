@@ -6,7 +6,7 @@ import functools
 
 
 @functools.lru_cache(4096)
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Encode a number as a varint: seven bits per byte, lowest first, with the top bit set in all but the last byte.
 
     Source: https://protobuf.dev/programming-guides/encoding/#varints

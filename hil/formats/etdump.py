@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hil.formats.executorch_file import Damaged, Table, reading, root_table
+from hil.formats.executorch_file import Damaged, Table, convert_parse_errors, get_root_table
 
 IDENTIFIER = b"ED00"
 FILE = "executorch.etdp"
@@ -38,19 +38,19 @@ def read_etdump(data: memoryview) -> list[EtEvent]:
         Damaged: the data is not an ETDump, is truncated or altered, or has no timed events.
     """
     if bytes(data[8:12]) == IDENTIFIER:
-        with reading():
+        with convert_parse_errors():
             if int.from_bytes(data[:4], "little") > data.nbytes - 4:
                 raise Damaged("truncated file")
         data = data[4:]
     if bytes(data[4:8]) != IDENTIFIER:
         raise Damaged(f"not an ETDump of version {IDENTIFIER.decode()!r}")
-    with reading():
-        blocks = [_block(block) for block in root_table(data).tables(1)]
+    with convert_parse_errors():
+        blocks = [_block(block) for block in get_root_table(data).iter_tables(1)]
     has_runs = any(one.name == EXECUTE for block in blocks for one in block)
     events: list[EtEvent] = []
     before = 0
     for block in blocks:
-        own = list(_in_runs(block, before, has_runs))
+        own = list(_iter_run_events(block, before, has_runs))
         before = max([before, *(event.run + 1 for event in own)])
         events += own
     if not events:
@@ -69,8 +69,8 @@ class _Timed:
 
 def _block(block: Table) -> list[_Timed]:
     found = []
-    for one in block.tables(3):
-        if (event := one.table(0)) is None:  # an allocation or a stored tensor
+    for one in block.iter_tables(3):
+        if (event := one.read_table(0)) is None:  # an allocation or a stored tensor
             continue
         delegated, text = event.number(3, "Int32", -1), event.text(4)
         name = event.text(0) or text or (f"delegate {delegated}" if delegated >= 0 else "")
@@ -82,7 +82,7 @@ def _block(block: Table) -> list[_Timed]:
     return found
 
 
-def _in_runs(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[EtEvent]:
+def _iter_run_events(block: Sequence[_Timed], before: int, has_runs: bool) -> Iterator[EtEvent]:
     """Yield a block's events with their run numbers. Earlier blocks contain ``before`` runs.
 
     If the file has no run events, each block counts as a run.

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from hil.core.files import FileReader, load_file, map_file
-from hil.core.tensors import Array, Dim, TensorSpec, from_bytes, nbytes_of
+from hil.core.tensors import Array, Dim, TensorSpec, count_bytes, from_bytes
 
 # Minimum table size: the layout's offset.
 _TABLE_BYTES = 4
 # Limit on the bytes read, as a multiple of the file's size. Writers store equal data once, so some bytes are read
 # repeatedly. Without a limit, a small hostile file could describe huge data.
-_TOLD_OVER = 16
+_MAX_EXPANSION = 16
 PROGRAM = b"ET12"
 BUNDLE = b"BP08"
 TENSORS = b"FT01"
@@ -50,7 +50,7 @@ _SCALARS = {"int": "int64", "bool": "bool", "double": "float64"}
 # KernelCall and DelegateCall store value indices in field 1. MoveCall has two fields with an index each.
 _KERNEL_CALL, _DELEGATE_CALL, _MOVE_CALL = 1, 2, 3
 _EXTERNAL = 1  # TensorDataLocation
-_MOST_DIMS = 32
+_MAX_DIMS = 32
 
 
 class Damaged(ValueError):
@@ -58,7 +58,7 @@ class Damaged(ValueError):
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
+def convert_parse_errors() -> Iterator[None]:
     """Convert Python errors from parsing an invalid flatbuffer to :class:`Damaged`."""
     try:
         yield
@@ -82,37 +82,37 @@ class Table:
         self._left = left
         self._spend(_TABLE_BYTES)
 
-    def _offset(self, field: int) -> int:
+    def _find_offset(self, field: int) -> int:
         return int(self._table.Offset(4 + 2 * field))
 
     def number(self, field: int, kind: str, default: int = 0) -> Any:
         """Return a number; ``kind`` is ``Int8``, ``Uint64``, ``Float64``, ``Bool`` ..., ``default`` is the schema's."""
-        offset, flags = self._offset(field), getattr(self._types, f"{kind}Flags")
+        offset, flags = self._find_offset(field), getattr(self._types, f"{kind}Flags")
         return self._table.Get(flags, self._table.Pos + offset) if offset else flags.py_type(default)
 
     def text(self, field: int) -> str:
         """Return a string; "" by default."""
-        offset = self._offset(field)
+        offset = self._find_offset(field)
         return self._table.String(self._table.Pos + offset).decode() if offset else ""
 
-    def table(self, field: int) -> Table | None:
+    def read_table(self, field: int) -> Table | None:
         """Return a table or a union's table."""
-        offset = self._offset(field)
-        return self._at(self._table.Pos + offset) if offset else None
+        offset = self._find_offset(field)
+        return self._follow(self._table.Pos + offset) if offset else None
 
-    def tables(self, field: int) -> Iterator[Table]:
+    def iter_tables(self, field: int) -> Iterator[Table]:
         """Yield the tables of a vector."""
-        if offset := self._offset(field):
+        if offset := self._find_offset(field):
             start = self._table.Vector(offset)
             for index in range(self._table.VectorLen(offset)):
-                yield self._at(start + 4 * index)
+                yield self._follow(start + 4 * index)
 
     def data(self, field: int) -> memoryview:
         """Return a vector of bytes without copying."""
-        return self._vector(field, 1)
+        return self._read_vector(field, 1)
 
-    def _vector(self, field: int, item_bytes: int) -> memoryview:
-        if not (offset := self._offset(field)):
+    def _read_vector(self, field: int, item_bytes: int) -> memoryview:
+        if not (offset := self._find_offset(field)):
             return memoryview(b"")
         start, size = self._table.Vector(offset), self._table.VectorLen(offset) * item_bytes
         found: memoryview = self._table.Bytes[start : start + size]
@@ -122,7 +122,7 @@ class Table:
 
     def integers(self, field: int, dtype: str = "<i4") -> tuple[int, ...]:
         """Return a vector of integers."""
-        found = self._vector(field, np.dtype(dtype).itemsize)
+        found = self._read_vector(field, np.dtype(dtype).itemsize)
         self._spend(found.nbytes)
         return tuple(int(one) for one in np.frombuffer(found, dtype))
 
@@ -131,13 +131,13 @@ class Table:
         if self._left[0] < 0:
             raise Damaged("corrupt file: repeated references to the same data exceed the limit")
 
-    def _at(self, place: int) -> Table:
+    def _follow(self, place: int) -> Table:
         return Table(self._table.Bytes, int(self._table.Indirect(place)), self._left)
 
 
-def root_table(data: memoryview) -> Table:
+def get_root_table(data: memoryview) -> Table:
     """Return a buffer's root table."""
-    return Table(data, struct.unpack_from("<I", data)[0], [_TOLD_OVER * data.nbytes])
+    return Table(data, struct.unpack_from("<I", data)[0], [_MAX_EXPANSION * data.nbytes])
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class ExecuTorchMethod:
         """Operators that draw random numbers: ``aten::rand.out``, ``aten::native_dropout.out``."""
         return tuple(one for one in self.operators if one.rpartition("::")[2].partition(".")[0] in _DRAWING)
 
-    def input_specs(self) -> list[tuple[int, TensorSpec]]:
+    def list_input_specs(self) -> list[tuple[int, TensorSpec]]:
         """Return the input tensors with their positions among all inputs, named ``input0``, ``input1``.
 
         Constants are excluded.
@@ -190,9 +190,9 @@ class ExecuTorchMethod:
         Raises:
             Damaged: an input is neither a tensor nor a number.
         """
-        return self._specs("input", self.inputs)
+        return self._list_specs("input", self.inputs)
 
-    def output_specs(self) -> list[tuple[int, TensorSpec]]:
+    def list_output_specs(self) -> list[tuple[int, TensorSpec]]:
         """Return the output tensors and numbers, with their positions among all outputs.
 
         Numbers that no instruction writes are excluded.
@@ -200,9 +200,9 @@ class ExecuTorchMethod:
         Raises:
             Damaged: an output is not a tensor, a number or none.
         """
-        return self._specs("output", self.outputs)
+        return self._list_specs("output", self.outputs)
 
-    def _specs(self, what: str, values: Sequence[Value]) -> list[tuple[int, TensorSpec]]:
+    def _list_specs(self, what: str, values: Sequence[Value]) -> list[tuple[int, TensorSpec]]:
         found: list[tuple[int, TensorSpec]] = []
         for place, value in enumerate(values):
             if value.kind == "none" or value.constant is not None:
@@ -229,7 +229,7 @@ class BpteCase:
     expected_outputs: tuple[Array | int | float | bool, ...]
 
 
-def mapped(file: Path) -> memoryview:
+def map_program(file: Path) -> memoryview:
     """Map a file's bytes, in a worker process: see :func:`hil.core.files.map_file`. Raises Damaged if it is empty."""
     return _require_bytes(map_file(file))
 
@@ -250,26 +250,28 @@ def is_bundle(data: memoryview) -> bool:
     return bytes(data[4:6]) == BUNDLE[:2]
 
 
-def program_in(data: memoryview) -> memoryview:
+def find_program(data: memoryview) -> memoryview:
     """Return the ``.pte`` program in a file: the whole file, or the program in a ``.bpte``. Raises Damaged."""
     if not is_bundle(data):
         return data
-    with reading():
-        return _root(data, BUNDLE).data(2)
+    with convert_parse_errors():
+        return _get_root(data, BUNDLE).data(2)
 
 
 def read_methods(data: memoryview) -> dict[str, ExecuTorchMethod]:
     """Return the methods of a ``.pte`` or ``.bpte``, in order. Raises Damaged if the data is invalid."""
-    with reading():
-        return {method.name: method for method in map(_method, _root(program_in(data), PROGRAM).tables(1))}
+    with convert_parse_errors():
+        return {
+            method.name: method for method in map(_read_method, _get_root(find_program(data), PROGRAM).iter_tables(1))
+        }
 
 
-def tensor_files(folder: Path) -> list[Path]:
+def list_tensor_files(folder: Path) -> list[Path]:
     """Return the files in a directory that may contain a program's external tensors."""
     return sorted(file for file in folder.glob(f"*{TENSORS_SUFFIX}") if file.is_file())
 
 
-def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Path | None:
+def find_tensor_file(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Path | None:
     """Return the ``.ptd`` file with a program's external tensors from the program's directory.
 
     The file has the program's name, or is the only file with all external tensors. A file with the program's name is
@@ -281,15 +283,15 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
     wanted = {name for method in methods.values() for name in method.external}
     own = program.with_suffix(TENSORS_SUFFIX)
     if own.is_file():
-        if missing := sorted(wanted - _tensor_names(own)):
+        if missing := sorted(wanted - _read_tensor_names(own)):
             raise Damaged(f"tensor {missing[0]!r} is stored outside the program, but {own.name} does not contain it")
         return own
     if not wanted:
         return None
     found = []
-    for file in tensor_files(program.parent):
+    for file in list_tensor_files(program.parent):
         with contextlib.suppress(Damaged, OSError):
-            found += [file] * (wanted <= _tensor_names(file))
+            found += [file] * (wanted <= _read_tensor_names(file))
     if len(found) != 1:
         which = (
             f"multiple files contain them: {', '.join(one.name for one in found[:3])}"
@@ -303,14 +305,14 @@ def tensors_beside(program: Path, methods: Mapping[str, ExecuTorchMethod]) -> Pa
     return found[0]
 
 
-def _tensor_names(file: Path) -> set[str]:
+def _read_tensor_names(file: Path) -> set[str]:
     with FileReader(file) as reader:
         # Names and layout are at the start. The tensors follow and may have gigabytes.
         data = _require_bytes(reader.read(0, min(reader.size, _MAX_TENSOR_NAMES_BYTES)))
-    with reading():
+    with convert_parse_errors():
         if bytes(data[4:8]) != TENSORS:
             raise Damaged(f"{file.name} is not an ExecuTorch tensor file")
-        return {one.text(0) for one in root_table(data).tables(2)}
+        return {one.text(0) for one in get_root_table(data).iter_tables(2)}
 
 
 def pick_method(methods: Mapping[str, ExecuTorchMethod], name: str) -> ExecuTorchMethod | None:
@@ -327,16 +329,16 @@ def read_cases(data: memoryview) -> dict[str, list[BpteCase]]:
         Damaged: the data is not a ``.bpte``, is truncated or altered, or a tensor's size does not match its shape.
     """
     found: dict[str, list[BpteCase]] = {}
-    with reading():
-        for suite in _root(data, BUNDLE).tables(1):
+    with convert_parse_errors():
+        for suite in _get_root(data, BUNDLE).iter_tables(1):
             found.setdefault(suite.text(0), []).extend(
-                BpteCase(*(tuple(_bundled(value) for value in case.tables(field)) for field in (0, 1)))
-                for case in suite.tables(1)
+                BpteCase(*(tuple(_read_bundled(value) for value in case.iter_tables(field)) for field in (0, 1)))
+                for case in suite.iter_tables(1)
             )
     return found
 
 
-def _root(data: memoryview, identifier: bytes) -> Table:
+def _get_root(data: memoryview, identifier: bytes) -> Table:
     found = bytes(data[4:8])
     if found != identifier:
         kind = "program" if identifier == PROGRAM else "bundled program"
@@ -344,17 +346,17 @@ def _root(data: memoryview, identifier: bytes) -> Table:
             shown = found.decode(errors="replace")
             raise Damaged(f"unsupported ExecuTorch {kind} version {shown!r}, expected {identifier.decode()!r}")
         raise Damaged(f"not an ExecuTorch {kind}")
-    return root_table(data)
+    return get_root_table(data)
 
 
-def _method(plan: Table) -> ExecuTorchMethod:
-    values = list(plan.tables(2))
-    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.tables(6)]
-    backends = [one.text(0) for one in plan.tables(7)]
+def _read_method(plan: Table) -> ExecuTorchMethod:
+    values = list(plan.iter_tables(2))
+    operators = [".".join(filter(None, (one.text(0), one.text(1)))) for one in plan.iter_tables(6)]
+    backends = [one.text(0) for one in plan.iter_tables(7)]
     written: set[int] = set()
     calls = []
-    for instruction in (one for chain in plan.tables(5) for one in chain.tables(2)):
-        kind, arguments = instruction.number(0, "Uint8"), instruction.table(1)
+    for instruction in (one for chain in plan.iter_tables(5) for one in chain.iter_tables(2)):
+        kind, arguments = instruction.number(0, "Uint8"), instruction.read_table(1)
         if arguments is None:
             continue
         written |= {arguments.number(1, "Int32")} if kind == _MOVE_CALL else set(arguments.integers(1))
@@ -368,26 +370,26 @@ def _method(plan: Table) -> ExecuTorchMethod:
         raise Damaged("corrupt file: a method's values are missing")
     return ExecuTorchMethod(
         name=plan.text(0),
-        inputs=tuple(_value(values[place], is_fixed=True) for place in places[0]),
-        outputs=tuple(_value(values[place], is_fixed=place not in written) for place in places[1]),
+        inputs=tuple(_read_value(values[place], is_fixed=True) for place in places[0]),
+        outputs=tuple(_read_value(values[place], is_fixed=place not in written) for place in places[1]),
         operators=tuple(dict.fromkeys(operators)),
         backends=tuple(dict.fromkeys(backends)),
         calls=tuple(calls),
-        external=tuple(dict.fromkeys(filter(None, map(_external, values)))),
+        external=tuple(dict.fromkeys(filter(None, map(_read_external, values)))),
     )
 
 
-def _external(value: Table) -> str:
+def _read_external(value: Table) -> str:
     """Return the name of an external tensor; "" for other values."""
-    held = value.table(1) if value.number(0, "Uint8") == _KINDS.index("tensor") else None
-    more = held.table(9) if held is not None else None
+    held = value.read_table(1) if value.number(0, "Uint8") == _KINDS.index("tensor") else None
+    more = held.read_table(9) if held is not None else None
     return more.text(1) if more is not None and more.number(2, "Int8") == _EXTERNAL else ""
 
 
-def _value(value: Table, *, is_fixed: bool) -> Value:
+def _read_value(value: Table, *, is_fixed: bool) -> Value:
     number = value.number(0, "Uint8")
     kind = _KINDS[number] if number < len(_KINDS) else "list"
-    held = value.table(1)
+    held = value.read_table(1)
     if held is None:
         return Value("none")
     if kind != "tensor":
@@ -400,7 +402,7 @@ def _value(value: Table, *, is_fixed: bool) -> Value:
 
 
 def _is_shape(sizes: Sequence[int], order: Sequence[int]) -> bool:
-    fits = len(sizes) <= _MOST_DIMS and min(sizes, default=0) >= 0
+    fits = len(sizes) <= _MAX_DIMS and min(sizes, default=0) >= 0
     return fits and sorted(order) == list(range(len(sizes)))
 
 
@@ -409,10 +411,10 @@ def _number(kind: str, held: Table) -> int | float | bool:
     return found
 
 
-def _bundled(value: Table) -> Array | int | float | bool:
+def _read_bundled(value: Table) -> Array | int | float | bool:
     number = value.number(0, "Uint8")
     kind = _BUNDLED_KINDS[number] if number < len(_BUNDLED_KINDS) else ""
-    held = value.table(1)
+    held = value.read_table(1)
     if held is None or not kind:
         raise Damaged("corrupt file: a case has a value of unknown type")
     if kind != "tensor":
@@ -421,7 +423,7 @@ def _bundled(value: Table) -> Array | int | float | bool:
     dtype = DTYPES.get(held.number(0, "Int8"), "")
     if not dtype or not _is_shape(sizes, order):
         raise Damaged("a case has a tensor of unknown dtype or shape")
-    data, size = held.data(2), nbytes_of(dtype, sizes)
+    data, size = held.data(2), count_bytes(dtype, sizes)
     if data.nbytes != size:
         shape = "x".join(map(str, sizes)) or "scalar"
         raise Damaged(f"a case's tensor, {shape} {dtype}, needs {size} bytes, but has {data.nbytes}")

@@ -8,9 +8,9 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from hil.core.tensors import SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack, unpack
+from hil.core.tensors import SUB_BYTE_BITS, Array, get_dtype_name, pack, parse_dtype, unpack
 from hil.errors import RunFailed
-from hil.formats.iree_values import dtype_of_element, element_of
+from hil.formats.iree_values import get_element_dtype, get_element_type
 
 # Below this size, copying is faster than importing shared memory as a device buffer.
 _IMPORT_FROM = 1 << 16
@@ -23,7 +23,7 @@ _STAGING_MEMORY = int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE)
 _STAGING_USAGE = int(rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING)
 
 
-def shared_view_of(device: Any, array: Array) -> Any:
+def make_shared_view(device: Any, array: Array) -> Any:
     """Return a buffer view that shares an array's memory, or None if a copy is required or faster.
 
     The array must outlive the view.
@@ -31,13 +31,13 @@ def shared_view_of(device: Any, array: Array) -> Any:
     Raises:
         LoadFailed: IREE has no element type for the dtype.
     """
-    name = dtype_name(array.dtype)
+    name = get_dtype_name(array.dtype)
     if array.nbytes < _IMPORT_FROM or name in SUB_BYTE_BITS or not array.flags.c_contiguous:
         return None
     raw = array.reshape(-1).view(np.uint8)
     if raw.ctypes.data % _ALIGNMENT:
         return None
-    element = element_of(name)
+    element = get_element_type(name)
     try:
         buffer = device.allocator.import_host_allocation(raw, _MEMORY, _USAGE)
         return rt.HalBufferView(buffer, list(array.shape), element)
@@ -51,8 +51,8 @@ def view_of(device: Any, array: Array) -> Any:
     Raises:
         LoadFailed: IREE has no element type for the dtype.
     """
-    name = dtype_name(array.dtype)
-    element, shape, allocator = element_of(name), list(array.shape), device.allocator
+    name = get_dtype_name(array.dtype)
+    element, shape, allocator = get_element_type(name), list(array.shape), device.allocator
     if array.size == 0:
         buffer = allocator.allocate_buffer(memory_type=_MEMORY, allowed_usage=_USAGE, allocation_size=0)
         return rt.HalBufferView(buffer, shape, element)
@@ -61,7 +61,7 @@ def view_of(device: Any, array: Array) -> Any:
     return rt.HalBufferView(buffer, shape, element)
 
 
-def array_of(device: Any, view: Any, declared: str = "") -> Array:
+def read_array(device: Any, view: Any, declared: str = "") -> Array:
     """Return the tensor in a buffer view, without copying if the host can access the device's memory.
 
     Args:
@@ -70,19 +70,19 @@ def array_of(device: Any, view: Any, declared: str = "") -> Array:
     Raises:
         RunFailed: hil has no dtype for the elements.
     """
-    name = dtype_of_element(view.element_type, declared)
+    name = get_element_dtype(view.element_type, declared)
     if not name:
         raise RunFailed(f"unsupported IREE element type {int(view.element_type):#x}")
-    shape, dtype = tuple(view.shape), dtype_of(name)
+    shape, dtype = tuple(view.shape), parse_dtype(name)
     if 0 in shape:
         return np.empty(shape, dtype)
-    raw = _host_bytes(device, view)
+    raw = _read_host_bytes(device, view)
     if name in SUB_BYTE_BITS:
         return unpack(raw, name, shape)
     return raw[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def _host_bytes(device: Any, view: Any) -> Array:
+def _read_host_bytes(device: Any, view: Any) -> Array:
     """Return a view's bytes. Use a staging buffer if the host cannot map device memory, as on most GPUs."""
     buffer = view.get_buffer()
     if buffer.memory_type() & _HOST_VISIBLE and buffer.allowed_usage() & _MAPPING_SCOPED:

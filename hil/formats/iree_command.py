@@ -15,7 +15,7 @@ from hil.core.bounded_json import parse_json
 from hil.core.npy import save_npy
 from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, to_bytes
 from hil.errors import LoadFailed, UsageError
-from hil.formats.iree_values import SCALAR_PREFIX, mlir_type
+from hil.formats.iree_values import SCALAR_PREFIX, format_mlir_type
 
 RUN_TOOL = "iree-run-module"
 PROFILE_TOOL = "iree-benchmark-module"
@@ -76,25 +76,25 @@ def give(
         remote: path of the same directory on the tool's machine.
         tensors: file format: ``bin`` (raw elements), ``npy``, or ``auto``.
         as_text: True to pass numbers as text rather than files.
-        signed: True to preserve unsigned types; see :func:`shows_sign`.
+        signed: True to preserve unsigned types; see :func:`is_sign_shown`.
 
     Raises:
         LoadFailed: the file format does not support the tensor.
     """
-    kind = tool_type(spec.dtype, array.shape, signed=signed)
+    kind = format_tool_type(spec.dtype, array.shape, signed=signed)
     if is_number(spec) and as_text:
-        return Given(_text(array), kind, "")
+        return Given(_format_scalar(array), kind, "")
     npy = tensors == "npy" or (tensors == "auto" and array.dtype.kind == "c")
     file = f"{stem}.{'npy' if npy else 'bin'}"
     if npy:
-        npy_can(spec)
+        check_npy_support(spec)
         save_npy(local / file, array)
     else:
         (local / file).write_bytes(pack(array).data if spec.dtype in SUB_BYTE_BITS else to_bytes(array))
     return Given(f"@{remote}/{file}" if npy else f"{kind}=@{remote}/{file}", kind, file)
 
 
-def npy_can(spec: TensorSpec) -> None:
+def check_npy_support(spec: TensorSpec) -> None:
     """Check that .npy supports the dtype. Raises LoadFailed otherwise."""
     if spec.dtype not in NUMPY_DTYPES:
         raise LoadFailed(
@@ -102,7 +102,7 @@ def npy_can(spec: TensorSpec) -> None:
         )
 
 
-def shows_sign(declared: str, dtype: str) -> bool:
+def is_sign_shown(declared: str, dtype: str) -> bool:
     """Return True if the tools report an output's integers as unsigned.
 
     The tools do so only for programs from sources with unsigned types (StableHLO's ``ui8``). IREE declares such an
@@ -115,7 +115,7 @@ def shows_sign(declared: str, dtype: str) -> bool:
     return bool(declared) and dtype == f"u{declared}"
 
 
-def tool_type(dtype: str, shape: Sequence[int], *, signed: bool = False) -> str:
+def format_tool_type(dtype: str, shape: Sequence[int], *, signed: bool = False) -> str:
     """Return a tensor type in the tools' format: ``2x3xf32``. Integers are signless (``i8``) unless ``signed``.
 
     Raises:
@@ -123,7 +123,7 @@ def tool_type(dtype: str, shape: Sequence[int], *, signed: bool = False) -> str:
     """
     try:
         plain = dtype.removeprefix("u") if dtype.startswith("uint") and not signed else dtype
-        return mlir_type(TensorSpec("", plain, tuple(shape))).removeprefix("tensor<").removesuffix(">")
+        return format_mlir_type(TensorSpec("", plain, tuple(shape))).removeprefix("tensor<").removesuffix(">")
     except UsageError as error:
         raise LoadFailed(error.message) from error
 
@@ -160,18 +160,18 @@ def profile_command(
     ]
 
 
-def timing_flags(runs: int, output: str) -> list[str]:
+def make_timing_flags(runs: int, output: str) -> list[str]:
     """Return the flags with which the :data:`PROFILE_TOOL` records the time of each run. The tool makes no other runs.
 
     Args:
-        output: the file to write, for :func:`times_ns`.
+        output: the file to write, for :func:`read_times_ns`.
     """
     flags = {"min_time": "1x", "repetitions": runs, "out": output, "out_format": "json"}
     return [f"--benchmark_{name}={value}" for name, value in flags.items()]
 
 
-def times_ns(data: bytes) -> list[int]:
-    """Return the time of each run in nanoseconds, in order, from a file written with :func:`timing_flags`.
+def read_times_ns(data: bytes) -> list[int]:
+    """Return the time of each run in nanoseconds, in order, from a file written with :func:`make_timing_flags`.
 
     Raises:
         ValueError: the file is invalid.
@@ -188,7 +188,7 @@ def times_ns(data: bytes) -> list[int]:
     return times
 
 
-def _text(array: Array) -> str:
+def _format_scalar(array: Array) -> str:
     value = array.item()
     if isinstance(value, bool):
         return str(int(value))

@@ -24,41 +24,41 @@ _STORE_REF = re.compile(rb"(?=\x09(.{4})(.{4}))", re.DOTALL)
 _STORE_NUMBER = re.compile(rb"(?=(?:\x01|\x05|\xe0\x01|\xe1\x01)(.{4}))", re.DOTALL)
 
 
-def keeps_state(data: memoryview) -> bool:
+def has_state(data: memoryview) -> bool:
     """Return True if a module's function calls may affect later calls.
 
     Returns False for damaged modules and unknown instruction sets. A constant in the code may look like a store
     instruction; the function then returns True.
     """
     try:
-        return _keeps_state(_Table.root(data))
+        return _has_state(_Table.get_root(data))
     except (struct.error, IndexError, ValueError, OverflowError):
         return False
 
 
-def _keeps_state(module: _Table) -> bool:
-    state = module.table(_STATE)
+def _has_state(module: _Table) -> bool:
+    state = module.read_table(_STATE)
     if state is None or module.number(_VERSION) >> 16 != _KNOWN_VERSION:
         return False
     size, references = state.number(0), state.number(1)
-    types = module.vector(_TYPES)[1]
-    initializers = {export.number(1) for export in module.tables(_EXPORTS) if export.text(0) == _INITIALIZER}
-    at, count = module.vector(_FUNCTIONS)
-    start, length = module.vector(_CODE)
+    types = module.find_vector(_TYPES)[1]
+    initializers = {export.number(1) for export in module.iter_tables(_EXPORTS) if export.text(0) == _INITIALIZER}
+    at, count = module.find_vector(_FUNCTIONS)
+    start, length = module.find_vector(_CODE)
     code = bytes(module.data[start : start + length])
     for number in range(count):
         begin, extent, *_ = _FUNCTION.unpack_from(module.data, at + number * _FUNCTION.size)
         if number in initializers:
             continue
         body = code[begin : begin + extent]
-        if any(_u32(m[1]) < references and _u32(m[2]) < types for m in _STORE_REF.finditer(body)):
+        if any(_decode_u32(m[1]) < references and _decode_u32(m[2]) < types for m in _STORE_REF.finditer(body)):
             return True
-        if any(_u32(m[1]) < size for m in (_STORE_NUMBER.finditer(body) if size else ())):
+        if any(_decode_u32(m[1]) < size for m in (_STORE_NUMBER.finditer(body) if size else ())):
             return True
     return False
 
 
-def _u32(data: bytes) -> int:
+def _decode_u32(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
@@ -72,7 +72,7 @@ class _Table:
         self._size = struct.unpack_from("<H", data, self._fields)[0]
 
     @staticmethod
-    def root(data: memoryview) -> _Table:
+    def get_root(data: memoryview) -> _Table:
         """Return the module's root table. Raises ValueError if missing."""
         # At the start, or after the header of a zip file's first entry.
         begin = bytes(data[:4096]).index(_IDENTIFIER) - 4
@@ -88,26 +88,26 @@ class _Table:
         place = self._place(field)
         return int(struct.unpack_from("<I", self.data, place)[0]) if place else 0
 
-    def table(self, field: int) -> _Table | None:
+    def read_table(self, field: int) -> _Table | None:
         place = self._place(field)
-        return _Table(self.data, self._target(place)) if place else None
+        return _Table(self.data, self._find_target(place)) if place else None
 
-    def vector(self, field: int) -> tuple[int, int]:
+    def find_vector(self, field: int) -> tuple[int, int]:
         """Return a vector's start offset and length."""
         place = self._place(field)
         if not place:
             return 0, 0
-        start = self._target(place)
+        start = self._find_target(place)
         return start + 4, int(struct.unpack_from("<I", self.data, start)[0])
 
-    def tables(self, field: int) -> Iterator[_Table]:
-        start, count = self.vector(field)
+    def iter_tables(self, field: int) -> Iterator[_Table]:
+        start, count = self.find_vector(field)
         for number in range(count):
-            yield _Table(self.data, self._target(start + 4 * number))
+            yield _Table(self.data, self._find_target(start + 4 * number))
 
     def text(self, field: int) -> bytes:
-        start, count = self.vector(field)
+        start, count = self.find_vector(field)
         return bytes(self.data[start : start + count])
 
-    def _target(self, place: int) -> int:
+    def _find_target(self, place: int) -> int:
         return place + int(struct.unpack_from("<I", self.data, place)[0])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.tensors import Dim, TensorSpec
-from hil.errors import LoadFailed, UsageError, one_of
+from hil.errors import LoadFailed, UsageError, format_expected
 
 # MLIR's name -> (hil's name, IREE's element type). MLIR's f8E4M3FN is ml_dtypes' float8_e4m3fn.
 _TYPES = {
@@ -75,7 +75,7 @@ _TYPE = r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)?>|![A-Za-z][\w.]*(?:<[^>]*>)?|[A-Za-z]
 _VALUE = re.compile(rf"%(?P<name>.*?): (?P<type>{_TYPE})(?: \{{[^{{}}]*\}})?(?:, (?=%)|$)", re.S)
 
 
-def element_of(dtype: str) -> Any:
+def get_element_type(dtype: str) -> Any:
     """Return IREE's element type for a dtype. Raises LoadFailed if IREE has none."""
     import iree.runtime as rt
 
@@ -84,14 +84,14 @@ def element_of(dtype: str) -> Any:
     return getattr(rt.HalElementType, _ELEMENT_OF[dtype])
 
 
-def dtype_of_element(element: Any, declared: str) -> str:
+def get_element_dtype(element: Any, declared: str) -> str:
     """Return the dtype of an element type. The function's declaration determines the sign of signless integers."""
-    ours, signless = _named_elements().get(int(element), (declared, False))
+    ours, signless = _map_elements().get(int(element), (declared, False))
     return declared if signless and declared.replace("uint", "int") == ours else ours
 
 
 @functools.cache
-def _named_elements() -> dict[int, tuple[str, bool]]:
+def _map_elements() -> dict[int, tuple[str, bool]]:
     """Map each IREE element type to hil's dtype, and True for signless types."""
     import iree.runtime as rt
 
@@ -99,7 +99,7 @@ def _named_elements() -> dict[int, tuple[str, bool]]:
     return {int(getattr(rt.HalElementType, name)): (ours, name in _SIGNLESS) for ours, name in named}
 
 
-def mlir_dtype(name: str) -> str | None:
+def parse_mlir_dtype(name: str) -> str | None:
     """Return the dtype of an MLIR element type (``f32``, ``si8``, ``bf16``), or None if unsupported."""
     return _TYPES[name][0] if name in _TYPES else _NAMED_ONLY.get(name)
 
@@ -113,7 +113,7 @@ def parse_type(name: str, text: str) -> TensorSpec:
     text = text.strip().split(" {", 1)[0].strip()
     match = _TENSOR.match(text)
     if not match:
-        dtype = mlir_dtype(text)
+        dtype = parse_mlir_dtype(text)
         if dtype is None:
             raise LoadFailed(f"{name} has type {text}: hil passes only tensors and numbers")
         return TensorSpec(f"{SCALAR_PREFIX}{name}", dtype, ())
@@ -123,7 +123,7 @@ def parse_type(name: str, text: str) -> TensorSpec:
     while dim := re.match(r"(\d{1,18}|\?)x", rest):
         shape.append(None if dim.group(1) == "?" else int(dim.group(1)))
         rest = rest[dim.end() :]
-    dtype = mlir_dtype(rest)
+    dtype = parse_mlir_dtype(rest)
     if dtype is None:
         raise LoadFailed(f"{name} has unsupported element type {rest}")
     return TensorSpec(name, dtype, tuple(shape))
@@ -146,7 +146,7 @@ def parse_declaration(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSp
             f"invalid IREE function declaration: {text[:200]!r}",
             hint="select an exported function, and compile the program with hil or from MLIR",
         )
-    return _values(head[match.end() :]), _values(outputs)
+    return _parse_values(head[match.end() :]), _parse_values(outputs)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Function:
     convention: str  # calling convention: ``0rI_r`` has a tensor and an int64 number as inputs and a tensor as output
     fences: bool = False  # True if the inputs are followed by a wait fence and a signal fence
 
-    def signature(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    def make_signature(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
         """Return the inputs and outputs; a tensor of unknown type has dtype "".
 
         Raises:
@@ -170,7 +170,7 @@ class Function:
         return parse_declaration(self.declaration.replace(f"func @{self.name}(", "func @f(", 1))
 
 
-def functions_of(module: Any) -> dict[str, Function]:
+def list_module_functions(module: Any) -> dict[str, Function]:
     """Return the callable functions of an ``iree.runtime.VmModule`` by name."""
     found = {}
     for name in module.function_names:
@@ -188,7 +188,7 @@ def functions_of(module: Any) -> dict[str, Function]:
     return found
 
 
-def entry_points(functions: Mapping[str, Function]) -> list[str]:
+def list_entry_points(functions: Mapping[str, Function]) -> list[str]:
     """Return the names of the functions that a user can choose: functions without fences, or all if each has fences.
 
     ``f$async``, the asynchronous variant of ``f``, is left out.
@@ -203,7 +203,7 @@ def choose_function(functions: Mapping[str, Function], name: str) -> Function:
     Raises:
         LoadFailed: the function does not exist, or the choice is ambiguous.
     """
-    offered = entry_points(functions)
+    offered = list_entry_points(functions)
     chosen = name or (offered[0] if len(offered) == 1 else "main" if "main" in offered else "")
     if chosen not in functions:
         wanted = (
@@ -213,7 +213,7 @@ def choose_function(functions: Mapping[str, Function], name: str) -> Function:
             if offered
             else "no functions"
         )
-        hint = one_of(offered, "use --function with one of: ")
+        hint = format_expected(offered, "use --function with one of: ")
         raise LoadFailed(f"the module has {wanted}", hint=hint, option="--function" if offered else "")
     return functions[chosen]
 
@@ -230,27 +230,29 @@ def parse_convention(text: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpe
             f"the function has the unknown calling convention {text!r}",
             hint="add an attribute iree.abi.declaration with the inputs and outputs to the function",
         )
-    return _of_convention("input", inputs), _of_convention("output", outputs)
+    return _parse_convention("input", inputs), _parse_convention("output", outputs)
 
 
-def _of_convention(kind: str, letters: str) -> tuple[TensorSpec, ...]:
+def _parse_convention(kind: str, letters: str) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(f"{SCALAR_PREFIX if letter in _NUMBERS else ''}{kind}{number}", _NUMBERS.get(letter, ""), ())
         for number, letter in enumerate(letters.replace("v", ""))
     )
 
 
-def declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+def format_reflection(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     """Format a declaration for a function's ``iree.reflection``, the inverse of :func:`parse_declaration`.
 
     Raises:
         UsageError: MLIR has no type for a dtype.
     """
-    args, results = (", ".join(f"%{spec.name}: {mlir_type(spec)}" for spec in specs) for specs in (inputs, outputs))
+    args, results = (
+        ", ".join(f"%{spec.name}: {format_mlir_type(spec)}" for spec in specs) for specs in (inputs, outputs)
+    )
     return f'sync func @"{function}"({args}) -> ({results})'
 
 
-def mlir_type(spec: TensorSpec) -> str:
+def format_mlir_type(spec: TensorSpec) -> str:
     """Return a tensor's MLIR type, such as ``tensor<2x?xf32>``; unsigned integers keep their sign (``ui8``).
 
     Raises:
@@ -262,7 +264,7 @@ def mlir_type(spec: TensorSpec) -> str:
     return f"tensor<{dims}{_MLIR_OF[spec.dtype]}>"
 
 
-def _values(text: str) -> tuple[TensorSpec, ...]:
+def _parse_values(text: str) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
     position = 0
     while position < len(text):
@@ -275,7 +277,7 @@ def _values(text: str) -> tuple[TensorSpec, ...]:
 
 
 def read_functions(path: str) -> dict[str, Any]:
-    """Read an IREE module's functions from its file, for :func:`functions_in`. Runs in a separate process.
+    """Read an IREE module's functions from its file, for :func:`decode_functions`. Runs in a separate process.
 
     Raises:
         LoadFailed: the file is not a module.
@@ -283,7 +285,7 @@ def read_functions(path: str) -> dict[str, Any]:
     import iree.runtime as rt
 
     try:
-        functions = functions_of(rt.VmModule.mmap(rt.VmInstance(), path))
+        functions = list_module_functions(rt.VmModule.mmap(rt.VmInstance(), path))
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = lines[0][:400] if lines else type(error).__name__
@@ -291,6 +293,6 @@ def read_functions(path: str) -> dict[str, Any]:
     return {"functions": [asdict(one) for one in functions.values()]}
 
 
-def functions_in(document: Mapping[str, Any]) -> dict[str, Function]:
+def decode_functions(document: Mapping[str, Any]) -> dict[str, Function]:
     """Return the functions from a :func:`read_functions` result, by name."""
     return {one["name"]: Function(**one) for one in document["functions"]}

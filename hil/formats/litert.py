@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hil.core.results import Part, Placement
-from hil.core.tensors import Array, Dim, TensorSpec, dtype_name, dtype_of
+from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name, parse_dtype
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.executorch_file import mapped, root_table
+from hil.formats.executorch_file import get_root_table, map_program
 
 PACKAGE = "ai-edge-litert"
 # Kernel choice: hil's name -> LiteRT's. XNNPACK runs the operators that it supports. LiteRT's kernels run the other
@@ -75,12 +75,12 @@ class LiteRtSignature:
             # Pairs, because a graph may give multiple tensors the same name.
             given = [(self._core.TensorName(index, 0), index) for index in self._core.InputIndices()]
             made = [(self._core.TensorName(index, 0), index) for index in self._core.OutputIndices()]
-        given, made = _named("input", given), _named("output", made)
+        given, made = _name_tensors("input", given), _name_tensors("output", made)
         self._given, self._made = [int(index) for _, index in given], [int(index) for _, index in made]
-        self.inputs = tuple(self._spec(name, index, named=True) for name, index in given)
-        self.outputs = tuple(self._spec(name, index, named=False) for name, index in made)
+        self.inputs = tuple(self._make_spec(name, index, named=True) for name, index in given)
+        self.outputs = tuple(self._make_spec(name, index, named=False) for name, index in made)
         self._sizes: list[tuple[int, ...]] | None = None
-        operators = self._operators()
+        operators = self._list_operators()
         self.keeping = tuple(sorted(operators & _KEEPING))
         self.random = tuple(sorted(operators & _DRAWING))
 
@@ -88,7 +88,7 @@ class LiteRtSignature:
         """Return another function of the same interpreter. Raises LoadFailed if it is missing."""
         return LiteRtSignature(self._owner, self._file, function, self._kernels)
 
-    def tensor_names(self) -> tuple[list[str], list[str]]:
+    def list_tensor_names(self) -> tuple[list[str], list[str]]:
         """Return the names that the graph gives to inputs and outputs."""
         inputs, outputs = (
             [str(self._core.TensorName(index, self.graph)) for index in side] for side in (self._given, self._made)
@@ -113,18 +113,18 @@ class LiteRtSignature:
             for index, array in zip(self._given, arrays, strict=True):
                 self._core.SetTensor(index, _to_litert(array), self.graph)
         except Exception as error:
-            raise RunFailed(f"LiteRT rejected the inputs: {error_text(error)}", detail=str(error)) from error
+            raise RunFailed(f"LiteRT rejected the inputs: {format_error(error)}", detail=str(error)) from error
 
     def invoke(self) -> None:
         """Run the model. Raises RunFailed if an operator failed."""
         try:
             self._core.Invoke(self.graph)
         except Exception as error:
-            raise RunFailed(f"LiteRT failed to run the model: {error_text(error)}", detail=str(error)) from error
+            raise RunFailed(f"LiteRT failed to run the model: {format_error(error)}", detail=str(error)) from error
 
-    def outputs_now(self) -> list[Array]:
+    def copy_outputs(self) -> list[Array]:
         """Return copies of the last run's outputs."""
-        return [self._output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
+        return [self._copy_output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
 
     def placement(self) -> Placement | None:
         """Return the kernels used for each node. Inputs must be set. LiteRT reports nodes only for the first subgraph.
@@ -149,10 +149,12 @@ class LiteRtSignature:
                     if node is not None and node not in taken:
                         taken.add(node)
                         left += {int(tensor) for tensor in core.NodeInputs(node)} - given
-            self._placed = _parts(self._kernels, [names[node] for node in taken], [names[node] for node in own - taken])
+            self._placed = _make_parts(
+                self._kernels, [names[node] for node in taken], [names[node] for node in own - taken]
+            )
         return self._placed
 
-    def _operators(self) -> set[str]:
+    def _list_operators(self) -> set[str]:
         """Return the operator names.
 
         For graphs after the first, return only "VARIABLE" or nothing: LiteRT reports only tensors.
@@ -167,18 +169,18 @@ class LiteRtSignature:
         except Exception:  # a type unknown to numpy, so not a handle
             return False
 
-    def _output(self, index: int, spec: TensorSpec) -> Array:
+    def _copy_output(self, index: int, spec: TensorSpec) -> Array:
         size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
         if 0 in size:  # LiteRT has no buffer for an empty tensor
-            return np.empty(size, dtype_of(spec.dtype))
-        return _from_litert(np.asarray(self._core.GetTensor(index, self.graph)), spec.dtype)
+            return np.empty(size, parse_dtype(spec.dtype))
+        return _convert_array(np.asarray(self._core.GetTensor(index, self.graph)), spec.dtype)
 
-    def _spec(self, name: str, index: int, *, named: bool) -> TensorSpec:
+    def _make_spec(self, name: str, index: int, *, named: bool) -> TensorSpec:
         try:
             kind = self._core.TensorType(index, self.graph)
-            dtype = "string" if kind is np.bytes_ else dtype_name(kind)
+            dtype = "string" if kind is np.bytes_ else get_dtype_name(kind)
         except Exception as error:  # a type unknown to numpy or to LiteRT
-            raise LoadFailed(f"tensor {name!r} has unsupported elements: {error_text(error)}") from error
+            raise LoadFailed(f"tensor {name!r} has unsupported elements: {format_error(error)}") from error
         size = [int(dim) for dim in self._core.TensorSize(index, self.graph)]
         open_size = [int(dim) for dim in self._core.TensorSizeSignature(index, self.graph)] or size
         shape: list[Dim] = [
@@ -206,8 +208,8 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
             model_path=str(path), num_threads=count, experimental_op_resolver_type=OpResolverType[KERNELS[kernels]]
         )
     except Exception as error:
-        raise LoadFailed(f"LiteRT cannot load {path.name}: {error_text(error)}", detail=str(error)) from error
-    if custom := sorted(_custom_operators(path) - _OWN_CUSTOM):
+        raise LoadFailed(f"LiteRT cannot load {path.name}: {format_error(error)}", detail=str(error)) from error
+    if custom := sorted(_list_custom_operators(path) - _OWN_CUSTOM):
         raise LoadFailed(
             f"{path.name} uses custom operators that LiteRT lacks: {', '.join(custom)}",
             hint="convert the model with built-in TFLite operators only, or use a runtime that has these operators",
@@ -218,27 +220,27 @@ def open_signature(path: Path, function: str, *, kernels: str = "xnnpack", threa
         raise LoadFailed(f"{path.name} is corrupt: a name is not valid UTF-8") from error
 
 
-def _custom_operators(path: Path) -> set[str]:
+def _list_custom_operators(path: Path) -> set[str]:
     """Return the custom operators in a file. LiteRT must have verified the file.
 
     TensorFlow Lite schema: ``Model.operator_codes`` is field 1, ``OperatorCode.custom_code`` is field 1.
     """
-    return {code.text(1) for code in root_table(mapped(path)).tables(1)} - {""}
+    return {code.text(1) for code in get_root_table(map_program(path)).iter_tables(1)} - {""}
 
 
-def _named(kind: str, tensors: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+def _name_tensors(kind: str, tensors: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     """Name unnamed tensors by their position."""
     return [(name or f"{kind}{place}", index) for place, (name, index) in enumerate(tensors)]
 
 
-def _parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
+def _make_parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
     if kernels != _DELEGATED:
         return (Part.of(kernels, left),)
     parts = Part.of(_DELEGATED, delegated), Part.of("builtin", left, elsewhere=True)
     return tuple(part for part in parts if part.nodes)
 
 
-def error_text(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return LiteRT's error text on a single line."""
     return " ".join(str(error).split())[:400] or type(error).__name__
 
@@ -267,7 +269,7 @@ def _to_litert(array: Array) -> Array:
     return encoded
 
 
-def _from_litert(array: Array, dtype: str) -> Array:
+def _convert_array(array: Array, dtype: str) -> Array:
     if dtype != "string":
         return array
     decoded = np.empty(array.shape, object)

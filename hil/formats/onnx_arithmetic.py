@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hil.core.arithmetic import FLOATS, INT8, INT8_LEVELS
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 
 # Operators that multiply and sum their first two inputs.
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
@@ -42,7 +42,7 @@ def rewrite(model: Any, arithmetic: str) -> Any:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     change = _quantize_graph if arithmetic == INT8 else partial(_round_graph, arithmetic=arithmetic)
-    _walk(made.graph, _typed(model).graph, {}, change)
+    _walk(made.graph, _infer_types(model).graph, {}, change)
     if arithmetic != INT8:
         # Subgraph inputs are already rounded by their producers.
         types = {value.name: value.type.tensor_type.elem_type for value in made.graph.input}
@@ -54,7 +54,7 @@ def rewrite(model: Any, arithmetic: str) -> Any:
     return made
 
 
-def _typed(model: Any) -> Any:
+def _infer_types(model: Any) -> Any:
     """Return the model with inferred types for inner values, as far as onnx can infer them."""
     import onnx
 
@@ -66,7 +66,7 @@ def _typed(model: Any) -> Any:
 
 def _remove_unused(graph: Any) -> None:
     """Remove constants that are no longer used."""
-    used = {name for node in _all_nodes(graph) for name in node.input} | {value.name for value in graph.output}
+    used = {name for node in _iter_nodes(graph) for name in node.input} | {value.name for value in graph.output}
     used |= {value.name for value in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
@@ -81,18 +81,18 @@ def _walk(graph: Any, typed: Any, outer: Types, change: Callable[[Any, Types], N
             types[value.name] = value.type.tensor_type.elem_type
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node, shaped in zip(graph.node, typed.node, strict=True):
-        for inner, inner_typed in zip(_graphs_of(node), _graphs_of(shaped), strict=True):
+        for inner, inner_typed in zip(_iter_subgraphs(node), _iter_subgraphs(shaped), strict=True):
             _walk(inner, inner_typed, types, change)
     change(graph, types)
 
 
-def _graphs_of(node: Any) -> Iterator[Any]:
+def _iter_subgraphs(node: Any) -> Iterator[Any]:
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
 
 
-def _constants(graph: Any) -> dict[str, Any]:
+def _read_constants(graph: Any) -> dict[str, Any]:
     """Return a graph's constant tensors by name: initializers, and values of Constant nodes."""
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != _EXTERNAL}
     for node in graph.node:
@@ -105,17 +105,17 @@ def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
     """Round all node outputs and constants in a graph."""
     wider = _WIDER[arithmetic]
     parameters = {name for node in graph.node if node.op_type in _PARAMETRIC for name in node.input[1:]}
-    constants = _constants(graph)
+    constants = _read_constants(graph)
     for name, tensor in constants.items():
         if tensor.data_type in wider and name not in parameters:
-            _replace(tensor, partial(_rounded, arithmetic=arithmetic))
+            _replace(tensor, partial(_round_constant, arithmetic=arithmetic))
     nodes: list[Any] = []
     for node in graph.node:
         nodes.append(node)
         for place, name in enumerate(node.output):
             if types.get(name) in wider and name not in constants and name not in parameters:
                 node.output[place] = f"{name}/wide"
-                nodes += _casts(node.output[place], name, types[name], arithmetic)
+                nodes += _make_casts(node.output[place], name, types[name], arithmetic)
     _set_nodes(graph, nodes)
     external = [tensor.name for tensor in graph.initializer if tensor.data_location == _EXTERNAL]
     _round_given(graph, types, [name for name in external if types[name] in wider], arithmetic)
@@ -123,15 +123,15 @@ def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
 
 def _round_given(graph: Any, types: Types, names: list[str], arithmetic: str) -> None:
     """Round graph inputs or external constants, which no node produces, before the nodes that use them."""
-    casts = [cast for name in names for cast in _casts(name, f"{name}/narrow", types[name], arithmetic)]
-    for node in _all_nodes(graph):
+    casts = [cast for name in names for cast in _make_casts(name, f"{name}/narrow", types[name], arithmetic)]
+    for node in _iter_nodes(graph):
         for place, name in enumerate(node.input):
             if name in names and not (node.op_type in _PARAMETRIC and place):
                 node.input[place] = f"{name}/narrow"
     _set_nodes(graph, [*casts, *graph.node])
 
 
-def _casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
+def _make_casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
     from onnx import helper
 
     narrow = f"{source}/{arithmetic}"
@@ -141,19 +141,19 @@ def _casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
     ]
 
 
-def _rounded(array: Array, arithmetic: str) -> Array:
+def _round_constant(array: Array, arithmetic: str) -> Array:
     """Round a constant to nearest.
 
     Finite values stay finite: like converters, saturate the -3e38 of attention masks.
     """
     largest = FLOATS[arithmetic].largest
     saturated = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
-    return np.asarray(saturated.astype(dtype_of(arithmetic)).astype(array.dtype))
+    return np.asarray(saturated.astype(parse_dtype(arithmetic)).astype(array.dtype))
 
 
 def _quantize_graph(graph: Any, types: Types) -> None:
     """Quantize the operands of a graph's contractions."""
-    constants = _constants(graph)
+    constants = _read_constants(graph)
     nodes: list[Any] = []
     for node in graph.node:
         for place in (0, 1) if node.op_type in _CONTRACTIONS else ():
@@ -165,52 +165,52 @@ def _quantize_graph(graph: Any, types: Types) -> None:
                 weight = graph.initializer.add()
                 weight.CopyFrom(constants[name])
                 weight.name = quantized
-                _replace(weight, partial(_quantized, axis=_channel_axis(node, place)))
+                _replace(weight, partial(_quantize_constant, axis=_find_channel_axis(node, place)))
             else:
-                nodes += _quantizing(name, quantized, types[name])
+                nodes += _make_quantizing_nodes(name, quantized, types[name])
         nodes.append(node)
     _set_nodes(graph, nodes)
 
 
-def _channel_axis(node: Any, place: int) -> int | None:
+def _find_channel_axis(node: Any, place: int) -> int | None:
     """Return the output channel axis for a constant operand; None for a single scale."""
     if node.op_type == "Gemm" and place == 1:
         return 0 if any(one.name == "transB" and one.i for one in node.attribute) else 1
     return {("Conv", 1): 0, ("ConvTranspose", 1): 1, ("MatMul", 1): -1}.get((node.op_type, place))
 
 
-def _quantized(array: Array, axis: int | None) -> Array:
+def _quantize_constant(array: Array, axis: int | None) -> Array:
     others = None if axis is None or array.ndim < 2 else tuple(n for n in range(array.ndim) if n != axis % array.ndim)
     largest = np.abs(array).max(axis=others, keepdims=True, initial=_TINY)
     scale = largest / INT8_LEVELS
     return np.asarray((np.rint(array / scale) * scale).astype(array.dtype))
 
 
-def _quantizing(source: str, target: str, own: int) -> list[Any]:
+def _make_quantizing_nodes(source: str, target: str, own: int) -> list[Any]:
     """Return nodes that quantize a tensor by its largest magnitude. The operators exist in every opset."""
     from onnx import helper
 
-    def constant(name: str, value: float) -> Any:
+    def make_constant(name: str, value: float) -> Any:
         tensor = helper.make_tensor(name, own, [], [value])
         return helper.make_node("Constant", [], [f"{target}/{name}"], f"{target}/{name}", value=tensor)
 
-    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
+    def make_node(kind: str, inputs: list[str], output: str, **attributes: Any) -> Any:
         names = [name if name == source else f"{target}/{name}" for name in inputs]
         made = output if output == target else f"{target}/{output}"
         return helper.make_node(kind, names, [made], f"{target}/{output}" if output != target else target, **attributes)
 
     return [
-        constant("levels", float(INT8_LEVELS)),
-        constant("tiny", _TINY),
-        constant("half", 0.5),
-        node("Abs", [source], "magnitudes"),
-        node("ReduceMax", ["magnitudes"], "range", keepdims=0),
-        node("Max", ["range", "tiny"], "largest"),
-        node("Div", ["largest", "levels"], "scale"),
-        node("Div", [source, "scale"], "steps"),
-        node("Add", ["steps", "half"], "shifted"),
-        node("Floor", ["shifted"], "integers"),
-        node("Mul", ["integers", "scale"], target),
+        make_constant("levels", float(INT8_LEVELS)),
+        make_constant("tiny", _TINY),
+        make_constant("half", 0.5),
+        make_node("Abs", [source], "magnitudes"),
+        make_node("ReduceMax", ["magnitudes"], "range", keepdims=0),
+        make_node("Max", ["range", "tiny"], "largest"),
+        make_node("Div", ["largest", "levels"], "scale"),
+        make_node("Div", [source, "scale"], "steps"),
+        make_node("Add", ["steps", "half"], "shifted"),
+        make_node("Floor", ["shifted"], "integers"),
+        make_node("Mul", ["integers", "scale"], target),
     ]
 
 
@@ -221,11 +221,11 @@ def _replace(tensor: Any, change: Callable[[Array], Array]) -> None:
     tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), tensor.name))
 
 
-def _all_nodes(graph: Any) -> Iterator[Any]:
+def _iter_nodes(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield node
-        for inner in _graphs_of(node):
-            yield from _all_nodes(inner)
+        for inner in _iter_subgraphs(node):
+            yield from _iter_nodes(inner)
 
 
 def _set_nodes(graph: Any, nodes: list[Any]) -> None:

@@ -18,7 +18,7 @@ def inline_functions(model: Any) -> Any:
     functions = {(one.domain, one.name, one.overload): one for one in copy.functions}
     bodies: list[Any] = [copy.graph, *copy.functions]
     for body in bodies:
-        for node in _nodes_of(body.node):
+        for node in _iter_nodes(body.node):
             function = functions.get((node.domain, node.op_type, node.overload))
             given = {attribute.name for attribute in node.attribute}
             defaults = function.attribute_proto if function is not None else ()
@@ -26,9 +26,9 @@ def inline_functions(model: Any) -> Any:
     return inliner.inline_local_functions(copy)
 
 
-def _nodes_of(nodes: Any) -> Iterator[Any]:
+def _iter_nodes(nodes: Any) -> Iterator[Any]:
     for node in nodes:
         yield node
         for attribute in node.attribute:
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _nodes_of(graph.node)
+                yield from _iter_nodes(graph.node)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.tensors import ML_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, pack, unpack
-from hil.core.varint import varint
+from hil.core.tensors import ML_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, get_dtype_name, pack, parse_dtype, unpack
+from hil.core.varint import encode_varint
 from hil.errors import UsageError
 
 # Element types in ONNX's TensorProto by hil's names. Agents do not depend on onnx.
@@ -38,7 +38,7 @@ _TYPE_STRINGS = {
 }
 
 
-def dtype_of_type(text: str) -> str | None:
+def parse_type(text: str) -> str | None:
     """Return the dtype for an ONNX Runtime type such as ``tensor(float)``; None if the type is not a dense tensor."""
     if not (text.startswith("tensor(") and text.endswith(")")):
         return None
@@ -47,16 +47,16 @@ def dtype_of_type(text: str) -> str | None:
     return name if name in ONNX_TYPES else None
 
 
-def spec_of_node(node: Any) -> TensorSpec | None:
+def make_node_spec(node: Any) -> TensorSpec | None:
     """Return the spec of a session's input or output; None if the value is not a tensor."""
-    dtype = dtype_of_type(node.type)
+    dtype = parse_type(node.type)
     if dtype is None:
         return None
     shape = tuple(dim if isinstance(dim, int) else (str(dim) if dim else None) for dim in node.shape or ())
     return TensorSpec(node.name, dtype, shape)
 
 
-def plain_options() -> Any:
+def make_plain_options() -> Any:
     """Return SessionOptions with the optimizer disabled, because it changes the results of some models."""
     import onnxruntime as ort
 
@@ -74,11 +74,11 @@ def to_ort(array: Array) -> Any:
     """
     import onnxruntime as ort
 
-    name = dtype_name(array.dtype)
+    name = get_dtype_name(array.dtype)
     if name not in ONNX_TYPES or name.startswith("complex"):
         raise UsageError(f"ONNX Runtime does not support {name} tensors")
     if name == "string":
-        return _strings_to_ort(array)
+        return _convert_strings(array)
     contiguous = np.ascontiguousarray(array).reshape(array.shape)
     if name in SUB_BYTE_BITS:
         # ONNX Runtime expects the packed bytes at the start of a buffer with the logical shape.
@@ -88,19 +88,19 @@ def to_ort(array: Array) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, ONNX_TYPES[name])
 
 
-def from_ort(value: Any, dtype: str) -> Array:
+def copy_from_ort(value: Any, dtype: str) -> Array:
     """Copy the tensor from an OrtValue on the CPU."""
     if dtype not in ML_DTYPES:
         array: Array = value.numpy()
         return array
     shape = tuple(value.shape())
     if math.prod(shape) == 0:
-        return np.empty(shape, dtype_of(dtype))
+        return np.empty(shape, parse_dtype(dtype))
     raw = np.frombuffer(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()), np.uint8)
-    return unpack(raw, dtype, shape) if dtype in SUB_BYTE_BITS else raw.view(dtype_of(dtype)).reshape(shape)
+    return unpack(raw, dtype, shape) if dtype in SUB_BYTE_BITS else raw.view(parse_dtype(dtype)).reshape(shape)
 
 
-def _strings_to_ort(array: Array) -> Any:
+def _convert_strings(array: Array) -> Any:
     """Return an OrtValue with strings. The Python API cannot create it, but a model with a constant output can.
 
     The model is encoded by hand, because agents do not depend on onnx. Field numbers in onnx.proto: TensorProto
@@ -110,18 +110,20 @@ def _strings_to_ort(array: Array) -> Any:
     import onnxruntime as ort
 
     tensor = b"".join(_number(1, dim) for dim in array.shape) + _number(2, ONNX_TYPES["string"])
-    tensor += b"".join(_bytes(6, str(item).encode()) for item in array.ravel().tolist()) + _bytes(8, b"strings")
-    output = _bytes(1, b"strings") + _bytes(2, _bytes(1, _number(1, ONNX_TYPES["string"])))
-    graph = _bytes(2, b"g") + _bytes(5, tensor) + _bytes(12, output)
-    model = _number(1, 8) + _bytes(7, graph) + _bytes(8, _bytes(1, b"") + _number(2, 17))
+    tensor += b"".join(_encode_bytes(6, str(item).encode()) for item in array.ravel().tolist()) + _encode_bytes(
+        8, b"strings"
+    )
+    output = _encode_bytes(1, b"strings") + _encode_bytes(2, _encode_bytes(1, _number(1, ONNX_TYPES["string"])))
+    graph = _encode_bytes(2, b"g") + _encode_bytes(5, tensor) + _encode_bytes(12, output)
+    model = _number(1, 8) + _encode_bytes(7, graph) + _encode_bytes(8, _encode_bytes(1, b"") + _number(2, 17))
     options = ort.SessionOptions()
     options.log_severity_level = 3
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run_with_ort_values(None, {})[0]
 
 
 def _number(field: int, number: int) -> bytes:
-    return varint(field << 3) + varint(number)
+    return encode_varint(field << 3) + encode_varint(number)
 
 
-def _bytes(field: int, payload: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(payload)) + payload
+def _encode_bytes(field: int, payload: bytes) -> bytes:
+    return encode_varint(field << 3 | 2) + encode_varint(len(payload)) + payload

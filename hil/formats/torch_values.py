@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.tensors import Array, dtype_name, dtype_of
+from hil.core.tensors import Array, get_dtype_name, parse_dtype
 from hil.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
     """
     import torch
 
-    name = dtype_name(array.dtype)
+    name = get_dtype_name(array.dtype)
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.dtype.itemsize:
         raise UsageError(f"PyTorch does not support {name} tensors")
@@ -30,15 +30,15 @@ def to_torch(array: Array, order: Sequence[int] = ()) -> Any:
     # Convert through bytes: PyTorch does not accept numpy arrays of bfloat16 or float8.
     flat = np.array(stored, order="C").reshape(-1).view(np.uint8)
     tensor = torch.from_numpy(flat).view(dtype).reshape(stored.shape)
-    return tensor.permute(_inverse(order)) if order else tensor
+    return tensor.permute(_invert_order(order)) if order else tensor
 
 
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+def _invert_order(order: Sequence[int]) -> tuple[int, ...]:
     """Return the inverse permutation: (0, 3, 1, 2) for (0, 2, 3, 1), an NCHW tensor in NHWC memory order."""
     return tuple(int(axis) for axis in np.argsort(np.array(order, int)))
 
 
-def from_torch(tensor: Any) -> Array:
+def convert_from_torch(tensor: Any) -> Array:
     """Return a ``torch.Tensor`` as an array in C order, which may share memory.
 
     Raises:
@@ -47,7 +47,7 @@ def from_torch(tensor: Any) -> Array:
     import torch
 
     name = str(tensor.dtype).removeprefix("torch.")
-    dtype = dtype_of(name)
+    dtype = parse_dtype(name)
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if not flat.numel():
         return np.empty(tuple(tensor.shape), dtype)

@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hil.core.tensors import Array, TensorSpec, from_bytes, nbytes_of
+from hil.core.tensors import Array, TensorSpec, count_bytes, from_bytes
 
 # Version of the library's interface. Increase this number if the library's functions or their results change.
 ABI = 1
@@ -21,17 +21,17 @@ LIBRARY = "program.so"
 VALUES = "variables.bin"
 
 
-def values_name(library: str) -> str:
+def make_values_name(library: str) -> str:
     """Return the file name for a specific library's initial values."""
     return f"{Path(library).stem}.{VALUES}"
 
 
-def values_beside(library: Path) -> Path | None:
+def find_values(library: Path) -> Path | None:
     """Return the file with the initial values for a library.
 
     This is the file with the library's name, or the shared file in the library's directory.
     """
-    for name in (values_name(library.name), VALUES):
+    for name in (make_values_name(library.name), VALUES):
         if os.path.isfile(values := library.with_name(name)):  # noqa: PTH113 (a name may be too long for a path)
             return values
     return None
@@ -70,13 +70,13 @@ class LibrarySignature:
             ValueError: the size does not match the variables.
         """
         specs = [variable.spec for variable in self.variables]
-        total = sum(map(size_of, specs))
+        total = sum(map(compute_size, specs))
         if len(data) != total:
             raise ValueError(f"{VALUES} has {len(data)} bytes, but the program's variables need {total}")
         file = io.BytesIO(data)
-        return {spec.name: from_bytes(file.read(size_of(spec)), spec.dtype, shape_of(spec)) for spec in specs}
+        return {spec.name: from_bytes(file.read(compute_size(spec)), spec.dtype, shape_of(spec)) for spec in specs}
 
-    def results(self) -> tuple[TensorSpec, ...]:
+    def list_results(self) -> tuple[TensorSpec, ...]:
         """Return the results for a caller: outputs, then new values of variables."""
         assigned = (argument.spec for argument in self.arguments if argument.assigned)
         return (*self.outputs, *(replace(spec, name=f"variable {spec.name}") for spec in assigned))
@@ -87,9 +87,9 @@ def shape_of(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(dim for dim in spec.shape if isinstance(dim, int))
 
 
-def size_of(spec: TensorSpec) -> int:
+def compute_size(spec: TensorSpec) -> int:
     """Return a tensor's size in bytes."""
-    return nbytes_of(spec.dtype, shape_of(spec))
+    return count_bytes(spec.dtype, shape_of(spec))
 
 
 def write_signature(signature: LibrarySignature) -> str:
@@ -119,13 +119,13 @@ def read_signature(text: str) -> LibrarySignature:
         found = json.loads(text)
         if found["abi"] != ABI:
             raise ValueError(f"unsupported program interface version {found['abi']}, expected {ABI}")
-        arguments = [Argument(_spec(one["spec"]), one["variable"], one["assigned"]) for one in found["arguments"]]
-        return LibrarySignature(found["function"], tuple(arguments), tuple(map(_spec, found["outputs"])))
+        arguments = [Argument(_parse_spec(one["spec"]), one["variable"], one["assigned"]) for one in found["arguments"]]
+        return LibrarySignature(found["function"], tuple(arguments), tuple(map(_parse_spec, found["outputs"])))
     except (KeyError, TypeError, AssertionError, RecursionError) as error:
         raise ValueError(f"invalid program signature: {error!r}") from error
 
 
-def _spec(found: dict[str, object]) -> TensorSpec:
+def _parse_spec(found: dict[str, object]) -> TensorSpec:
     shape = found["shape"]
     assert isinstance(shape, list)
     return TensorSpec(str(found["name"]), str(found["dtype"]), tuple(shape))

@@ -53,8 +53,8 @@ METHODS = {
     for service in SERVICES
     for found in pb.DESCRIPTOR.services_by_name[service].methods
 }
-CALL_MOST = 1 << 12
-ERROR_MOST = 1 << 16
+MAX_CALL = 1 << 12
+MAX_ERROR = 1 << 16
 
 HEADER = struct.Struct("<BI")
 # Read buffer size. The messages in most calls fit.
@@ -64,7 +64,7 @@ _CUT = "connection ended in the middle of a frame"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR if hasattr(select, "POLLRDHUP") else select.POLLHUP
 
 
-def data_path(address: str) -> str:
+def get_data_path(address: str) -> str:
     """Return the path of the data socket for an agent address, or "" for other addresses."""
     kind, _, path = address.partition(":")
     return f"{path}.data" if kind == "unix" and path else ""
@@ -161,18 +161,18 @@ class Frames:
         self._at = self._end = 0
         deadline = time.monotonic() + most_s
         while size > 0 and (left := deadline - time.monotonic()) > 0:
-            if self._polled(select.POLLIN, left):
+            if self._poll(select.POLLIN, left):
                 if not (count := self._receive(self._read)):
                     return
                 size -= count
 
     def is_readable(self) -> bool:
         """Return True if data or the end of the stream is available."""
-        return self._at < self._end or self._polled(select.POLLIN)
+        return self._at < self._end or self._poll(select.POLLIN)
 
     def is_open(self) -> bool:
         """Return False if the peer is known to have disconnected."""
-        return not self._polled(_HUNG_UP)
+        return not self._poll(_HUNG_UP)
 
     def hang_up(self) -> None:
         """Shut down the sending direction. The connection can still receive data."""
@@ -203,7 +203,7 @@ class Frames:
         except OSError as error:
             raise ConnectionBroken(str(error)) from error
 
-    def _polled(self, events: int, seconds: float = 0.0) -> bool:
+    def _poll(self, events: int, seconds: float = 0.0) -> bool:
         poll = select.poll()
         try:
             poll.register(self._socket, events)

@@ -10,10 +10,10 @@ import grpc
 from google.protobuf.message import Message
 
 from hil import errors
-from hil.core.varint import varint
+from hil.core.varint import encode_varint
 from hil.protocol import wire_errors
 from hil.protocol.bounded_message import parse_message
-from hil.protocol.wire import KEPT_ERRORS, carries_data, failure
+from hil.protocol.wire import KEPT_ERRORS, make_reported_error, may_contain_data
 
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
@@ -28,7 +28,7 @@ GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
 # Time for a closing channel or server to send pending data.
-CLOSE_S = 2.0
+CLOSE_SECONDS = 2.0
 
 
 def close_channel(channel: grpc.Channel) -> None:
@@ -36,11 +36,11 @@ def close_channel(channel: grpc.Channel) -> None:
 
     gRPC waits until the peer has received the sent data. If the peer no longer reads from a full Unix socket, gRPC
     waits forever. So a daemon thread closes the channel, and this function waits for the thread for at most
-    :data:`CLOSE_S` seconds.
+    :data:`CLOSE_SECONDS` seconds.
     """
     closing = threading.Thread(target=channel.close, daemon=True, name="hil-channel")
     closing.start()
-    closing.join(CLOSE_S)
+    closing.join(CLOSE_SECONDS)
 
 
 # In every message, the `data` field has number 2 and type bytes.
@@ -53,17 +53,17 @@ def encode(message: Any) -> bytes:
     Protobuf would write the same bytes with two more copies of the payload: 512 KiB take 950 us instead of 15 us.
     """
     if isinstance(message, memoryview):
-        return b"".join((_data_header(message.nbytes), message))
+        return b"".join((_encode_data_header(message.nbytes), message))
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
-def data_of(raw: bytes) -> memoryview | None:
+def find_data(raw: bytes) -> memoryview | None:
     """Return the payload of a `data` message as :func:`encode` writes it, or None for any other message.
 
     Protobuf would copy the payload: 512 KiB take 35 us instead of 2 us.
     """
     for size in range(2, 7) if raw.startswith(_DATA_TAG) else ():
-        header = _data_header(max(len(raw) - size, 0))
+        header = _encode_data_header(max(len(raw) - size, 0))
         if len(header) == size and raw.startswith(header):
             return memoryview(raw)[size:]
     return None
@@ -71,16 +71,16 @@ def data_of(raw: bytes) -> memoryview | None:
 
 def decode(kind: type[Message], raw: bytes) -> Message | memoryview:
     """Decode a message. Returns a memoryview for a `data` message."""
-    if not carries_data(kind):
+    if not may_contain_data(kind):
         return parse_message(kind, raw)
-    if (data := data_of(raw)) is not None:
+    if (data := find_data(raw)) is not None:
         return data
     message: Any = parse_message(kind, raw)
     return memoryview(message.data) if message.HasField("data") else message
 
 
-def _data_header(size: int) -> bytes:
-    return _DATA_TAG + varint(size)
+def _encode_data_header(size: int) -> bytes:
+    return _DATA_TAG + encode_varint(size)
 
 
 def guard_stream(behaviour: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
@@ -109,19 +109,19 @@ def fail(error: Exception, context: grpc.ServicerContext) -> None:
     """Abort a call with a typed error."""
     if not isinstance(error, errors.HilError) and (type(error) is Exception or not context.is_active()):
         raise error  # gRPC's abort exception, or the client has disconnected
-    error = failure(error)
+    error = make_reported_error(error)
     sent = wire_errors.to_message(error, KEPT_ERRORS)
     context.set_trailing_metadata(((wire_errors.ERROR_KEY, sent.SerializeToString()),))
     code = next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-    context.abort(code, wire_errors.status_text(error))
+    context.abort(code, wire_errors.format_status(error))
 
 
-def error_of(call: grpc.RpcError) -> bytes:
+def read_error(call: grpc.RpcError) -> bytes:
     """Return the serialized ``Error`` from a failed call's trailing metadata, or b""."""
     metadata: Any = getattr(call, "trailing_metadata", tuple)() or ()
     return next((value for key, value in metadata if key == wire_errors.ERROR_KEY and isinstance(value, bytes)), b"")
 
 
-def typed_error(call: grpc.RpcError) -> errors.HilError | None:
+def decode_error(call: grpc.RpcError) -> errors.HilError | None:
     """Return the typed error that the peer sent for a failed call, or None if it is missing or invalid."""
-    return wire_errors.from_bytes(error_of(call))
+    return wire_errors.decode_error(read_error(call))

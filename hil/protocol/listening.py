@@ -20,7 +20,7 @@ _LAST_PORT = (1 << 16) - 1
 # clients.
 _FILES = 65_536
 # Time to wait for a server that listens but does not accept.
-_BUSY_S = 1.0
+_BUSY_SECONDS = 1.0
 # Server option: disconnect clients that do not complete the handshake in time.
 HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 
@@ -40,7 +40,7 @@ def check_listen(listen: str, *, protected: bool, needs: str, hint: str) -> None
     if listen == "unix:":
         raise UsageError("missing path after unix:")
     if not listen.startswith("unix:"):
-        host_port(listen)
+        parse_host_port(listen)
     if not is_local(listen) and not protected:
         raise UsageError(
             f"{listen} is reachable from other machines and needs {needs}",
@@ -56,14 +56,14 @@ def is_local(address: str) -> bool:
     """
     if address.startswith("unix:"):
         return True
-    host, _ = host_port(address, what="address")
+    host, _ = parse_host_port(address, what="address")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def check_token_way(address: str, *, encrypted: bool, hint: str) -> None:
+def check_token_transport(address: str, *, encrypted: bool, hint: str) -> None:
     """Reject sending a token unencrypted to a different machine.
 
     Args:
@@ -109,7 +109,7 @@ def check_tls_files(
         )
 
 
-def grpc_address(address: str) -> str:
+def escape_grpc_address(address: str) -> str:
     """Escape an address for gRPC, which decodes percent signs in a path."""
     return address.replace("%", "%25") if address.startswith("unix:") else address
 
@@ -124,7 +124,9 @@ def take_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def host_port(text: str, *, what: str = "listen address", hint: str = "unix:PATH or HOST:PORT") -> tuple[str, int]:
+def parse_host_port(
+    text: str, *, what: str = "listen address", hint: str = "unix:PATH or HOST:PORT"
+) -> tuple[str, int]:
     """Parse ``HOST:PORT``. Brackets of an IPv6 address are removed.
 
     Raises:
@@ -151,7 +153,7 @@ def refuse_if_served(path: str) -> None:
 def is_served(path: str) -> bool:
     """Return True if a process listens at a Unix socket, even if it is too busy to accept."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_BUSY_S)
+        probe.settimeout(_BUSY_SECONDS)
         try:
             probe.connect(path)
         except (TimeoutError, BlockingIOError):
@@ -167,7 +169,7 @@ def refuse_if_taken(listen: str) -> None:
     Raises:
         UsageError: the port is in use or not permitted, or the host is a different machine.
     """
-    host, port = host_port(listen)
+    host, port = parse_host_port(listen)
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         kind, _, _, _, place = found[0]
@@ -183,7 +185,7 @@ def refuse_if_taken(listen: str) -> None:
 
 
 @contextlib.contextmanager
-def private_socket(path: Path) -> Iterator[None]:
+def restrict_socket(path: Path) -> Iterator[None]:
     """Restrict a Unix socket to this user. The socket must be created at ``path`` inside the context.
 
     A stale socket of a killed server is removed first. The umask changes for the whole process.
@@ -226,7 +228,7 @@ def listen_on(
     else:
         refuse_if_taken(listen)
     try:
-        with private_socket(Path(path)) if kind == "unix" else contextlib.nullcontext():
+        with restrict_socket(Path(path)) if kind == "unix" else contextlib.nullcontext():
             if kind != "unix" and cert and key:
                 pairs = [(read_file(key), read_file(cert))]
                 authority = read_file(client_ca) if client_ca else None
@@ -235,7 +237,7 @@ def listen_on(
                 credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
                 port = server.add_secure_port(listen, credentials)
             else:
-                port = server.add_insecure_port(grpc_address(listen))
+                port = server.add_insecure_port(escape_grpc_address(listen))
     except (RuntimeError, OSError) as error:
         raise UsageError(f"cannot listen on {listen}: {error}") from error
     if not port:

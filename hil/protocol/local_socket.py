@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Maximum length of a Unix socket's path on Linux, in bytes.
-LONGEST_PATH = 107
+MAX_PATH_LENGTH = 107
 _LINES = 100
-_AGAIN_S = 0.05
+_AGAIN_SECONDS = 0.05
 
 
 class NotCarried(Exception):
@@ -64,7 +64,7 @@ class LocalSocket:
                 near, _ = self._listener.accept()
             except OSError:
                 # For example, the process has no free file descriptors. Clients wait until a descriptor is free.
-                time.sleep(_AGAIN_S)
+                time.sleep(_AGAIN_SECONDS)
                 continue
             try:
                 threading.Thread(target=self._serve, args=(near,), daemon=True, name=self._name).start()

@@ -29,7 +29,7 @@ def check_agent(protocol: int, release: str, board: str) -> None:
         )
 
 
-def farm_metadata() -> tuple[str, str]:
+def make_farm_metadata() -> tuple[str, str]:
     """Return the metadata with the caller's version, for calls to a gateway."""
     return FARM_KEY, f"{FARM_PROTOCOL} {own_version()}"
 

@@ -23,7 +23,7 @@ SESSION_KEY = "hil-session"
 # Payload size for the `data` messages that hil sends. During hashing and copying, the payload fits into a core's
 # private cache.
 CHUNK = SMALL
-DATA_MOST = 1 << 20
+MAX_DATA = 1 << 20
 INLINE_MAX = 1 << 20
 # Maximum size for inline data. hil streams larger tensors after the message. Inline data is copied six more times into
 # newly allocated memory: 192 KiB took 0.7 ms instead of 0.3 ms.
@@ -37,17 +37,17 @@ KEPT_ERRORS = wire_errors.KeptErrors()
 """Long errors of this process's calls, for Logs."""
 
 
-def pieces(payload: memoryview) -> Iterator[memoryview]:
+def split_pieces(payload: memoryview) -> Iterator[memoryview]:
     """Split a buffer into pieces of :data:`CHUNK` bytes for `data` messages."""
     return (payload[offset : offset + CHUNK] for offset in range(0, payload.nbytes, CHUNK))
 
 
-def carries_data(message: type[Message]) -> bool:
+def may_contain_data(message: type[Message]) -> bool:
     """Return True if messages of this type may contain data."""
     return "data" in message.DESCRIPTOR.fields_by_name
 
 
-def failure(error: Exception) -> errors.HilError:
+def make_reported_error(error: Exception) -> errors.HilError:
     """Return the error to report to the client. Unexpected exceptions become BoardLost, a failure of the agent."""
     if isinstance(error, errors.HilError):
         return error
@@ -57,19 +57,19 @@ def failure(error: Exception) -> errors.HilError:
     return errors.BoardLost(f"the agent failed: {type(error).__name__}: {error}", detail=detail)
 
 
-def spec_to_message(spec: TensorSpec) -> pb.TensorSpec:
+def encode_spec(spec: TensorSpec) -> pb.TensorSpec:
     """Convert a tensor spec to a message."""
     dims = [pb.Dim(size=dim) if isinstance(dim, int) else pb.Dim(symbol=dim or "") for dim in spec.shape]
     return pb.TensorSpec(name=spec.name, dtype=spec.dtype, dims=dims)
 
 
-def spec_from_message(message: pb.TensorSpec) -> TensorSpec:
+def decode_spec(message: pb.TensorSpec) -> TensorSpec:
     """Convert a message to a tensor spec."""
     dims = tuple(dim.size if dim.WhichOneof("kind") == "size" else dim.symbol or None for dim in message.dims)
     return TensorSpec(message.name, message.dtype, dims)
 
 
-def tensor_to_message(
+def encode_tensor(
     name: str, dtype: str, shape: Sequence[int], data: memoryview, inline_max: int = INLINE_MAX
 ) -> tuple[pb.Tensor, bool]:
     """Return a tensor's message, and True if more than ``inline_max`` bytes of data must follow as `data` messages."""
@@ -78,7 +78,7 @@ def tensor_to_message(
     return pb.Tensor(name=name, dtype=dtype, shape=shape, inline=data.tobytes()), False
 
 
-def tensor_from_message(message: pb.Tensor, streamed: Any = None) -> Array:
+def decode_tensor(message: pb.Tensor, streamed: Any = None) -> Array:
     """Return the tensor of a message. ``streamed`` is the buffer with streamed data.
 
     Raises:

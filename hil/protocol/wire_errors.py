@@ -25,7 +25,7 @@ _DETAIL_MAX = 1900
 _STATUS_MAX = 200
 # Maximum size of a stored error's part, and number of stored errors.
 _PART_MAX = 1 << 20
-_KEPT = 4
+_MAX_STORED = 4
 WHOLE_MAX = 3 * _PART_MAX + 1024
 _PIECE = 1 << 18
 
@@ -56,20 +56,22 @@ class KeptErrors:
     """Full texts of recent long errors. Thread-safe."""
 
     def __init__(self) -> None:
-        self._texts: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=_KEPT)
+        self._texts: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=_MAX_STORED)
         self._lock = threading.Lock()
 
     def keep(self, text: bytes) -> str:
-        """Store a text. Return an unguessable name for :meth:`pieces`."""
+        """Store a text. Return an unguessable name for :meth:`iter_pieces`."""
         name = secrets.token_hex(16)
         with self._lock:
             self._texts.append((name, text))
         return name
 
-    def pieces(self, name: str) -> Iterator[str]:
+    def iter_pieces(self, name: str) -> Iterator[str]:
         """Yield a stored text in pieces of at most 256 KiB. Yields nothing for an unknown name."""
         with self._lock:
-            text = next((text for kept, text in self._texts if secrets.compare_digest(kept.encode(), _utf8(name))), b"")
+            text = next(
+                (text for kept, text in self._texts if secrets.compare_digest(kept.encode(), _encode_utf8(name))), b""
+            )
         while text:
             piece = text[:_PIECE].decode(errors="ignore")
             text = text[len(piece.encode()) :]
@@ -78,7 +80,7 @@ class KeptErrors:
 
 def to_message(error: errors.HilError, kept: KeptErrors | None = None) -> pb.Error:
     """Convert a typed error to a message for metadata. If it is truncated, store the full text in ``kept``."""
-    message, hint, detail = (_utf8(part) for part in (error.message, error.hint, error.detail))
+    message, hint, detail = (_encode_utf8(part) for part in (error.message, error.hint, error.detail))
     log = ""
     cut_words = len(message) > _MESSAGE_MAX or len(hint) > _HINT_MAX
     if kept is not None and (cut_words or len(detail) > _DETAIL_MAX):
@@ -94,13 +96,13 @@ def to_message(error: errors.HilError, kept: KeptErrors | None = None) -> pb.Err
     )
 
 
-def status_text(error: errors.HilError) -> str:
+def format_status(error: errors.HilError) -> str:
     """Return the status message of a failed call, for clients that ignore the typed error."""
     # gRPC encodes each byte outside printable ASCII as three bytes.
     return error.message[:_STATUS_MAX].encode("ascii", "replace").decode() or type(error).__name__
 
 
-def from_parts(
+def make_error(
     kind: str,
     message: str,
     hint: str = "",
@@ -128,7 +130,7 @@ def from_parts(
     return error
 
 
-def from_bytes(
+def decode_error(
     sent: bytes,
     *,
     among: frozenset[type[errors.HilError]] | None = None,
@@ -148,7 +150,7 @@ def from_bytes(
     except (DecodeError, TypeError):
         return None
     detail = (whole(error.log) if whole is not None and error.log else "") or error.detail
-    return from_parts(error.kind, error.message, error.hint, detail, error.code, among=among)
+    return make_error(error.kind, error.message, error.hint, detail, error.code, among=among)
 
 
 def cut(text: bytes, most: int, *, tail: bool = False) -> str:
@@ -162,6 +164,6 @@ def cut(text: bytes, most: int, *, tail: bool = False) -> str:
     return f"{text[:room].decode(errors='ignore')} {note}"
 
 
-def _utf8(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     """Encode a text as UTF-8. Lone surrogates are escaped."""
     return text.encode("utf-8", "backslashreplace")

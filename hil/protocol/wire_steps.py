@@ -6,7 +6,7 @@ from hil.core.steps import StepsPlan
 from hil.protocol.v1 import agent_pb2 as pb
 
 
-def steps_to_message(plan: StepsPlan) -> pb.Steps:
+def encode_steps(plan: StepsPlan) -> pb.Steps:
     """Convert a plan to a message."""
     return pb.Steps(
         rules=[pb.InputRule(input=place, rule=rule.value) for place, rule in plan.rules],
@@ -23,9 +23,9 @@ def steps_to_message(plan: StepsPlan) -> pb.Steps:
     )
 
 
-def steps_from_message(message: pb.Steps) -> StepsPlan:
+def decode_steps(message: pb.Steps) -> StepsPlan:
     """Convert a message to a plan. Raises UsageError for an unknown rule."""
-    return StepsPlan.of_json(
+    return StepsPlan.from_json(
         {
             "rules": [(one.input, one.rule) for one in message.rules],
             "feedback": [(one.input, one.output) for one in message.feedback],

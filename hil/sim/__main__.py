@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent import forkserver, machine
-from hil.agent.__main__ import config_of, parser, serve
-from hil.agent.confinement import SANDBOX_VARIABLE, why_no_sandbox
+from hil.agent.__main__ import make_parser, read_config, serve
+from hil.agent.confinement import SANDBOX_VARIABLE, find_sandbox_error
 from hil.agent.runtimes import is_described_apart
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Quota, Upload
@@ -38,7 +38,7 @@ from hil.sim.link import FaultyLink
 # Sandbox modes: use the sandbox if the kernel supports it, always, or never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
 # Timeout for importing a runtime's library.
-_PRELOAD_S = 120.0
+_PRELOAD_SECONDS = 120.0
 _RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
@@ -57,7 +57,7 @@ class DroppingStore(BlobStore):
         write = upload.write
         mark = upload.missing - int(upload.missing * self._fault.keys["at"])
 
-        def cutting(data: memoryview) -> None:
+        def write_and_cut(data: memoryview) -> None:
             if upload.missing >= mark >= upload.missing - data.nbytes and self._charges.should_fire(self._fault):
                 write(data[: upload.missing - mark])
                 if self.link:
@@ -65,7 +65,7 @@ class DroppingStore(BlobStore):
                 raise ConnectionAbortedError("simulated: the connection was dropped")
             write(data)
 
-        upload.write = cutting  # type: ignore[method-assign]
+        upload.write = write_and_cut  # type: ignore[method-assign]
         return upload
 
 
@@ -108,7 +108,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
         stores.append(DroppingStore(root, quota, by_name["drop"], charges))
         return stores[0]
 
-    boxed, unboxed = _sandboxed(sandbox, options["store"], found)
+    boxed, unboxed = _choose_sandbox(sandbox, options["store"], found)
     inner = {
         **boxed,
         "faults": [str(fault) for fault in found],
@@ -144,7 +144,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     return agent, link.address
 
 
-def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tuple[dict[str, Any], list[str]]:
+def _choose_sandbox(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tuple[dict[str, Any], list[str]]:
     """Return the workers' sandbox option, and a note for Describe if the sandbox is missing."""
     if sandbox == OFF:
         return {}, []
@@ -158,7 +158,7 @@ def _sandboxed(sandbox: str, store: Path, found: Sequence[faults.Fault]) -> tupl
     writable = [store.absolute() / "faults"] if counted else []
     # These faults reach outside the worker: they change the shared clock or kill the agent.
     reaching = [fault.name for fault in found if fault.name in ("clock", "kill-agent")]
-    why = f"fault {reaching[0]} does not work in a sandbox" if reaching else why_no_sandbox(writable)
+    why = f"fault {reaching[0]} does not work in a sandbox" if reaching else find_sandbox_error(writable)
     if not why:
         return {"sandbox": [str(path) for path in writable]}, []
     if sandbox == REQUIRED:
@@ -176,11 +176,11 @@ def preload_runtimes() -> None:
     for name, reference in _RUNTIMES.items():
         if is_described_apart(name):
             tried = ForkedChild(functools.partial(forkserver.preload, reference))
-            if wait_or_kill(tried, _PRELOAD_S) == 0:
+            if wait_or_kill(tried, _PRELOAD_SECONDS) == 0:
                 forkserver.preload(reference)
 
 
-def _locks(folder: Path) -> Callable[[], bool]:
+def _make_lock(folder: Path) -> Callable[[], bool]:
     """Return a function that tries to lock a directory permanently. It returns True on success."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -196,7 +196,7 @@ def _locks(folder: Path) -> Callable[[], bool]:
 def main() -> None:
     """Start a simulated board."""
     show_visibly()
-    options = parser("hil.sim", __doc__ or "")
+    options = make_parser("hil.sim", __doc__ or "")
     options.add_argument("--config", default="sim", metavar="FILE|NAME", help="board config with a [simulator] table")
     options.add_argument("--fault", action="append", default=[], metavar="FAULT", help="see docs/simulator.md")
     options.add_argument(
@@ -217,13 +217,13 @@ def main() -> None:
     )
     arguments = options.parse_args()
     try:
-        config = config_of(arguments) | {"fork_ahead": arguments.fork_ahead}
+        config = read_config(arguments) | {"fork_ahead": arguments.fork_ahead}
         agent, address = start(config, load_board(arguments.config).config, arguments.fault, arguments.sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     folder = arguments.store.parent
-    may_leave: Callable[[], bool] = _locks(folder) if arguments.kept else lambda: True
+    may_leave: Callable[[], bool] = _make_lock(folder) if arguments.kept else lambda: True
     serve(agent, address, lifeline=arguments.lifeline, idle_exit=arguments.idle_exit, may_leave=may_leave)
     if arguments.kept and may_leave():
         remove_tree(folder)

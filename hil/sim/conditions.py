@@ -20,7 +20,7 @@ from hil.sim.faults import Fault
 _FREQUENCY_MHZ = 1800.0
 # Temperatures in degrees Celsius: idle, just before throttling, throttled.
 _IDLE, _HOT, _THROTTLED = 45.0, 75.0, 85.0
-_COOLING_S = 1.0  # time constant of the cooling after throttling
+_COOLING_SECONDS = 1.0  # time constant of the cooling after throttling
 _LOADED_SHARE = 0.5  # share of the runs, chosen at random, that the ``load`` fault slows down
 _BUSY = re.compile(r"cpu(\d+) busy")
 _FIRST_RUN = "throttle.first-run"
@@ -49,7 +49,7 @@ class SimConditions:
         """True if a fault changes the readings of the board."""
         return self._throttle is not None or self._load is not None
 
-    def next_factor(self) -> float:
+    def compute_next_factor(self) -> float:
         """Return the factor by which the next run takes longer. Workers call this once per run."""
         factor = 1.0
         if self._throttle is not None:
@@ -102,4 +102,4 @@ class SimConditions:
         if elapsed < after:
             return _IDLE + (_HOT - _IDLE) * max(elapsed, 0.0) / after
         cooled = max(elapsed - after - lasts, 0.0)
-        return _IDLE + (_THROTTLED - _IDLE) * math.exp(-cooled / _COOLING_S)
+        return _IDLE + (_THROTTLED - _IDLE) * math.exp(-cooled / _COOLING_SECONDS)

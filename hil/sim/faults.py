@@ -113,8 +113,8 @@ WEDGES = ("fail", "hang")
 MASKS = ("hide-newest", "show-next")
 WHEN = ("always", "reload", "profile")
 # Largest clock offset: a century, a third of the range for 64-bit nanoseconds.
-_FAR_S = 3.2e9
-_DAY_S = 86400.0
+_FAR_SECONDS = 3.2e9
+_DAY_SECONDS = 86400.0
 _COUNT_MOST = 1_000_000
 _END = "kill-agent"
 # State of a simulated board's clock. The agent and the workers map this file.
@@ -135,9 +135,9 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "when": (lambda when: when in WHEN, f"one of {', '.join(WHEN)}"),
     "rate": (lambda rate: rate > 0, "above 0 bytes per second"),
     "delay": (lambda delay: 0 <= delay < math.inf, "0 seconds or more"),
-    "offset": (lambda offset: abs(offset) <= _FAR_S, "seconds, at most a century"),
+    "offset": (lambda offset: abs(offset) <= _FAR_SECONDS, "seconds, at most a century"),
     "ppm": (lambda ppm: abs(ppm) <= 1000, "-1000 to 1000"),
-    "jump": (lambda jump: abs(jump) <= _FAR_S, "seconds, at most a century"),
+    "jump": (lambda jump: abs(jump) <= _FAR_SECONDS, "seconds, at most a century"),
     "how": (lambda how: how in PROFILES, f"one of {', '.join(PROFILES)}"),
     "wedge.how": (lambda how: how in WEDGES, f"one of {', '.join(WEDGES)}"),
     "mask.how": (lambda how: how in MASKS, f"one of {', '.join(MASKS)}"),
@@ -149,15 +149,15 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     },
     "layer": (lambda layer: layer >= 0, "a layer from 0"),
     "after": (lambda number: number >= 0, "a run number from 0"),
-    "throttle.after": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
-    "lasts": (lambda seconds: 0 <= seconds <= _DAY_S, "0 seconds to a day"),
+    "throttle.after": (lambda seconds: 0 <= seconds <= _DAY_SECONDS, "0 seconds to a day"),
+    "lasts": (lambda seconds: 0 <= seconds <= _DAY_SECONDS, "0 seconds to a day"),
     "each": (lambda each: 1 <= each <= _COUNT_MOST, f"1 to {_COUNT_MOST}"),
     "counter.share": (lambda share: 0 <= share <= 1, "0 to 1"),
     "cores": (lambda cores: 0 < cores < math.inf, "above 0"),
     "reset": (lambda path: not path or Path(path).is_absolute(), "an absolute path"),
     "share": (lambda share: 0 < share <= 1, "above 0, at most 1"),
     "factor": (lambda factor: 1 <= factor < math.inf, "1 or more"),
-    "seconds": (lambda seconds: 0 < seconds <= _DAY_S, "above 0, at most a day"),
+    "seconds": (lambda seconds: 0 < seconds <= _DAY_SECONDS, "above 0, at most a day"),
     "times": (lambda times: times >= 0, "1 or more, or 0 for always"),
 }
 
@@ -208,7 +208,7 @@ def parse(text: str) -> Fault:
     return Fault(name, keys)
 
 
-def affects(fault: Fault, program: Path) -> bool:
+def is_affecting(fault: Fault, program: Path) -> bool:
     """Return True if a fault affects a program: the main file contains the text of the key ``needs``."""
     text = str(fault.keys.get("needs", "")).encode()
     if not text:

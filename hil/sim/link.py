@@ -53,11 +53,11 @@ class FaultyLink:
     def cut(self) -> None:
         """Abort all connections at once. New connections are accepted."""
 
-        def abort() -> None:
+        def abort_writers() -> None:
             for writer in list(self._writers):
                 writer.transport.abort()
 
-        self._loop.call_soon_threadsafe(abort)
+        self._loop.call_soon_threadsafe(abort_writers)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._behind.startswith("unix:"):
@@ -87,7 +87,7 @@ class FaultyLink:
                 await line.put((self._loop.time() + self._delay_s, data))
             await line.put((0.0, b""))
 
-        async def arrive() -> None:
+        async def forward_data() -> None:
             while True:
                 due, data = await line.get()
                 await asyncio.sleep(max(due - self._loop.time(), 0))
@@ -96,7 +96,7 @@ class FaultyLink:
                 writer.write(data)
                 await writer.drain()
 
-        halves = [asyncio.ensure_future(take()), asyncio.ensure_future(arrive())]
+        halves = [asyncio.ensure_future(take()), asyncio.ensure_future(forward_data())]
         try:
             await asyncio.gather(*halves)
         except OSError:  # one end disconnected; the abort below disconnects the other

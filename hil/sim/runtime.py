@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hil.agent.runtimes import Check, known, run_command
+from hil.agent.runtimes import Check, list_runtimes, run_command
 from hil.core.arithmetic import FLOAT32
 from hil.core.clock import CLOCK_FILE
 from hil.core.files import digest_file
@@ -25,13 +25,13 @@ from hil.core.instructions import SIMULATED
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
 from hil.core.runtimes import RUNTIMES
-from hil.core.stepped_program import as_step_program
+from hil.core.stepped_program import make_step_program
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import LoadFailed, RunFailed, UsageError, one_of
+from hil.errors import LoadFailed, RunFailed, UsageError, format_expected
 from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.conditions import SimConditions
-from hil.sim.faults import Charges, Fault, SimClock, affects, end_agent, parse
+from hil.sim.faults import Charges, Fault, SimClock, end_agent, is_affecting, parse
 from hil.sim.steps import SimSteps
 
 # The operator Cast supports bfloat16 since this opset.
@@ -39,7 +39,7 @@ _BFLOAT16_OPSET = 13
 _ELSEWHERE = "another-device"
 # Number of nodes to assume if a runtime does not report nodes. The ``fallback`` fault reports a share of them on a
 # different device.
-_LEAST_NODES = 10
+_MIN_NODES = 10
 # Faulty profiling tools. This tool crashes by reading address 0, because children of a sandboxed worker cannot send
 # signals, even to themselves.
 _CRASHES = f"""#!/bin/sh
@@ -53,13 +53,13 @@ def __getattr__(name: str) -> type[SimRuntime]:
     """Return the simulated runtime for references such as ``hil.sim.runtime:iree``."""
     if name not in RUNTIMES:
         raise AttributeError(f"runtime {name!r} is not simulated")
-    return _simulated(name)
+    return _make_simulated(name)
 
 
 @functools.cache
-def _simulated(name: str) -> type[SimRuntime]:
+def _make_simulated(name: str) -> type[SimRuntime]:
     kind = resolve(RUNTIMES[name].simulator)
-    return type(kind.__name__, (kind,), {"real": resolve(known()[name])})
+    return type(kind.__name__, (kind,), {"real": resolve(list_runtimes()[name])})
 
 
 class SimRuntime:
@@ -83,9 +83,9 @@ class SimRuntime:
         self._store = store
         self._arithmetic = options.get("arithmetic") or FLOAT32
 
-    def next_factor(self) -> float:
+    def compute_next_factor(self) -> float:
         """Return the factor by which the device's conditions slow down the next run."""
-        return self._conditions.next_factor()
+        return self._conditions.compute_next_factor()
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class SimRuntime:
 
     def load(self, folder: Path, main: str, device: str, function: str) -> SimProgram:
         """Load with the real runtime, and trigger the faults of the load."""
-        faults = [fault for fault in self._faults if affects(fault, folder / main)]
+        faults = [fault for fault in self._faults if is_affecting(fault, folder / main)]
         self.trigger_at("load", faults)
         if self._arithmetic != FLOAT32:
-            main = self.in_arithmetic(folder, main, self._arithmetic)
+            main = self.convert_arithmetic(folder, main, self._arithmetic)
         reloaded = any(fault.keys.get("when") == "reload" for fault in faults) and not self._charges.is_first(
             f"load.{digest_file(folder / main).replace(':', '-')}"
         )
@@ -120,7 +120,7 @@ class SimRuntime:
                     raise UsageError("fault corrupt: when=profile needs a runtime with a profiler that returns outputs")
         return SimProgram(self, program, faults, reloaded=reloaded, size=size)
 
-    def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
+    def convert_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Convert the program to an arithmetic. Return the main file, relative to the directory.
 
         The default does nothing: for compiled programs, the board's compile flags select the arithmetic.
@@ -152,11 +152,11 @@ class SimRuntime:
         faults = [fault for fault in self._faults if fault.name == "profile"]
         return next((str(fault.keys["how"]) for fault in faults if self._charges.should_fire(fault)), "")
 
-    def displaced(self, placement: Placement | None) -> Placement | None:
+    def displace(self, placement: Placement | None) -> Placement | None:
         """Report a share of the program's nodes on a different device, if the ``fallback`` fault is set."""
         for fault in self._faults:
             if fault.name == "fallback" and self._charges.should_fire(fault):
-                return _displaced(placement or (), fault.keys["share"])
+                return _displace(placement or (), fault.keys["share"])
         return placement
 
     def corrupt(
@@ -183,10 +183,10 @@ class SimRuntime:
         for fault in faults:
             if fault.name != "corrupt":
                 continue
-            position = _position(fault, outputs)
+            position = _find_position(fault, outputs)
             met = {"always": True, "reload": reloaded, "profile": profiled}[fault.keys["when"]]
-            if position is not None and met and _strikes(fault, number) and self._charges.should_fire(fault):
-                damaged[position] = _flipped(damaged[position], fault.keys["elements"])
+            if position is not None and met and _is_striking(fault, number) and self._charges.should_fire(fault):
+                damaged[position] = _flip(damaged[position], fault.keys["elements"])
         return damaged
 
     def _trigger(self, fault: Fault) -> None:
@@ -211,7 +211,7 @@ def _hang() -> NoReturn:
 class SimOnnxRuntime(SimRuntime):
     """ONNX Runtime on a simulated device. The device's arithmetic is written into the model when it is loaded."""
 
-    def in_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
+    def convert_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Rewrite the model for the arithmetic.
 
         The new model is in memory until this process ends: a sandboxed worker cannot write to the program's directory.
@@ -269,7 +269,7 @@ class SimProgram:
     def run(self) -> None:
         """Run the real program, and trigger the faults of the run."""
         self.trigger()
-        with self._slowed():
+        with self._slow_down():
             self._inner.run()
 
     def _open_function(self, name: str) -> SimProgram:
@@ -291,20 +291,20 @@ class SimProgram:
 
     def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Call the real program once, after :meth:`trigger`. With the ``corrupt`` fault, the values are arrays."""
-        with self._slowed():
-            values = as_step_program(self._inner).step(inputs)
+        with self._slow_down():
+            values = make_step_program(self._inner).step(inputs)
         if not any(fault.name == "corrupt" for fault in self._faults):
             return values
-        return self._corrupted([self.to_array(place, value) for place, value in enumerate(values)], profiled=False)
+        return self._corrupt([self.to_array(place, value) for place, value in enumerate(values)], profiled=False)
 
     def to_array(self, place: int, value: Any) -> Array:
         """Return a value of a step as an array. A fault may have converted the value already."""
-        return value if isinstance(value, np.ndarray) else as_step_program(self._inner).to_array(place, value)
+        return value if isinstance(value, np.ndarray) else make_step_program(self._inner).to_array(place, value)
 
     @contextlib.contextmanager
-    def _slowed(self) -> Iterator[None]:
+    def _slow_down(self) -> Iterator[None]:
         """Extend a run by the ``slowdown`` and ``pace`` faults, and by the device's conditions."""
-        conditions = self._runtime.next_factor()
+        conditions = self._runtime.compute_next_factor()
         factor = self._slowdown * conditions
         start = time.perf_counter_ns()
         yield
@@ -327,7 +327,7 @@ class SimProgram:
 
         def check_corrupted(arrays: Sequence[Array]) -> None:
             self._runs += 1
-            check(self._corrupted(arrays, profiled=True))
+            check(self._corrupt(arrays, profiled=True))
 
         files: list[Path] = self._inner.profile(warmup, iterations, folder, tool, check_corrupted)
         if how == "truncate":
@@ -344,21 +344,21 @@ class SimProgram:
         """Return the real program's placement, changed by the ``fallback`` fault."""
         real = self._inner.placement() if hasattr(self._inner, "placement") else None
         if self._placed is None or real != self._real:
-            self._real, self._placed = real, self._runtime.displaced(real)
+            self._real, self._placed = real, self._runtime.displace(real)
         return self._placed
 
     def fetch(self) -> list[Array]:
         """Return the real program's outputs, changed by the ``corrupt`` fault."""
-        return self._corrupted(self._inner.fetch(), profiled=False)
+        return self._corrupt(self._inner.fetch(), profiled=False)
 
-    def _corrupted(self, arrays: Sequence[Array], *, profiled: bool) -> list[Array]:
+    def _corrupt(self, arrays: Sequence[Array], *, profiled: bool) -> list[Array]:
         number = self._runs - 1
         return self._runtime.corrupt(
             arrays, self.outputs, number, self._faults, reloaded=self._reloaded, profiled=profiled
         )
 
 
-def _strikes(fault: Fault, number: int) -> bool:
+def _is_striking(fault: Fault, number: int) -> bool:
     """Return True if the ``corrupt`` fault applies to this run."""
     if fault.keys["iteration"] not in (-1, number):
         return False
@@ -366,8 +366,8 @@ def _strikes(fault: Fault, number: int) -> bool:
     return bool(share == 1 or random.Random(f"{fault.keys['seed']}:{number}").random() < share)
 
 
-def _displaced(real: Placement, share: float) -> Placement:
-    nodes = max(sum(part.nodes for part in real), _LEAST_NODES)
+def _displace(real: Placement, share: float) -> Placement:
+    nodes = max(sum(part.nodes for part in real), _MIN_NODES)
     moved = max(1, round(nodes * share))
     there = tuple(Part(part.device, nodes - moved) for part in real[:1] if moved < nodes)
     return (*there, Part.of(_ELSEWHERE, [f"node {number}" for number in range(moved)], elsewhere=True))
@@ -375,12 +375,14 @@ def _displaced(real: Placement, share: float) -> Placement:
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
     """Reject a fault that can never affect this program. Otherwise, a run would pass without the configured fault."""
-    names, which = _names(outputs), fault.keys["output"]
-    position = _position(fault, outputs)
+    names, which = _list_names(outputs), fault.keys["output"]
+    position = _find_position(fault, outputs)
     if position is None:
         if fault.keys["others"] == "spare":
             return
-        there = one_of((f"{number} ({name})" for number, name in enumerate(names)), "use output=N with one of: ")
+        there = format_expected(
+            (f"{number} ({name})" for number, name in enumerate(names)), "use output=N with one of: "
+        )
         raise UsageError(
             f"fault corrupt: output {which} not found in the program",
             hint=f"{there}{there and '; or '}add others=spare to ignore programs without this output",
@@ -391,19 +393,19 @@ def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:
         )
 
 
-def _position(fault: Fault, outputs: Sequence[TensorSpec]) -> int | None:
+def _find_position(fault: Fault, outputs: Sequence[TensorSpec]) -> int | None:
     """Return the index of the output that the fault changes, or None if the program does not have it."""
-    names, which = _names(outputs), fault.keys["output"]
+    names, which = _list_names(outputs), fault.keys["output"]
     if isinstance(which, str):
         return names.index(which) if which in names else None
     return which if which < len(names) else None
 
 
-def _names(outputs: Sequence[TensorSpec]) -> list[str]:
+def _list_names(outputs: Sequence[TensorSpec]) -> list[str]:
     return [spec.name.removeprefix(SCALAR_PREFIX) for spec in outputs]
 
 
-def _flipped(array: Array, elements: int) -> Array:
+def _flip(array: Array, elements: int) -> Array:
     """Return a copy with the top bits of evenly spread elements flipped."""
     damaged = np.array(array)
     if not damaged.size:

@@ -10,7 +10,7 @@ from support.links import AGENTS, Reached, reach
 
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.deploy.wheels import iree_tool
+from hil.controller.devices.deploy.wheels import fetch_iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.files import digest_file
 
@@ -65,7 +65,7 @@ def profiler(reached: Reached) -> Callable[[AgentClient, str], str]:
         shown = next(one for one in client.describe().runtimes if one.name == runtime)
         if not shown.profile_tool:
             return ""
-        path = iree_tool(shown.profile_tool, reached.arch, version=shown.version, cache=Cache(), board="contract")
+        path = fetch_iree_tool(shown.profile_tool, reached.arch, version=shown.version, cache=Cache(), board="contract")
         digest = digest_file(path)
         client.put({name: (path, have) for name, have in client.missing([digest]).items()})
         return digest

@@ -16,7 +16,7 @@ from support.step_programs import logits_of, save_summing_model, step_function
 from hil import errors
 from hil.controller.devices.agent_client.call import CallFailed
 from hil.core import steps
-from hil.core.clock import DRIFT_MOST, fit
+from hil.core.clock import MAX_DRIFT, fit
 from hil.core.digest import digest_of
 from hil.core.steps import PromptFunction, StepRule, StepsPlan
 from hil.protocol import wire_errors
@@ -297,7 +297,7 @@ def test_agent_ends_uploads_with_session(connect, client):
     with pytest.raises(CallFailed) as caught:
         call.send(next_one)
         call.receive()
-    assert type(wire_errors.from_bytes(caught.value.error)) is errors.SessionEnded
+    assert type(wire_errors.decode_error(caught.value.error)) is errors.SessionEnded
 
 
 @pytest.mark.ci
@@ -346,7 +346,7 @@ def test_agent_clock_error_below_half_round_trip(connect):
     found = fit(pings)
     # The bound covers the first and the last ping, and rounding to the host's longer nanoseconds.
     since = pings[-1].received_ns - pings[0].sent_ns
-    most = min(ping.round_trip_ns for ping in pings) / 2 + DRIFT_MOST * since
+    most = min(ping.round_trip_ns for ping in pings) / 2 + MAX_DRIFT * since
     assert found.error_ns <= 1.003 * most + 4
     assert found.jumped_ns == 0
     assert all(ping.sent_ns < ping.received_ns for ping in pings)

@@ -17,7 +17,7 @@ from hil import errors
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import open_board
-from hil.controller.devices.choosing.board_resolver import capabilities_of, choose
+from hil.controller.devices.choosing.board_resolver import choose, read_capabilities
 from hil.controller.devices.links.link import Capabilities
 from hil.core.board_config import RuntimeCommand
 from hil.core.files import digest_file
@@ -64,7 +64,7 @@ def choice(reached: Reached) -> BoardChoice:
 
 @pytest.fixture(scope="module")
 def capabilities(choice: BoardChoice) -> Capabilities:
-    return capabilities_of(choice)
+    return read_capabilities(choice)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from hil.controller.devices.agent_client.calls import AgentCalls
 from hil.controller.devices.agent_client.connection import AgentConnection
 from hil.controller.devices.agent_client.data_stream import DataStream
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.scratch import make_folder, remove_tree
 from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.data_connection import DATA, END, MESSAGE, READY, ConnectionBroken, Frames
 from hil.protocol.v1 import agent_pb2 as pb
@@ -56,7 +56,7 @@ class Services:
 
     def get(self, request: Any, context: Any) -> Iterator[Any]:
         yield pb.GetReply(start=pb.GetStart(size=len(BLOB)))
-        yield from wire.pieces(memoryview(BLOB))
+        yield from wire.split_pieces(memoryview(BLOB))
 
     def put(self, requests: Iterator[Any], context: Any) -> Iterator[pb.PutReply]:
         for message in requests:
@@ -82,7 +82,7 @@ class Services:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = new_folder("hil-calls-", for_sockets=True)
+    made = make_folder("hil-calls-", for_sockets=True)
     yield made
     remove_tree(made)
 
@@ -160,7 +160,7 @@ def calls(serve: Callable[..., Any], connect: Callable[..., AgentCalls]) -> Agen
 
 
 def error_of(failed: CallFailed) -> errors.HilError | None:
-    return wire_errors.from_bytes(failed.error)
+    return wire_errors.decode_error(failed.error)
 
 
 def ask(calls: AgentCalls, session: Session, *digests: str) -> Call:
@@ -370,7 +370,7 @@ def test_call_without_progress_exceeds_deadline(calls, session, folder):
         )
         began = time.monotonic()
         with pytest.raises(CallFailed) as caught:
-            connection._answered("Missing", pb.MissingRequest(digests=["wait"]), 0.5)
+            connection._call_unary("Missing", pb.MissingRequest(digests=["wait"]), 0.5)
     assert caught.value.code == "DEADLINE_EXCEEDED"
     assert 0.2 < time.monotonic() - began < 20
 

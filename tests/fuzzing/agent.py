@@ -38,7 +38,7 @@ def seeds() -> list[bytes]:
         pb.Tensor(name=name, dtype="int64", shape=[len(one)], inline=np.array(one, np.int64).tobytes())
         for name, one in (("prompt", [1, 4, 2]), ("forced", [3, 0]), ("other_prompt", []))
     ]
-    steps = wire_steps.steps_to_message(
+    steps = wire_steps.encode_steps(
         StepsPlan(
             ((0, StepRule.TOKENS),),
             ((1, 0),),
@@ -126,7 +126,7 @@ class Victim:
         """What a caller of each kind says of itself."""
         return {"session": metadata_of(self._client), "none": []}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """See that it lives and stays within bounds.
 
         Raises:
@@ -216,7 +216,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
         server.sent = 0
         try:
             server.send(data, victim.metadata())
-            victim.look()
+            victim.refresh()
             if count % _CHECK_EVERY == 0:
                 victim.use()
         except Broken:

@@ -209,7 +209,7 @@ class Server:
             self.kinds.add(f"{name} {error}")
 
     def _look(self, name: str, error: Any) -> None:
-        found = grpc_calls.typed_error(error)
+        found = grpc_calls.decode_error(error)
         code = error.code().name
         kind = type(found).__name__ if found else ""
         self.kinds.add(f"{name} {code} {kind} {found.message[:15] if found else ''}")

@@ -38,7 +38,7 @@ _ANSWERS: list[Any] = [
 
 
 def _framed(value: Any, numbers: Sequence[int] = ()) -> bytes:
-    body = ipc.joined(numbers, ipc.encode(value))
+    body = ipc.join_message(numbers, ipc.encode(value))
     return _FRAME.pack(len(body)) + body
 
 
@@ -151,7 +151,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
         def has(self, runtime: str, device: str) -> bool:
             return True
 
-        def missing_device(self, runtime: str, device: str) -> None:
+        def check_device(self, runtime: str, device: str) -> None:
             return None
 
         def refill(self, runtime: str, device: str) -> None:
@@ -175,8 +175,8 @@ def _opened(folder: Path) -> Iterator[Attempt]:
             reply = programs.load(session, load)
             kinds.append("loaded")
             start.program_id = reply.program_id
-            with programs.called(session, start, lambda: True) as loaded:
-                reply, _, ended = programs.invoke(loaded, programs.incoming(loaded, start), start)
+            with programs.lock_program(session, start, lambda: True) as loaded:
+                reply, _, ended = programs.invoke(loaded, programs.reserve_inputs(loaded, start), start)
                 ended()
             reply.SerializeToString()
             kinds.append("ran")

@@ -62,7 +62,7 @@ def _jobs() -> list[bytes]:
 @contextlib.contextmanager
 def _parcels(folder: Path) -> Iterator[Attempt]:
     """Reads a job's options as the host of its board does."""
-    from hil.controller.farm.job_files import inside, job_of, key_of, request_of
+    from hil.controller.farm.job_files import find_key, rebuild_job, request_of, resolve_inside
     from hil.controller.pipeline.settings.options import Job
 
     for name, content in _FILES.items():
@@ -70,12 +70,12 @@ def _parcels(folder: Path) -> Iterator[Attempt]:
         (folder / name).write_bytes(content)
 
     def attempt(data: bytes) -> Tried:
-        from hil.controller.farm.rpc import json_object
+        from hil.controller.farm.rpc import decode_json_object
         from hil.protocol.v1 import farm_pb2 as pb
 
-        options = json_object(pb.Json(text=data), "options")  # as a grant carries them
+        options = decode_json_object(pb.Json(text=data), "options")  # as a grant carries them
         kinds = []
-        for name, read in (("job", job_of), ("key", key_of), ("suite", request_of)):
+        for name, read in (("job", rebuild_job), ("key", find_key), ("suite", request_of)):
             try:
                 found = read(options, folder)
                 kinds.append(name)
@@ -87,7 +87,7 @@ def _parcels(folder: Path) -> Iterator[Attempt]:
                 str(error).encode()
                 kinds.append(f"{name} {error.message[:30]}")
         with contextlib.suppress(UsageError):
-            inside(folder, data.decode(errors="replace"))
+            resolve_inside(folder, data.decode(errors="replace"))
         return Tried(4, tuple(kinds))
 
     yield attempt
@@ -134,7 +134,7 @@ def _rows() -> list[bytes]:
 def _answers(folder: Path) -> Iterator[Attempt]:
     """Reads a gateway's answer as a command that fetches results does."""
     from hil.controller.farm.client.client import FarmClient
-    from hil.controller.farm.client.results import fetch_run, merge, outcomes
+    from hil.controller.farm.client.results import fetch_run, merge, read_outcomes
     from hil.protocol.v1 import farm_pb2 as pb
 
     def attempt(data: bytes) -> Tried:
@@ -154,7 +154,7 @@ def _answers(folder: Path) -> Iterator[Attempt]:
                 return None
 
         attempted("ask", lambda: client.ask("jobs"))
-        ended = attempted("outcomes", lambda: outcomes(client, "1"))
+        ended = attempted("outcomes", lambda: read_outcomes(client, "1"))
         for one in ended or ():
             attempted("run", lambda one=one: fetch_run(client, one, folder / "run"))
         if ended and len(data) % 4 == 0:  # it writes a suite's reports, which takes long

@@ -57,15 +57,15 @@ def described(describe: Callable[..., dict[str, Any]]) -> Callable[[Path], None]
     def read(path: Path) -> None:
         import json
 
-        from hil.controller.models.importers import _external, _specs
+        from hil.controller.models.importers import _make_specs, _resolve_external
         from hil.core.tensors import check_names
         from hil.errors import LoadFailed
 
         found = json.loads(json.dumps(describe(str(path), "", {})))
         with contextlib.suppress(LoadFailed):  # which import_model makes an ImportFailed
-            check_names(_specs(found["inputs"]) or (), _specs(found["outputs"]) or ())
+            check_names(_make_specs(found["inputs"]) or (), _make_specs(found["outputs"]) or ())
         for file in found["external"]:
-            _external(path, file)
+            _resolve_external(path, file)
         {key: (float(low), float(high)) for key, (low, high) in found["ranges"].items()}
 
     return read
@@ -98,7 +98,7 @@ def change_bundle(data: bytes, rng: Random) -> bytes:
     """Change a bundle's manifest or a blob of it, and set right what follows from that; or its bytes."""
     import json
 
-    from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
+    from hil.bundles.layout import HEADER_BYTES, Head, align_offset, encode_canonical_json
     from hil.core.digest import digest_of
 
     if rng.random() < 0.25:
@@ -106,10 +106,10 @@ def change_bundle(data: bytes, rng: Random) -> bytes:
     try:
         _, _, size, count = struct.unpack_from("<IIQQ", data, 8)
         document = json.loads(data[HEADER_BYTES : HEADER_BYTES + count])
-        at, blobs = aligned(HEADER_BYTES + count), []
+        at, blobs = align_offset(HEADER_BYTES + count), []
         for item in document["blobs"][:100]:
             blobs.append(data[at : at + item["size"]])
-            at += aligned(item["size"])
+            at += align_offset(item["size"])
     except (ValueError, KeyError, TypeError, struct.error, RecursionError):
         return mutate.havoc(data, rng)
     if rng.random() < 0.3 and blobs:
@@ -122,11 +122,11 @@ def change_bundle(data: bytes, rng: Random) -> bytes:
     if rng.random() < 0.8:
         document = mutate.tree(document, rng)
     try:
-        text = canonical_json(document)
+        text = encode_canonical_json(document)
     except (ValueError, TypeError, RecursionError):
         text = mutate.json_bytes(data[HEADER_BYTES : HEADER_BYTES + count], rng)
-    size = aligned(HEADER_BYTES + len(text)) + sum(aligned(len(blob)) for blob in blobs)
-    return Head(size, text).to_bytes() + b"".join(blob.ljust(aligned(len(blob)), b"\0") for blob in blobs)
+    size = align_offset(HEADER_BYTES + len(text)) + sum(align_offset(len(blob)) for blob in blobs)
+    return Head(size, text).to_bytes() + b"".join(blob.ljust(align_offset(len(blob)), b"\0") for blob in blobs)
 
 
 def _read_bundle(path: Path) -> None:

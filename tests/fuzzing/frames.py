@@ -172,7 +172,7 @@ def _agent(folder: Path) -> Iterator[Attempt]:
             answered = b"".join(iter(lambda: far.recv(1 << 20), b""))
         kinds = []
         for kind, content in _split(answered):
-            error = wire_errors.from_bytes(content) if kind == END else None
+            error = wire_errors.decode_error(content) if kind == END else None
             if isinstance(error, BoardError) and error.message.startswith("the agent failed"):
                 raise Broken(f"it failed: {error.message}\n{error.detail}")
             kinds.append(f"{kind} {type(error).__name__ if error else ''} {error.message[:25] if error else ''}")
@@ -313,21 +313,21 @@ def _uplink_kinds(call: int, kind: int) -> type[Message] | None:
 class _Listener:
     """What a worker does with what the farm says, as far as reading goes."""
 
-    def card(self) -> Any: ...
+    def get_card(self) -> Any: ...
 
-    def leases(self) -> list[int]:
+    def list_leases(self) -> list[int]:
         return []
 
-    def granted(self, grant: Any) -> None:
+    def queue_grant(self, grant: Any) -> None:
         str(grant)
 
-    def ended(self, lease: int, reason: str) -> None:
+    def cancel_lease(self, lease: int, reason: str) -> None:
         str(reason)
 
-    def dialled(self, dial: Any, gateway: str) -> None:
+    def open_dial(self, dial: Any, gateway: str) -> None:
         str(gateway)
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         text.encode()
 
 
@@ -398,7 +398,7 @@ def _uplink(folder: Path) -> Iterator[Attempt]:
         call = uplink_call.UplinkCall(folder / "uplink", method)
         with contextlib.closing(call):
             kinds = []
-            for message in call.replies():
+            for message in call.iter_replies():
                 if method == "Attend":
                     stream._dispatch_message(message, call.gateway)
                 kinds.append(message.WhichOneof("kind") if method == "Attend" else "reply")

@@ -85,8 +85,8 @@ def _study_seeds() -> list[bytes]:
 def _study(folder: Path) -> Iterator[Attempt]:
     """A study's list of experiments, and the record that an interrupted one left."""
     from hil.controller.records.study import StudyRow, make_study
-    from hil.controller.workloads.study.record import LIST, MODEL, exit_code, read_study, summary, taken_over
-    from hil.controller.workloads.study.show import failures, markdown, terminal_table
+    from hil.controller.workloads.study.record import LIST, MODEL, exit_code, merge_rows, read_study, summarize_rows
+    from hil.controller.workloads.study.show import format_markdown, list_failures, make_terminal_table
     from hil.core.bounded_json import parse_json
 
     for name in "ab":
@@ -107,15 +107,15 @@ def _study(folder: Path) -> Iterator[Attempt]:
             str(error).encode()
             kinds.append(f"list {error.message.rpartition(':')[2][:20]}")
         try:
-            rows = taken_over(make_study(parse_json(data)).rows, asked)
+            rows = merge_rows(make_study(parse_json(data)).rows, asked)
         except UsageError as error:
             kinds.append(f"rows {error.message.rpartition('`')[2][:20]}")
         except ValueError as error:  # hil reports it as a UsageError
             kinds.append(f"rows {type(error).__name__}")
         else:
-            kinds.append(f"{summary(rows)} {exit_code(rows, False)} {len(failures(rows))}"[:60])
-            terminal_table(rows)
-            markdown(rows).encode(errors="surrogatepass")
+            kinds.append(f"{summarize_rows(rows)} {exit_code(rows, False)} {len(list_failures(rows))}"[:60])
+            make_terminal_table(rows)
+            format_markdown(rows).encode(errors="surrogatepass")
         return Tried(2, tuple(kinds))
 
     yield attempt

@@ -200,7 +200,7 @@ _FLAG_WORDS = [
 
 
 def _read_flags(path: Path) -> None:
-    from hil.controller.backends.references.expected import expected_result
+    from hil.controller.backends.references.expected import read_expected
     from hil.controller.models.inputs import make_inputs
     from hil.controller.pipeline.settings.flagfiles import parse_flagfile
     from hil.core.tensors import TensorSpec
@@ -209,7 +209,7 @@ def _read_flags(path: Path) -> None:
     specs = [TensorSpec(f"x{number}", "float32", (None, None)) for number in range(len(flags.inputs))]
     with contextlib.suppress(UsageError):
         make_inputs(specs, [text for text in flags.inputs if _is_small(text)])
-    expected_result([text for text in flags.expected if _is_small(text)], None)
+    read_expected([text for text in flags.expected if _is_small(text)], None)
 
 
 def _is_small(text: str) -> bool:
@@ -288,22 +288,22 @@ def _board_says(data: bytes) -> Tried:
     """Everything of hil that reads a board's text, on one text."""
     from hil.controller.devices.agentless import scripts
     from hil.controller.devices.deploy import probe
-    from hil.formats.iree_command import times_ns
+    from hil.formats.iree_command import read_times_ns
 
     text = data.decode(errors="replace")
     kinds = []
     seen = probe.parse(text)
     kinds.append(f"probe {sum(bool(value) for value in vars(seen).values())}")
     parts = {"arch": text[:7], "cpuinfo": text, "meminfo": text, "auxv": text}
-    kinds.append(f"machine {sorted(scripts.machine(parts))} {len(scripts.readings(text))}")
-    json.dumps(scripts.readings(text))
+    kinds.append(f"machine {sorted(scripts.parse_machine(parts))} {len(scripts.parse_readings(text))}")
+    json.dumps(scripts.parse_readings(text))
     kinds.append(
         type(
-            scripts.failure(scripts.CommandEnd("exit", len(data) % 256, 0, (), text), text, "iree-run-module")
+            scripts.make_failure(scripts.CommandEnd("exit", len(data) % 256, 0, (), text), text, "iree-run-module")
         ).__name__
     )
     with contextlib.suppress(ValueError):
-        kinds.append(f"times {len(times_ns(data))}")
+        kinds.append(f"times {len(read_times_ns(data))}")
     return Tried(4, tuple(kinds))
 
 
@@ -340,7 +340,7 @@ def _declares(data: bytes) -> None:
     import dataclasses
 
     fields: dict[str, Any] = {one.name: text for one in dataclasses.fields(Function)}
-    choose_function({"main": Function(**fields)}, "").signature()
+    choose_function({"main": Function(**fields)}, "").make_signature()
 
 
 # ---- what was stored
@@ -428,7 +428,7 @@ def _store(folder: Path) -> Iterator[Attempt]:
     (held / "program" / "m").write_bytes(b"x")
 
     def run() -> None:
-        RunStore(folder).summaries()
+        RunStore(folder).list_summaries()
         RunStore(folder).open(str(held))
 
     readers = {

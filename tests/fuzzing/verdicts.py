@@ -45,18 +45,18 @@ def _open(folder: Path) -> Iterator[Attempt]:
 
 def _mutate(data: bytes, rng: Random) -> bytes:
     """Change a bundle as its own fuzzer does, or its manifest as text; then set right what follows from that."""
-    from hil.bundles.layout import HEADER_BYTES, Head, aligned
+    from hil.bundles.layout import HEADER_BYTES, Head, align_offset
 
     if rng.random() < 0.5 or len(data) < HEADER_BYTES:
         return files.change_bundle(data, rng)
     (count,) = struct.unpack_from("<Q", data, 24)
     text = bytearray(data[HEADER_BYTES : HEADER_BYTES + count])
-    blobs = data[aligned(HEADER_BYTES + count) :] if count < len(data) else b""
+    blobs = data[align_offset(HEADER_BYTES + count) :] if count < len(data) else b""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(text) + 1)
         cut = rng.choice((0, 0, 1, 2, rng.randint(0, 20)))
         text[at : at + cut] = rng.choice((rng.choice(_WORDS), bytes([rng.randrange(32, 127)]), b""))
-    size = aligned(HEADER_BYTES + len(text)) + len(blobs)
+    size = align_offset(HEADER_BYTES + len(text)) + len(blobs)
     return Head(size, bytes(text)).to_bytes() + blobs
 
 

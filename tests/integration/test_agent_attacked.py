@@ -24,7 +24,7 @@ from support.slow import slow_except
 from support.waiting import eventually
 
 from hil import errors
-from hil.agent.admission import FIRST_MESSAGE_S, SILENT_CALLS
+from hil.agent.admission import FIRST_MESSAGE_SECONDS, SILENT_CALLS
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.protocol import grpc_calls, wire
@@ -155,7 +155,7 @@ def test_agent_serves_clients_despite_silent_calls(start, path):
         time.sleep(0.5)
         assert_everybody_gets_in(board, fence=5)
         # The latest admitted calls still wait for their first message. Admission order may differ from start order.
-        late = time.monotonic() - begun > FIRST_MESSAGE_S - 1
+        late = time.monotonic() - begun > FIRST_MESSAGE_SECONDS - 1
         assert late or not all(call.done() for call in kept) or path.endswith("Missing")
 
 
@@ -202,7 +202,7 @@ def invoking(client: AgentClient, program: str, iterations: int) -> list[Any]:
     """Begin many calls of a program that never ends."""
     start = pb.InvokeStart(program_id=program, iterations=iterations, timeout_s=600)
     for name in ("a", "b"):
-        start.inputs.append(wire.tensor_to_message(name, "float32", X.shape, memoryview(X).cast("B"))[0])
+        start.inputs.append(wire.encode_tensor(name, "float32", X.shape, memoryview(X).cast("B"))[0])
     message = pb.InvokeRequest(start=start)
     return [
         stub_of(client).Invoke(itertools.chain([message], silence()), metadata=metadata_of(client)) for _ in range(MANY)
@@ -244,7 +244,7 @@ def test_agent_frees_threads_of_cancelled_calls(hung):
 
 
 def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    error = grpc_calls.typed_error(call)
+    error = grpc_calls.decode_error(call)
     return call.code(), type(error).__name__
 
 
@@ -526,12 +526,12 @@ def test_agent_rejects_announced_sizes_before_allocation(board, add_programs):
         for size in (2**63, most + 1):
             with pytest.raises(grpc.RpcError) as refused:
                 next(announce(programs[0], size))
-            assert grpc_calls.typed_error(refused.value).message.startswith("the inputs need")
+            assert grpc_calls.decode_error(refused.value).message.startswith("the inputs need")
         kept = announce(programs[0], most * 2 // 3)
         time.sleep(1)
         with pytest.raises(grpc.RpcError) as refused:
             next(announce(programs[1], most * 2 // 3))
-        assert "in addition to" in grpc_calls.typed_error(refused.value).message
+        assert "in addition to" in grpc_calls.decode_error(refused.value).message
         assert not kept.done() and board.memory < before + (40 << 20)
 
 

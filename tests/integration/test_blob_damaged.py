@@ -104,9 +104,9 @@ def cut_upload(client: AgentClient, number: int, size: int) -> None:
     def messages():
         yield pb.PutRequest(start=pb.PutStart(digest=digest_of(b"%d" % number), size=size + 1))
         for _ in range(size // MIB):
-            yield from wire.pieces(memoryview(b"x" * MIB))
+            yield from wire.split_pieces(memoryview(b"x" * MIB))
 
-    with pytest.raises(errors.HilError), client._seam():
+    with pytest.raises(errors.HilError), client._translate_errors():
         replies = stub_of(client).Put(messages(), metadata=metadata_of(client))
         list(replies)
         raise errors.BoardLost("broken off")

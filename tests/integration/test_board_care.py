@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.schemas import check_document
 
-from hil.controller.backends.targets import iree_target
+from hil.controller.backends.targets import choose_iree_target
 from tools.virtual_board import VirtualBoard
 
 F16_MATMUL = """
@@ -347,7 +347,7 @@ def test_run_does_not_reset_board_after_refusal(hil, board_x86, tmp_path, doubli
 def test_run_targets_arm_board_and_explains_newer_cpu_crash(hil, board_aarch64, tmp_path):
     known = valid(hil("board", "info", *at(board_aarch64), "--json"), "info")["info"]["machine"]
     assert known["arch"] == "aarch64"
-    assert iree_target(known).cpu == "cortex-a53"
+    assert choose_iree_target(known).cpu == "cortex-a53"
     assert "avx2" not in known["cpu_features"]
 
     model = tmp_path / "f16.mlir"

@@ -88,6 +88,6 @@ def test_run_prompts_for_key_passphrase(board, environment, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "sesame", "-f", key], check=True)
     command = ["-m", "hil.controller.cli.main", "run", DIGITS_CNN, *to(board, key)]
     with terminal(*command, cwd=tmp_path, env=environment) as asked:
-        asked.answer(f"Enter passphrase for key '{key}': ".encode(), b"sesame")
+        asked.receive_answer(f"Enter passphrase for key '{key}': ".encode(), b"sesame")
         assert asked.ended(240) == 0
     assert b"PASS" in asked.shown and b"sesame" not in asked.shown and asked.shown.count(b"Enter passphrase") == 1

@@ -16,7 +16,7 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.devices.power import answering
+from hil.controller.devices.power import connect_with_retry
 from hil.core.results import Artifact
 from hil.errors import BoardUnfit
 from tools.virtual_board import VirtualBoard
@@ -134,7 +134,7 @@ def test_clock_fit_handles_offset_and_drift_of_virtual_machine(make_board: MakeB
     program = artifact(compile_mlir(tmp_path / "add.mlir", "aarch64", tmp_path / "add.vmfb"))
     choice = choose(machine.address, identity=machine.identity, known_hosts=machine.known_hosts)
     # On an emulated machine the first import of IREE may take longer than the agent timeout.
-    with answering(lambda: connect_board(choice), 300) as board:
+    with connect_with_retry(lambda: connect_board(choice), 300) as board:
         board.push(program)
         with board.load(program) as loaded:
             seen = [look(machine)]

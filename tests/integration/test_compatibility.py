@@ -16,7 +16,7 @@ from support.slow import slow_except
 from support.waiting import eventually
 
 from hil.core import own_version
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.protocol.versions import FARM_PROTOCOL
 from hil.protocol.wire import PROTOCOL
 
@@ -71,7 +71,7 @@ def running_farm(gateway: Release, host: Release) -> Iterator[dict[str, str]]:
             token = gateway.hil("farm", "token", "add", "lab", "--role", "host", cwd=Path(folder), **own).out.strip()
             user = {"HIL_FARM": f"unix:{home}/gateway.sock", "HIL_FARM_TOKEN": (home / "token").read_text().strip()}
             variables = {**host.environment, **user, "HIL_FARM_TOKEN": token, "HIL_FARM_HOME": str(elsewhere)}
-            command = module_command("hil", "farm", "host", "--name", "other", "--sim", "1")
+            command = make_module_command("hil", "farm", "host", "--name", "other", "--sim", "1")
             process = subprocess.Popen(command, env=variables, cwd=folder, stdin=subprocess.DEVNULL)
             try:
                 eventually(lambda: is_online(gateway, user), every_s=1.0, process=process)

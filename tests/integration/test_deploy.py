@@ -320,7 +320,7 @@ def test_clean_refuses_while_agent_in_use(make_board: MakeBoard, log_in: LogIn):
 
     with pytest.raises(BoardBusy):
         probe.clean(shell, "")
-    assert probe.status(shell, "").build == place.build
+    assert probe.read_status(shell, "").build == place.build
 
     client.close()
     tunnel.close()

@@ -152,7 +152,9 @@ def test_traces_report_fallback(tmp_path, shared_cache, monkeypatch):
 def test_agent_verify_reports_fallback(bundle, capsys, monkeypatch):
     from hil.agent import runtimes, verify
 
-    monkeypatch.setattr(runtimes, "known", lambda: {"onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime"})
+    monkeypatch.setattr(
+        runtimes, "list_runtimes", lambda: {"onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime"}
+    )
     assert verify.main([str(bundle), "--device", "AzureExecutionProvider", "--json"]) == 3
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     assert (case["outcome"], case["error"]["kind"]) == ("FALLBACK", "RanElsewhere")

@@ -45,7 +45,7 @@ class Workers:
         desk = self._desk
         while lease := await desk.queue.fetch([board]):
             async with desk.db.transaction() as tx:
-                [grant] = await leases.grants_of(tx, lease, desk.settings)
+                [grant] = await leases.read_grants(tx, lease, desk.settings)
             self.ended.append(grant.user)
             async with desk.db.transaction() as tx:
                 worker = f"worker of {board}"

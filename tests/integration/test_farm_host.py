@@ -25,7 +25,7 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
-from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.job_files import pack_run
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.settings import FarmSettings
@@ -81,13 +81,13 @@ def lab(database_server: Server, tmp_path_factory: pytest.TempPathFactory) -> It
             specs = {}
             for name, iterations in (("short", 1), ("long", 100)):
                 job = Job((DIGITS_CNN,), runtime="onnxruntime", iterations=iterations)
-                specs[name], parcel = packed_run(job, model)
-                client.upload(parcel.uploads())
+                specs[name], parcel = pack_run(job, model)
+                client.upload(parcel.list_uploads())
             decoder = save_summing_model(folder / "decoder.onnx")
             (folder / "generate.toml").write_text("[[prompt]]\ntokens = [1, 4, 2]\n")
             job = Job((decoder,), generate=folder / "generate.toml", runtime="onnxruntime", iterations=100)
-            specs["generation"], parcel = packed_run(job, import_model(decoder, isolated=isolated))
-            client.upload(parcel.uploads())
+            specs["generation"], parcel = pack_run(job, import_model(decoder, isolated=isolated))
+            client.upload(parcel.list_uploads())
             digest = digest_file(folder / "broken.onnx")
             client.upload({digest: folder / "broken.onnx"})
             specs["broken"] = JobSpec(Kind.RUN, {"models": ["m.onnx"]}, {"m.onnx": digest})
@@ -243,7 +243,7 @@ def test_farm_regains_board_after_outside_use(lab):
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
 def test_lease_reaches_agent_only_during_lease(lab, near, monkeypatch):
     if not near:
-        monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
+        monkeypatch.setattr(lease_session, "get_machine_id", lambda: "another machine")
     with LeaseSession(lab.address, lease_order("simulated", "a test")) as held:
         assert held.wait(20)
         assert (held.address == held.held.card.direct) is near
@@ -261,7 +261,7 @@ def test_lease_reaches_agent_only_during_lease(lab, near, monkeypatch):
 @pytest.mark.parametrize("near", [True, False], ids=["same machine", "through the farm"])
 def test_lease_session_rejects_other_fences(lab, near, monkeypatch):
     if not near:
-        monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
+        monkeypatch.setattr(lease_session, "get_machine_id", lambda: "another machine")
     lab.ready()
     with LeaseSession(lab.address, lease_order("name=lab-sim-1", "an attack")) as held:
         assert held.wait(20)

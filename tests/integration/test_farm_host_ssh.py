@@ -22,7 +22,7 @@ from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
-from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.job_files import pack_run
 from hil.controller.farm.messages import JobSpec
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.settings import FarmSettings
@@ -60,8 +60,8 @@ def client(farm: tuple[Running, str]) -> Iterator[FarmClient]:
 def spec(client: FarmClient) -> JobSpec:
     model = DIGITS / "digits_cnn.onnx"
     with Isolated(1) as isolated:
-        spec, parcel = packed_run(Job((model,), runtime="onnxruntime"), import_model(model, isolated=isolated))
-    client.upload(parcel.uploads())
+        spec, parcel = pack_run(Job((model,), runtime="onnxruntime"), import_model(model, isolated=isolated))
+    client.upload(parcel.list_uploads())
     return spec
 
 
@@ -96,7 +96,7 @@ def test_farm_runs_job_on_ssh_board(hosts, client, spec):
 
 
 def test_lease_reaches_ssh_board_through_farm(hosts, farm, monkeypatch):
-    monkeypatch.setattr(lease_session, "machine_id", lambda: "another machine")
+    monkeypatch.setattr(lease_session, "get_machine_id", lambda: "another machine")
     with LeaseSession(FarmAddress((farm[0].address,), farm[1]), lease_order("chip=x", "a test")) as held:
         assert held.wait(20)
         agent = AgentClient(AgentEndpoint(held.address), "bench")

@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from hil.controller.devices.power import switch
 from hil.controller.devices.ssh.connect import open_shell
-from hil.controller.farm.labgrid import LabgridPlace, borrowed
+from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.core import board_config
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
@@ -82,7 +82,7 @@ def place_named(config: BoardConfig, **settings: str) -> BoardConfig:
 
 @pytest.mark.slow
 def test_labgrid_acquires_and_releases_place(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
-    with borrowed(config, "bench") as board:
+    with borrow_place(config, "bench") as board:
         assert "hil-farm-bench" in lab.client("who")
         with open_shell(board.connection.address, board.connection, board=board.name, base=tmp_path) as shell:
             assert shell.run(["echo", "here"]).text == "here"
@@ -92,7 +92,7 @@ def test_labgrid_acquires_and_releases_place(config: BoardConfig, lab: Labgrid, 
 @pytest.mark.slow
 def test_labgrid_switches_board_power(config: BoardConfig, outlet: Outlet) -> None:
     before = len(outlet.told)
-    with borrowed(config, "bench") as board:
+    with borrow_place(config, "bench") as board:
         switch(board.power, "off", board=board.name)
         switch(board.power, "cycle", board=board.name)
     assert outlet.told[before:] == ["0", "0", "1"]
@@ -105,7 +105,7 @@ def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgr
     path = tmp_path / "own.toml"
     path.write_text(head.partition("[connection]")[0] + mine + labgrid)
     own = load_board(str(path)).config
-    with borrowed(own, "bench") as board:
+    with borrow_place(own, "bench") as board:
         assert board.connection == own.connection
         assert board.power.hooks["cycle"] == own.power.hooks["cycle"]
         assert board.power.can("off")  # from labgrid
@@ -115,7 +115,7 @@ def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgr
 def test_labgrid_rejects_place_of_other_user(config: BoardConfig, lab: Labgrid) -> None:
     lab.client("-p", "rpi5", "acquire", user="bob")
     try:
-        with pytest.raises(BoardBusy, match=r"already acquired by .*/bob"), borrowed(config, "bench"):
+        with pytest.raises(BoardBusy, match=r"already acquired by .*/bob"), borrow_place(config, "bench"):
             pass
         assert "bob" in lab.client("who")
     finally:
@@ -125,21 +125,21 @@ def test_labgrid_rejects_place_of_other_user(config: BoardConfig, lab: Labgrid) 
 @pytest.mark.slow
 def test_restarted_host_reacquires_labgrid_place(config: BoardConfig, lab: Labgrid) -> None:
     LabgridPlace(config.labgrid, "bench-1", config.name).acquire()  # simulate a host that dies after acquire
-    with pytest.raises(BoardBusy), borrowed(config, "bench-2"):
+    with pytest.raises(BoardBusy), borrow_place(config, "bench-2"):
         pass
-    with borrowed(config, "bench-1") as board:
+    with borrow_place(config, "bench-1") as board:
         assert board.connection.address
-    with borrowed(config, "bench-2"):
+    with borrow_place(config, "bench-2"):
         pass
 
 
 @pytest.mark.slow
 def test_labgrid_detects_kicked_place(config: BoardConfig, lab: Labgrid) -> None:
     place = LabgridPlace(config.labgrid, "bench", config.name)
-    with borrowed(config, "bench") as board:
-        assert place.held()
+    with borrow_place(config, "bench") as board:
+        assert place.is_held()
         lab.client("-p", "rpi5", "release", "--kick")
-        assert not place.held()
+        assert not place.is_held()
         with pytest.raises(Exception, match="failed with exit code 1"):
             switch(board.power, "cycle", board=board.name)
 
@@ -160,14 +160,14 @@ def test_labgrid_detects_kicked_place(config: BoardConfig, lab: Labgrid) -> None
 def test_labgrid_reports_invalid_settings(
     config: BoardConfig, lab: Labgrid, settings: dict[str, str], error: type[Exception], says: str
 ) -> None:
-    with pytest.raises(error, match=says), borrowed(place_named(config, **settings), "bench"):
+    with pytest.raises(error, match=says), borrow_place(place_named(config, **settings), "bench"):
         pass
     assert "hil-farm" not in lab.client("who")
 
 
 @pytest.mark.slow
 def test_labgrid_selects_named_service(config: BoardConfig) -> None:
-    with borrowed(place_named(config, place="two", service="spare"), "bench") as board:
+    with borrow_place(place_named(config, place="two", service="spare"), "bench") as board:
         assert board.connection.address == "root@10.0.0.10"
 
 
@@ -176,7 +176,10 @@ def test_labgrid_reports_lost_exporter_as_unreachable(config: BoardConfig, lab: 
     lab.export("attic", "old:\n  NetworkService: {address: 10.0.0.11, username: root}\n")
     lab.place("old", "attic/old/*")
     lab.stop("attic")
-    with pytest.raises((BoardUnreachable, UsageError)) as raised, borrowed(place_named(config, place="old"), "bench"):
+    with (
+        pytest.raises((BoardUnreachable, UsageError)) as raised,
+        borrow_place(place_named(config, place="old"), "bench"),
+    ):
         pass
     assert raised.type is BoardUnreachable
 
@@ -203,5 +206,5 @@ def test_farm_releases_labgrid_place_at_shutdown(
 @pytest.mark.slow
 def test_board_without_labgrid_stays_unchanged(config: BoardConfig) -> None:
     plain = replace(config, labgrid=board_config.Labgrid())
-    with borrowed(plain, "bench") as board:
+    with borrow_place(plain, "bench") as board:
         assert board is plain

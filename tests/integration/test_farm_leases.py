@@ -22,7 +22,7 @@ import hil as library
 from hil.controller.farm.client import lease_session as holdings
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
-from hil.controller.farm.paths import farm_address
+from hil.controller.farm.paths import choose_farm_address
 from hil.controller.records.farm import FarmBoard, FarmJob
 from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.job import run_suite
@@ -44,7 +44,7 @@ class Farm:
         """Its jobs; a gateway that was killed is waited for."""
 
         def ask() -> list[list[FarmJob]]:
-            with contextlib.suppress(FarmUnreachable), FarmClient(farm_address()) as farm:
+            with contextlib.suppress(FarmUnreachable), FarmClient(choose_farm_address()) as farm:
                 return [farm.ask("jobs")]
             return []
 
@@ -164,7 +164,7 @@ def test_woken_holder_cannot_use_board_after_lease(
 @pytest.mark.parametrize("tunnel", [False, True])
 def test_lease_survives_gateway_kill(real_farm: Farm, monkeypatch: pytest.MonkeyPatch, tunnel: bool) -> None:
     if tunnel:
-        monkeypatch.setattr(holdings, "machine_id", lambda: "another machine")
+        monkeypatch.setattr(holdings, "get_machine_id", lambda: "another machine")
     with library.connect("farm:") as board:
         lease = board.info["lease"]
         assert library.run(MODEL, board, runtime="onnxruntime")
@@ -234,12 +234,12 @@ class Progress:
 def test_tunneled_suite_continues_after_gateway_kill(
     real_farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(holdings, "machine_id", lambda: "another machine")
+    monkeypatch.setattr(holdings, "get_machine_id", lambda: "another machine")
     request = SuiteRequest(str(MODEL.parent), "onnxruntime", ("farm:",), filters=("digits_cnn_l*", "*int8*"), jobs=2)
     screen = Progress(real_farm)
     run = run_suite(request, out=tmp_path / "out", screen=screen)
     assert run.head.exit_code == 0, screen.notes
-    assert {record.outcome for record in run.records()} <= {"PASS", "XFAIL"}
+    assert {record.outcome for record in run.read_records()} <= {"PASS", "XFAIL"}
     assert screen.ended == len(run.head.ids) > 10
     assert set(run.head.boards) <= {board.name for board in _boards()}
     # What could not be told to a gateway that was away ends by itself.
@@ -247,9 +247,9 @@ def test_tunneled_suite_continues_after_gateway_kill(
 
 
 def test_admin_cancels_lease(real_farm: Farm) -> None:
-    with LeaseSession(farm_address(), lease_order("", "a test")) as holding:
+    with LeaseSession(choose_farm_address(), lease_order("", "a test")) as holding:
         assert holding.wait(30)
-        with FarmClient(farm_address()) as farm:
+        with FarmClient(choose_farm_address()) as farm:
             farm.do("cancel", name=holding.held.grant.job)
         assert "cancelled" in holding.ended(60)
         with pytest.raises(FarmError, match="cancelled"):
@@ -257,5 +257,5 @@ def test_admin_cancels_lease(real_farm: Farm) -> None:
 
 
 def _boards() -> list[FarmBoard]:
-    with FarmClient(farm_address()) as farm:
+    with FarmClient(choose_farm_address()) as farm:
         return farm.ask("boards")

@@ -20,7 +20,7 @@ from support.farms import Server, fresh
 from support.gateways import running_gateway, token_of
 from support.waiting import eventually
 
-from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.job_files import pack_run
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.models.importers import import_model
@@ -142,8 +142,8 @@ def test_farm_with_unfit_boards_completes_all_jobs(
             made[name].start(fault)
         with Isolated(1) as isolated:
             job = Job((large_model(tmp_path / "large.onnx"),), runtime="onnxruntime", timeout=10.0)
-            spec, parcel = packed_run(job, import_model(job.models[0], isolated=isolated))
-        farm.upload(parcel.uploads())
+            spec, parcel = pack_run(job, import_model(job.models[0], isolated=isolated))
+        farm.upload(parcel.list_uploads())
         specs: tuple[JobSpec, ...] = (spec,) * 60
         submission, names = farm.submit(Submission("large", specs, max_attempts=2))
         for _ in farm.follow(names):

@@ -15,7 +15,7 @@ from support.slow import slow_except
 
 import hil
 from hil.controller.devices.board import Board
-from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol, load_flow, load_flows
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.board_session import BoardSession
@@ -57,7 +57,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[..., Cas
     def call(flow: Flow, model: Path, inputs: dict[str, Array], samples: list[dict[str, Array]]) -> Case:
         log = tmp_path / "prepare.log"
         path = apply_recipe(flow, model, samples, context, log)
-        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, context, log)
+        atol = flow.atol if flow.quanta is None else compute_quantum_atol(flow, path, context, log)
         options = Options(
             runtime=flow.runtime,
             compiler=flow.compiler,
@@ -71,7 +71,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[..., Cas
         folder = tmp_path / flow.name
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         runner = Runner(context)
-        return runner.whole(runner.begin(path, options, folder), BoardSession(board))
+        return runner.run_on_board(runner.begin(path, options, folder), BoardSession(board))
 
     return call
 
@@ -82,7 +82,8 @@ def random_inputs(model: Path, context: RunContext, seed: int) -> dict[str, Arra
 
 
 @pytest.mark.parametrize(
-    "name", slow_except([name for name, flow in flows().items() if flow.runtime in ("iree", "onnxruntime")], 0, 4, 8)
+    "name",
+    slow_except([name for name, flow in load_flows().items() if flow.runtime in ("iree", "onnxruntime")], 0, 4, 8),
 )
 def test_digits_model_passes_in_every_flow(take, images, name: str):
     flow = load_flow(name)
@@ -129,7 +130,7 @@ def test_poor_calibration_fails_against_plain_model(take, images):
 def test_flow_fails_output_beyond_quantization_steps(take, context, images, tmp_path: Path):
     flow = load_flow(f"onnxruntime-{STATIC}")
     path = apply_recipe(flow, CNN, images[:8], context, tmp_path / "log")
-    atol = quantum_atol(flow, path, context, tmp_path / "log")
+    atol = compute_quantum_atol(flow, path, context, tmp_path / "log")
     right = take(flow, CNN, images[40], images[:8])
     (answer,) = right.references[0].outputs.values()  # may saturate on the board
     for share, outcome in ((0.99, Outcome.PASS), (1.3, Outcome.FAIL)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.controller.storage.isolation.isolated import Isolated
-from tools.check_foreign import FAILED, SUCCESS, check, node_tests
+from tools.check_foreign import FAILED, SUCCESS, check, read_node_tests
 
 TOOLS = Path(sys.executable).parent
 CPU = [
@@ -68,7 +68,7 @@ def compare(tests: dict, folder: Path, jobs: int) -> list:
 @pytest.mark.slow
 def test_foreign_program_sample_matches_iree_run_module(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
-    tests = node_tests(SAMPLE, 1)
+    tests = read_node_tests(SAMPLE, 1)
     assert sorted(tests) == sorted(SAMPLE)
     findings = compare(tests, tmp_path, 2)
     assert len({one.id.split()[0] for one in findings}) >= 10
@@ -81,7 +81,7 @@ def test_foreign_program_sample_matches_iree_run_module(tmp_path, shared_cache, 
 @pytest.mark.timeout(7200)  # 200 compilations with three runs each
 def test_200_foreign_programs_match_iree_run_module(tmp_path, shared_cache, monkeypatch):
     monkeypatch.setenv("HIL_CACHE_DIR", str(shared_cache))
-    findings = compare(node_tests([], 5), tmp_path, 2)
+    findings = compare(read_node_tests([], 5), tmp_path, 2)
     differing = {one.id.split()[0] for one in findings if not one.equal}
     assert len({one.id.split()[0] for one in findings} - differing) >= 200
 

@@ -155,7 +155,7 @@ def test_generation_continues_with_turns(hil, tmp_path, runtime):
     prompt, tokens = case["generation"]["prompt_tokens"], case["generation"]["tokens"]
     turns = zip(split_turns(prompt), split_turns(tokens), strict=True)
     logits = run_exactly([token for turn, picked in turns for token in (*turn, *picked[:-1])])
-    expected = [int(np.argmax(logits[place])) for place in TokenPlaces.of_turns(prompt, tokens).chosen]
+    expected = [int(np.argmax(logits[place])) for place in TokenPlaces.from_turns(prompt, tokens).chosen]
     assert [token for token in tokens if token != TURN_END] == expected
 
 

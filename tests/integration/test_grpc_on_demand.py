@@ -94,7 +94,7 @@ def put_and_get(stub: Stub, content: bytes, metadata: list[tuple[str, str]]) -> 
 
     def pieces() -> Iterator[object]:
         yield pb.PutRequest(start=pb.PutStart(digest=name, size=len(content)))
-        yield from wire.pieces(memoryview(content))
+        yield from wire.split_pieces(memoryview(content))
 
     assert [reply.digest for reply in stub.Put(pieces(), metadata=metadata, timeout=60)] == [name]
     start, *data = stub.Get(pb.GetRequest(digest=name), metadata=metadata, timeout=60)

@@ -18,7 +18,7 @@ from support.hostile_folders import hostile_modules, run
 from support.models import save_model
 from support.schemas import check_document
 
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 
 Hil = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -184,7 +184,7 @@ def test_pip_command_ignores_modules_in_working_directory(folder, marker, monkey
     """hil uses pip to fetch packages for boards."""
     hostile_modules(folder, marker)
     monkeypatch.chdir(folder)
-    done = subprocess.run(module_command("pip", "--version"), capture_output=True, text=True)
+    done = subprocess.run(make_module_command("pip", "--version"), capture_output=True, text=True)
     assert done.returncode == 0 and "pip" in done.stdout, done.stderr
     assert not marker.exists()
 

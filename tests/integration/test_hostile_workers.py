@@ -358,7 +358,7 @@ def test_worker_has_resource_limits(make_board: Callable[..., Board]):
         board.run("limits")
     told = json.loads(caught.value.message)
     assert told["CORE"] == 0
-    assert 0 < told["NOFILE"] <= confinement.MOST_FILES
+    assert 0 < told["NOFILE"] <= confinement.MAX_FILES
     assert told["FSIZE"] == 256 * MIB + confinement.OWN_BYTES
     assert 0 < told["DATA"] < 8 << 30
     assert told["oom"] >= 500

@@ -67,7 +67,7 @@ def test_concurrent_commands_use_separate_simulators(place: Path) -> None:
 
 
 def test_idle_simulator_ends_and_removes_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_simulators, "KEPT_S", 0.1)
+    monkeypatch.setattr(kept_simulators, "IDLE_SECONDS", 0.1)
     link = open_simulator(SIM)
     process = process_of(link)
     with pytest.raises(AssertionError):  # without a session it still belongs to this command
@@ -82,7 +82,7 @@ def test_idle_simulator_ends_and_removes_files(place: Path, monkeypatch: pytest.
 def test_open_simulator_replaces_dead_or_hung_simulator(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_simulators, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(kept_simulators, "_ANSWER_SECONDS", 0.3)
     first = taken()
     os.kill(first, number)
     second = taken()
@@ -101,9 +101,9 @@ def test_environment_change_starts_new_simulator(monkeypatch: pytest.MonkeyPatch
 
 def test_simulator_kind_includes_code_packages_and_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The kind depends on code, packages, board config and CPU cores."""
-    kind: Callable[[], str] = lambda: kept_simulators._kind(SIM)  # noqa: E731
+    kind: Callable[[], str] = lambda: kept_simulators._digest_kind(SIM)  # noqa: E731
     kinds = [kind()]
-    assert kept_simulators._kind(load_board("sim-f16").config) not in kinds
+    assert kept_simulators._digest_kind(load_board("sim-f16").config) not in kinds
     package = tmp_path / "hil"
     (package / "agent").mkdir(parents=True)
     (package / "agent" / "server.py").write_text("")
@@ -131,7 +131,7 @@ def test_simulator_kind_covers_all_imported_code() -> None:
     script += "if n.split('.')[0] == 'hil' and m.__file__), sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True, env=environment)
-    assert set(told.stdout.split()) <= {name for name, *_ in kept_simulators._files(kept_simulators.PACKAGE)}
+    assert set(told.stdout.split()) <= {name for name, *_ in kept_simulators._iter_files(kept_simulators.PACKAGE)}
 
 
 def test_faulty_and_fresh_simulators_end_after_use(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,12 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.core.boards import load_board
-from hil.core.clock import by_pairs
+from hil.core.clock import convert_by_pairs
 from hil.core.files import digest_file
 from hil.core.results import Artifact
-from hil.core.tensors import TensorSpec, dtype_of
+from hil.core.tensors import TensorSpec, parse_dtype
 from hil.formats.iree_command import PROFILE_TOOL
-from hil.formats.iree_values import mlir_type
+from hil.formats.iree_values import format_mlir_type
 
 # A controller during a profiling pass.
 CONTROLLER = """
@@ -119,7 +119,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
     lines = [SUM]
     for dtype in DTYPES:
-        tensor = mlir_type(TensorSpec("", dtype, (3,)))
+        tensor = format_mlir_type(TensorSpec("", dtype, (3,)))
         lines.append(f"func.func @{dtype}(%a: {tensor}) -> {tensor} {{ return %a : {tensor} }}")
     (folder / "odd.mlir").write_text("\n".join(lines))
     return compile_mlir(folder / "odd.mlir", platform.machine(), folder / "odd.vmfb").path
@@ -146,7 +146,7 @@ def profile(simulated, odd):
 @pytest.mark.slow
 def test_profile_supports_every_dtype(profile):
     for dtype in DTYPES:
-        value = np.array([1, 0, 1], np.uint8).astype(np.float32).astype(dtype_of(dtype))
+        value = np.array([1, 0, 1], np.uint8).astype(np.float32).astype(parse_dtype(dtype))
         assert profile(dtype, a=value).files, dtype
 
 
@@ -246,7 +246,9 @@ def test_profile_files_contain_every_iteration(start_agent, open_client, add_pro
         for moment in (kernel["ts"], kernel["ts"] + kernel["dur"]):
             # The profile clock has microsecond resolution.
             assert (
-                taken.board.start_ns - 1000 <= by_pairs(moment * 1000, taken.clock_pairs) <= taken.board.end_ns + 1000
+                taken.board.start_ns - 1000
+                <= convert_by_pairs(moment * 1000, taken.clock_pairs)
+                <= taken.board.end_ns + 1000
             )
 
 

@@ -415,7 +415,7 @@ def test_plugin_writes_same_files_as_suite_run(project, small, hil, workers):
         assert head["ids"] == ["digits_cnn_full_model", *(name.removesuffix("-sim") for name in SMALL)]
         assert len(head["suite_ids"]) == len(head["ids"]) + DIGITS_LAYERS
         assert head["exit_code"] == 1 and not head["interrupted"] and head["boards"] == [hw_type]
-        found = {record.id: record for record in SuiteRun.open(folder).records()}
+        found = {record.id: record for record in SuiteRun.open(folder).read_records()}
         assert list(found) == head["ids"]
         assert [record.outcome for record in found.values()] == [whole, "PASS", "XPASS", "XPASS"]
         wrong = found["digits_cnn_full_model"]
@@ -430,7 +430,7 @@ def test_plugin_writes_same_files_as_suite_run(project, small, hil, workers):
     # A new run replaces the old one. A listing does not.
     assert project.test("--hil-out", "an out", "--collect-only").code == 0
     assert project.test("--hil-out", "an out", "-k", "small_full").code == 0
-    assert [record.id for record in SuiteRun.open(folder.with_name("sim")).records()] == ["small_full_model"]
+    assert [record.id for record in SuiteRun.open(folder.with_name("sim")).read_records()] == ["small_full_model"]
 
 
 def test_interrupted_run_reports_cases_not_run(project, small):

@@ -18,7 +18,7 @@ from hil.agent import confinement
 
 A = np.arange(4096, dtype=np.float32)
 needs_namespaces = pytest.mark.skipif(
-    bool(confinement.why_no_sandbox()), reason=f"no sandbox here: {confinement.why_no_sandbox()}"
+    bool(confinement.find_sandbox_error()), reason=f"no sandbox here: {confinement.find_sandbox_error()}"
 )
 
 # Attacks of a hostile program, each run as a worker. It prints the results.

@@ -21,15 +21,15 @@ from support.models import DIGITS
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.compare.verdict import compare_output
-from hil.controller.backends.references.noise import as_noise
-from hil.controller.devices.deploy.wheels import iree_tool
+from hil.controller.backends.references.noise import encode_noise
+from hil.controller.devices.deploy.wheels import fetch_iree_tool
 from hil.controller.storage.cache import Cache
 from hil.controller.workloads.bundles import verifier as verifiers
 from hil.core.npy import save_npy
 from hil.core.results import Artifact, Control, Deviation
-from hil.core.tensors import DTYPES, NUMPY_DTYPES, SUB_BYTE_BITS, dtype_name, dtype_of, pack, spec_of, to_bytes
+from hil.core.tensors import DTYPES, NUMPY_DTYPES, SUB_BYTE_BITS, get_dtype_name, make_spec, pack, parse_dtype, to_bytes
 from hil.errors import UsageError
-from hil.formats.executorch_file import mapped, read_cases, read_methods
+from hil.formats.executorch_file import map_program, read_cases, read_methods
 from hil.formats.iree_command import RUN_TOOL, own_tool
 
 pytest.importorskip("ziglang")
@@ -106,7 +106,7 @@ def doubling(artifact: Artifact, folder: Path, *, wrong: bool = False) -> Path:
 
 def signature(inputs, outputs):
     sides = (("x", inputs), ("y", outputs))
-    return Signature(*(tuple(spec_of(f"{name}{at}", one) for at, one in enumerate(side)) for name, side in sides))
+    return Signature(*(tuple(make_spec(f"{name}{at}", one) for at, one in enumerate(side)) for name, side in sides))
 
 
 def test_verifier_reports_first_and_worst_mismatch(verify, program_for, tmp_path):
@@ -247,7 +247,7 @@ def test_verifier_rejects_case_with_other_criteria(verify, tmp_path, more, text)
 
 def values(rng: np.random.Generator, name: str) -> np.ndarray:
     """Return a tensor of a dtype with a random size and scale. Some tensors have one value or are empty."""
-    dtype, shape = dtype_of(name), ((), (7,), (3, 5), (40,), (2, 0))[rng.integers(5)]
+    dtype, shape = parse_dtype(name), ((), (7,), (3, 5), (40,), (2, 0))[rng.integers(5)]
     if name == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if name.startswith(("int", "uint")):
@@ -268,7 +268,7 @@ def values(rng: np.random.Generator, name: str) -> np.ndarray:
 
 def disturbed(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     """Return a tensor close to another: equal, rounded, far off, zero, negative, with NaN and infinities."""
-    how, name = rng.integers(9), dtype_name(array.dtype)
+    how, name = rng.integers(9), get_dtype_name(array.dtype)
     made = array.copy()
     if not array.size or how == 0:
         return made
@@ -296,15 +296,15 @@ def disturbed(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
 # Case -> dtype, tolerance and noise of tensors that have values below the tolerance, with the wrong sign.
 SMALL = {
     1: ("float32", {}, None),
-    2: ("float32", {}, as_noise(np.full((12, 3), 1e-9))),
-    3: ("float32", {}, as_noise(np.full((12, 3), 1e-4))),
+    2: ("float32", {}, encode_noise(np.full((12, 3), 1e-9))),
+    3: ("float32", {}, encode_noise(np.full((12, 3), 1e-4))),
     4: ("float32", {"atol": 1e-3}, None),
     5: ("int8", {"atol": 2.0}, None),
-    6: ("float32", {}, as_noise(np.zeros((12, 3)))),
+    6: ("float32", {}, encode_noise(np.zeros((12, 3)))),
     7: ("int16", {"atol": 1.0}, None),
     8: ("float32", {}, None),
-    9: ("float32", {}, as_noise(np.full((1, 5), 1e-14))),
-    10: ("float32", {}, as_noise(np.full((1, 17), 1e-14))),
+    9: ("float32", {}, encode_noise(np.full((1, 5), 1e-14))),
+    10: ("float32", {}, encode_noise(np.full((1, 17), 1e-14))),
 }
 
 
@@ -333,14 +333,16 @@ def test_verifier_verdicts_match_hil(verify, tmp_path):
         noise = None
         if rng.integers(3) == 0:
             scale = 10.0 ** -rng.integers(0, 8)
-            noise = as_noise(scale * 10.0 ** rng.integers(-3, 1, reference.shape) * rng.integers(0, 2, reference.shape))
+            noise = encode_noise(
+                scale * 10.0 ** rng.integers(-3, 1, reference.shape) * rng.integers(0, 2, reference.shape)
+            )
         if number == 0:  # only noise makes this pass: random cases rarely do
-            name, tolerance, noise = "float32", {}, as_noise(np.full(41, 1e-2))
+            name, tolerance, noise = "float32", {}, encode_noise(np.full(41, 1e-2))
             reference = np.linspace(-1000, 1000, 41, dtype=np.float32)
             actual = reference + np.float32(5e-3)
         if number in SMALL:  # random cases rarely have values below the tolerance
             name, tolerance, noise = SMALL[number]
-            reference = np.outer(np.linspace(1, 2, 12), [640, 640, 1e-6]).astype(dtype_of(name))
+            reference = np.outer(np.linspace(1, 2, 12), [640, 640, 1e-6]).astype(parse_dtype(name))
             if name == "int8":
                 reference = np.array([[100, 1, 1, 1], [90, 1, -1, 1]], np.int8)
             actual = reference * np.array([1, *[-1] * (reference.shape[1] - 1)]) if name == "int8" else reference.copy()
@@ -416,7 +418,7 @@ def fake(folder: Path) -> Artifact:
 def test_verifier_judges_executorch_bundle_like_hil(verify, tmp_path, name):
     """The runner is a script with ExecuTorch's flags that returns known outputs."""
     path = EXECUTORCH / f"{name}.bpte"
-    data = mapped(path)
+    data = map_program(path)
     methods, cases = read_methods(data), read_cases(data)
     script = tmp_path / "executor_runner"
     script.write_text(
@@ -460,7 +462,7 @@ def fuzzer(tmp_path_factory) -> Path:
         "-Dcalloc=guarded_calloc",
         "-Dfree=guarded_free",
     ]
-    verifiers.zig_cc(
+    verifiers.run_zig_cc(
         [*verifiers.FLAGS, *safe, f"-I{verifiers.SOURCES}", *map(str, parts), str(FUZZER), "-lm", "-o", str(path)], HERE
     )
     return path
@@ -477,7 +479,7 @@ def test_verifier_survives_mutated_executorch_bundle(fuzzer, name):
 def test_verifier_survives_mutated_bundle(fuzzer, tmp_path):
     signed = tmp_path / "one.hilb"
     plain = bundle(tmp_path).methods[0].cases[0]
-    noise = {"y": as_noise(np.full(plain.expected_outputs["y"].shape, 1e-3))}
+    noise = {"y": encode_noise(np.full(plain.expected_outputs["y"].shape, 1e-3))}
     case = MethodTestCase(plain.inputs, plain.expected_outputs, 1e-3, 1e-4, "näme \U0001f600", "s", noise)
     bundle(tmp_path, case).save(signed)
     seed = random.randrange(1 << 31)
@@ -496,7 +498,7 @@ def test_board_without_python_verifies_bundle(make_board, program_for, tmp_path,
     board.run(["sh", "-c", "rm -f /usr/bin/python3* /usr/bin/perl*"], check=True)
     built = hil("bundle", "verifier", "--target", "aarch64-linux-musl", "-o", "verify", "--json")
     assert (built.code, built.document["target"]) == (0, "aarch64-linux-musl"), built.err
-    tool = iree_tool(RUN_TOOL, "aarch64", cache=Cache(shared_cache), board="arm")
+    tool = fetch_iree_tool(RUN_TOOL, "aarch64", cache=Cache(shared_cache), board="arm")
     made = hil(
         "bundle", "create", DIGITS / "digits_cnn.onnx", "--cases", "2", "-o", "digits.hilb",
         "--compile-flag=--iree-llvmcpu-target-triple=aarch64-unknown-linux-gnu",

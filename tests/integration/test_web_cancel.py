@@ -20,7 +20,7 @@ from support.waiting import eventually
 from support.web import serving, write_run
 
 from hil.controller.web.access import connections
-from hil.controller.web.access.connections import EXIT_S, MOST_WORKING
+from hil.controller.web.access.connections import EXIT_S, MAX_WORKING
 from hil.controller.web.access.peers import Peer
 
 # Inspecting every element takes minutes.
@@ -60,7 +60,7 @@ def ask(address: str, number: int) -> socket.socket:
 @contextmanager
 def many(address: str) -> Iterator[list[socket.socket]]:
     """Open as many requests as the server handles concurrently."""
-    peers = [ask(address, number) for number in range(1, MOST_WORKING + 1)]
+    peers = [ask(address, number) for number in range(1, MAX_WORKING + 1)]
     try:
         time.sleep(1)  # until the server handles them
         yield peers

@@ -11,7 +11,7 @@ from support.suite_runs import case, suite_run
 from support.waiting import eventually
 from support.web import serving
 
-from hil.controller.storage.screen.texts import seconds
+from hil.controller.storage.screen.texts import format_seconds
 
 pytestmark = pytest.mark.ci
 
@@ -73,8 +73,8 @@ def test_compare_page_shows_time_ratio_of_session_sets(address, runs, page):
     before, after = ([stored(runs, night, "case_07")["device_p50_ns"] for night in nights] for _, nights in named)
     cells = page.texts("table.device_p50_ns tbody td")
     assert cells[0] == "slower"
-    assert cells[2].startswith(seconds(statistics.median(before) / 1e9))
-    assert cells[3].startswith(seconds(statistics.median(after) / 1e9))
+    assert cells[2].startswith(format_seconds(statistics.median(before) / 1e9))
+    assert cells[3].startswith(format_seconds(statistics.median(after) / 1e9))
     ratio = statistics.geometric_mean(after) / statistics.geometric_mean(before)
     assert cells[4] == f"{ratio:.3f}x"
     low, high = (float(one) for one in re.findall(r"\d\.\d{3}", cells[5]))
@@ -94,11 +94,11 @@ def test_history_page_shows_samples_and_change(address, runs, page):
     page.wait("!!document.querySelector('.plot canvas')")
     times = [stored(runs, night, "case_07")["device_p50_ns"] for night in range(NIGHTS)]
     shown = page.texts("table.samples tbody td:nth-child(3)")
-    assert [one.removesuffix(" changed") for one in shown] == [seconds(one / 1e9) for one in reversed(times)]
+    assert [one.removesuffix(" changed") for one in shown] == [format_seconds(one / 1e9) for one in reversed(times)]
     assert [one.endswith("changed") for one in reversed(shown)].index(True) == SLOW
     (told,) = page.texts(".changes li")
     before, after = statistics.median(times[:SLOW]), statistics.median(times[SLOW:])
-    assert told.startswith(f"{seconds(before / 1e9)} to {seconds(after / 1e9)} ({after / before:.3f}x)")
+    assert told.startswith(f"{format_seconds(before / 1e9)} to {format_seconds(after / 1e9)} ({after / before:.3f}x)")
     pixels = "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(Boolean))"
     assert page.run(f"{pixels}(document.querySelector('.plot canvas'))")
 

@@ -26,8 +26,8 @@ from hil.controller.web.server import server
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
-    monkeypatch.setattr(connections, "BODY_S", 0.5)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
     write_run(tmp_path, "one", [{"name": "model"}])
     with serving(tmp_path, token="the token") as found:
         where = urlsplit(found)
@@ -94,7 +94,7 @@ def test_server_closes_endless_chunked_body(address: tuple[str, int]) -> None:
 def test_open_event_stream_does_not_delay_shutdown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "GRACE_S", 60)
+    monkeypatch.setattr(server, "GRACE_SECONDS", 60)
     write_run(tmp_path, "one", [{"name": "model"}])
     with serving(tmp_path) as found:
         live = urlopen(f"{found}/events", timeout=30)
@@ -111,8 +111,8 @@ def test_open_event_stream_does_not_delay_shutdown(
 def test_server_closes_silent_connections_for_new_requests(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 600)
-    silent = [socket.create_connection(address) for _ in range(connections.MOST_CONNECTIONS + 20)]
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 600)
+    silent = [socket.create_connection(address) for _ in range(connections.MAX_CONNECTIONS + 20)]
     try:
         for _ in range(3):
             assert urlopen(f"http://{address[0]}:{address[1]}/", timeout=30).status == 200
@@ -133,12 +133,12 @@ def test_busy_client_leaves_connections_for_other_clients(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "find_peer", lambda connection, client, server: Peer("", client[0]))
-    monkeypatch.setattr(connections, "BODY_S", 600)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 600)
     received, receive = [], connections.HttpConnection.data_received
     monkeypatch.setattr(
         connections.HttpConnection, "data_received", lambda self, data: received.append(receive(self, data))
     )
-    limit = connections.MOST_CONNECTIONS_OF_CLIENT
+    limit = connections.MAX_CONNECTIONS_OF_CLIENT
     busy = [socket.create_connection(address) for _ in range(limit)]
     try:
         assert ask(address) == b"HTTP/1.1 200"  # one of the silent connections is closed
@@ -194,7 +194,7 @@ def test_cookie_fails_on_closed_connection(address: tuple[str, int], monkeypatch
 def test_event_streams_leave_connections_for_requests(address: tuple[str, int]) -> None:
     live = []
     try:
-        for _ in range(connections.MOST_CONNECTIONS + 20):
+        for _ in range(connections.MAX_CONNECTIONS + 20):
             peer = socket.create_connection(address)
             peer.sendall(HEAD.replace(b"GET /", b"GET /events") + b"\r\n")
             live.append(peer)

@@ -96,7 +96,7 @@ def test_closing_session_stops_workers(start_agent, open_client, add_programs):
 
 
 def test_call_without_inputs_frees_program_on_disconnect(tmp_path, add_programs, monkeypatch):
-    monkeypatch.setattr(programs, "_LET_GO_S", 0.1)
+    monkeypatch.setattr(programs, "_RELEASE_SECONDS", 0.1)
     agent = Agent(AgentConfig(f"unix:{tmp_path}/a.sock", tmp_path / "store"))
     first, second = (AgentClient(AgentEndpoint(agent.address), "test") for _ in range(2))
     never = queue.SimpleQueue[pb.InvokeRequest | None]()

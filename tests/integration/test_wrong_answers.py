@@ -22,7 +22,7 @@ import hil as library
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 from hil.controller.records.study import StudyRow
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
-from hil.controller.workloads.traces.comparing import compare_traces, judged
+from hil.controller.workloads.traces.comparing import compare_traces, judge_trace
 from hil.core.results import Artifact, Outcome, Relation
 from hil.core.tensors import Array, TensorSpec
 from hil.testing import ModuleCall, Trace
@@ -121,7 +121,7 @@ def test_compare_traces_rejects_wrong_outputs():
             Trace("M", backend, "t", calls=[ModuleCall("f", (x,), (answer,))])
             for backend, answer in (("tf", 2 * x), ("b", y))
         ]
-        found[name] = judged(compare_traces(*traces))[0].value
+        found[name] = judge_trace(compare_traces(*traces))[0].value
     assert passed(found) == RIGHT
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.bundles.layout import HEADER_BYTES, Head, aligned, canonical_json
-from hil.compare.control import control_of
+from hil.bundles.layout import HEADER_BYTES, Head, align_offset, encode_canonical_json
+from hil.compare.control import measure_control
 from hil.compare.verdict import compare_output
 from hil.core.digest import digest_of
 from hil.core.results import Artifact, Control
@@ -42,7 +42,7 @@ def control(size: int = 6) -> dict[str, Control]:
     held = [exact * np.float32(1 + 0.001 * run) for run in range(1, 4)]
     free = [run.copy() for run in held]
     free[1][1], free[2][2] = 30, np.inf
-    found = control_of("float16", "test", exact, held, free)
+    found = measure_control("float16", "test", exact, held, free)
     assert found is not None and found.jumping == 2
     return {"y": found}
 
@@ -64,14 +64,14 @@ def bundle(folder: Path, *cases: MethodTestCase) -> Bundle:
 
 def forged(made: Bundle, change: Callable[[dict[str, Any]], Any]) -> bytes:
     """Return the bundle file with a changed manifest, and a header that matches the new manifest."""
-    document = made.head.document()
+    document = made.head.parse_document()
     blobs = {item["digest"]: item["size"] for item in document["blobs"]}
     data = {digest: blob for digest, blob in made._blobs.items()}
     replaced = change(document)
-    text = replaced if isinstance(replaced, bytes) else canonical_json(document)
-    size = aligned(HEADER_BYTES + len(text)) + sum(aligned(count) for count in blobs.values())
+    text = replaced if isinstance(replaced, bytes) else encode_canonical_json(document)
+    size = align_offset(HEADER_BYTES + len(text)) + sum(align_offset(count) for count in blobs.values())
     head = Head(size, text).to_bytes()
-    return head + b"".join(bytes(blob).ljust(aligned(len(blob)), b"\0") for blob in data.values())
+    return head + b"".join(bytes(blob).ljust(align_offset(len(blob)), b"\0") for blob in data.values())
 
 
 def digest_patched(raw: bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from hil.controller.storage.cache import default_root
+from hil.controller.storage.cache import choose_default_root
 from hil.errors import EXIT_INTERNAL
 from support.agents import start_process, stop_process
 from support.command_server import CommandServer
@@ -66,7 +66,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared-cache"
     cache.mkdir(exist_ok=True)
     for name in ("board-wheels", "tfcompile-runtime", "zig"):
-        lasting = default_root() / name
+        lasting = choose_default_root() / name
         lasting.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (cache / name).symlink_to(lasting)

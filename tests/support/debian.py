@@ -11,22 +11,22 @@ from pathlib import Path
 from filelock import FileLock
 
 from tools.virtual_board.packages import Apt, unpack
-from tools.virtual_board.places import cache_folder, made
+from tools.virtual_board.places import cache_folder, make_private
 
 
 def _unpacked(name: str, package: str) -> tuple[Path, dict[str, str]]:
     """Return the directory with an unpacked package and its missing dependencies, and the necessary environment."""
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     arch = platform.machine()
-    place = made(cache_folder()) / f"{name}-{release}-{arch}"
+    place = make_private(cache_folder()) / f"{name}-{release}-{arch}"
     with FileLock(f"{place}.lock"):
         if not (place / "ready").exists():
-            apt = Apt(made(place / "apt"), arch, release)
+            apt = Apt(make_private(place / "apt"), arch, release)
             apt.update()
             # Do not download what this machine already has: its libraries also work for these programs.
             shutil.copy("/var/lib/dpkg/status", apt.folder / "status")
             for deb in apt.download([package]):
-                unpack(deb, made(place / "root"))
+                unpack(deb, make_private(place / "root"))
             (place / "ready").touch()
     libraries = {str(path.parent) for path in (place / "root").rglob("*.so*")}
     return place / "root", {"LD_LIBRARY_PATH": ":".join(sorted(libraries))}

@@ -111,7 +111,7 @@ class FakeAgent:
             protocol=self.protocol,
             machine=pb.Machine(hostname="fake", system="Linux", arch="x86_64", boot_id="first"),
             runtimes=[pb.Runtime(name=RUNTIME, version="9.9", profile_tool=self.profile_tool)],
-            clock_ns=clock.now_ns(),
+            clock_ns=clock.get_time_ns(),
             readings=self._readings(),
             build=self.build,
         )
@@ -121,7 +121,7 @@ class FakeAgent:
 
     def Clock(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ClockPong]:
         for _ in requests:
-            yield pb.ClockPong(clock_ns=clock.now_ns())
+            yield pb.ClockPong(clock_ns=clock.get_time_ns())
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogLine]:
         self._check(context, "Logs")
@@ -197,7 +197,7 @@ class FakeAgent:
         yield from self._paced(memoryview(self.blobs[request.digest]))
 
     def _paced(self, data: memoryview) -> Iterator[Any]:
-        for message in wire.pieces(data):
+        for message in wire.split_pieces(data):
             time.sleep(self.pace_s)
             yield message
 
@@ -248,8 +248,8 @@ class FakeAgent:
 
     def _run(self, start: pb.InvokeStart, x: np.ndarray) -> Iterator[Any]:
         data = memoryview((x + 1).tobytes())
-        output, streamed = wire.tensor_to_message("y", "float32", x.shape, data, wire.INLINE_MAX)
-        now = clock.now_ns()
+        output, streamed = wire.encode_tensor("y", "float32", x.shape, data, wire.INLINE_MAX)
+        now = clock.get_time_ns()
         state = pb.State(clock_ns=now, readings=self._readings()) if start.state else None
         done = pb.InvokeDone(
             outputs=[output],

@@ -24,17 +24,17 @@ import pytest
 from hil import errors
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.farm.client.lease_session import machine_id
+from hil.controller.farm.client.lease_session import get_machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import (
     LEASE_KEY,
     LEASE_SECRET_KEY,
-    card_message,
-    grant_message,
-    json_message,
-    methods,
-    submission_of,
+    decode_submission,
+    encode_card,
+    encode_grant,
+    encode_json,
+    iter_methods,
 )
 from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.v1 import farm_pb2 as pb
@@ -97,7 +97,7 @@ class FakeFarm:
     def start(self) -> None:
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(64), options=grpc_calls.GRPC_OPTIONS)
         table = {}
-        for name, _, kind, asked, _ in methods("Farm"):
+        for name, _, kind, asked, _ in iter_methods("Farm"):
             if serve := getattr(self, name.lower(), None):
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
                 table[name] = make(serve, asked.FromString, lambda sent: sent.SerializeToString())
@@ -115,7 +115,7 @@ class FakeFarm:
 
     def add(self, name: str, agent: str, config: str = CONFIG, *, direct: bool = True) -> Board:
         card = BoardCard(
-            name, "lab1", "host-a", {}, config, "sim", direct=agent if direct else "", machine=machine_id()
+            name, "lab1", "host-a", {}, config, "sim", direct=agent if direct else "", machine=get_machine_id()
         )
         with self.changed:
             self.boards[name] = Board(card, agent, fence=_fence_of(agent), direct=direct)
@@ -167,7 +167,7 @@ class FakeFarm:
             assert first.resume.key == lease.key
             lease.resumed += 1
         else:
-            order = submission_of(first.open)
+            order = decode_submission(first.open)
             if order.selector == "impossible":
                 _abort(context, errors.FarmError("no board of the farm matches impossible", hint="the nearest: sim-1"))
             with self.changed:
@@ -222,13 +222,13 @@ class FakeFarm:
         assert request.WhichOneof("question") == "jobs" and list(request.jobs.state) == ["queued"]
         others = [job("1", submission=0) for _ in range(3)]
         queued = [job(**self._job(lease)) for lease in self.leases if not lease.board and not lease.over]
-        return pb.Answer(answer=json_message([*others, *queued, job("1000")]))
+        return pb.Answer(answer=encode_json([*others, *queued, job("1000")]))
 
     def _granted(self, lease: Lease) -> pb.LeaseGranted:
         spec = lease.order.specs[0]
         grant = Grant(lease.number, str(lease.number), lease.number, lease.board, lease.fence, 6, 60, 1, spec)
         card = self.boards[lease.board].card
-        return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=lease.key)
+        return pb.LeaseGranted(grant=encode_grant(grant), card=encode_card(card), key=lease.key)
 
     def dial(self, pieces: Iterator[pb.Piece], context: grpc.ServicerContext) -> Iterator[pb.Piece]:
         said = dict(context.invocation_metadata())

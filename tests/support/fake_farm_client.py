@@ -133,7 +133,7 @@ class FakeClient:
         self._farm, self._token = farm, token
         self.address = FarmAddress(("unix:/nowhere",), token)
 
-    def as_bearer(self, token: str) -> FakeClient:
+    def with_token(self, token: str) -> FakeClient:
         return FakeClient(self._farm, token)
 
     def close(self) -> None:

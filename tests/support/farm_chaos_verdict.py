@@ -146,7 +146,7 @@ def ended(farm: Farm) -> list[str]:
     # Otherwise, it would start the database again.
     farm.keeper.stop_looking()
     farm.database.stop()
-    leaks += [f"process left: {line[:100]}" for line in farm.keeper.marked().values()]
+    leaks += [f"process left: {line[:100]}" for line in farm.keeper.get_marked().values()]
     sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if str(farm.folder) in line]
     leaks += [f"socket left: {path}" for path in sockets]
     for path in (farm.folder / "tmp").rglob("*"):
@@ -162,7 +162,7 @@ def _strangers(farm: Farm, allowed: set[int]) -> list[str]:
     marks = {str(farm.folder / "postgres"), "postgres:", "hil.sim", "hil.agent", "farm gateway"}
     return [
         line
-        for pid, line in farm.keeper.marked().items()
+        for pid, line in farm.keeper.get_marked().items()
         if pid not in allowed and not any(mark in line for mark in marks)
     ]
 

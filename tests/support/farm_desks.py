@@ -88,7 +88,7 @@ class Desk:
         self, board: str, worker: str = "", held: Sequence[int] = (), *, host: str = "h", **card: Any
     ) -> boards.AttendReply:
         presented = BoardCard(board, host=host, **card)
-        return self.do(boards.attend, self.queue, presented, worker or f"worker of {board}", held, self.settings)
+        return self.do(boards.attach_worker, self.queue, presented, worker or f"worker of {board}", held, self.settings)
 
     def leave(self, board: str, worker: str = "") -> None:
         self.do(boards.leave, self.queue, board, worker or f"worker of {board}", self.settings)
@@ -102,7 +102,7 @@ class Desk:
 
     def beat(self, board: str, held: Sequence[int] = (), worker: str = "") -> leases.BeatReply:
         said = leases.WorkerBeat(board, worker or f"worker of {board}", held)
-        return self.do(leases.beats, [said], self.settings)[0]
+        return self.do(leases.process_beats, [said], self.settings)[0]
 
     def beat_all(self) -> None:
         for row in self.rows("select name, worker from hil.boards where worker <> ''"):
@@ -110,7 +110,7 @@ class Desk:
             self.beat(row["name"], held, row["worker"])
 
     def started(self, lease: int, direct: str = "") -> None:
-        self.do(leases.started, lease, self.lease(lease)["worker"], direct)
+        self.do(leases.record_start, lease, self.lease(lease)["worker"], direct)
 
     def report(
         self, grant: Grant | int, result: JobResult = PASSED, *, fence: int = 0, worker: str = ""
@@ -123,7 +123,7 @@ class Desk:
         self.do(leases.release, self.queue, lease, key, reason, self.settings)
 
     def drain(self, board: str, reason: str = "") -> None:
-        self.do(boards.drain, ADMIN, board, reason)
+        self.do(boards.drain_board, ADMIN, board, reason)
 
     def resume(self, board: str) -> None:
         self.do(boards.resume, self.queue, ADMIN, board, self.settings)
@@ -135,7 +135,7 @@ class Desk:
         return self.do(boards.forget_absent, absent_s, self.settings)
 
     def tick(self, heard_since: float = LONG_AGO) -> int:
-        return self.do(sweeper.tick, self.queue, self.settings, heard_since)
+        return self.do(sweeper.run_periodic_work, self.queue, self.settings, heard_since)
 
     def silence(self, board: str) -> None:
         """Simulate a worker that has sent nothing for so long that its lease ends."""
@@ -144,7 +144,7 @@ class Desk:
 
     def grants(self) -> list[Grant]:
         found = [row["id"] for row in self.rows("select id from hil.leases where ended_at is null order by id")]
-        return self.do(leases.grants_of, found, self.settings)
+        return self.do(leases.read_grants, found, self.settings)
 
     def grant(self, board: str) -> Grant:
         [found] = [one for one in self.grants() if one.board == board]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client.client import FarmClient
-from hil.controller.farm.host.inventory import sockets_for
+from hil.controller.farm.host.inventory import make_socket_folder
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.records.farm import JobDetails
 from support.farm_chaos_checks import read_journal
@@ -71,7 +71,7 @@ class Host:
 
     def address(self, board: str) -> str:
         """Return the address of a simulated board's agent."""
-        return f"unix:{sockets_for(self.home / 'hosts' / self.name)}/{board.rpartition('-')[2]}.sock"
+        return f"unix:{make_socket_folder(self.home / 'hosts' / self.name)}/{board.rpartition('-')[2]}.sock"
 
     def journal(self, board: str) -> list[dict[str, Any]]:
         return read_journal(self.home / "hosts" / self.name / "boards" / board / "store")

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
-from hil.controller.farm.job_files import packed_run
+from hil.controller.farm.job_files import pack_run
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.options import Job
@@ -90,8 +90,8 @@ def _jobs(folder: Path) -> Iterator[KnownJob]:
     decoder, prompts = save_summing_model(folder / "decoder.onnx"), folder / "generate.toml"
     prompts.write_text("[[prompt]]\ntokens = [1, 4, 2]\nforced = [5, 0]\n")
     job = Job((decoder,), generate=prompts, runtime="onnxruntime")
-    spec, files = packed_run(job, import_model(decoder))
-    yield KnownJob("generate", spec, files.uploads(), 0, "PASS")
+    spec, files = pack_run(job, import_model(decoder))
+    yield KnownJob("generate", spec, files.list_uploads(), 0, "PASS")
 
 
 def _write_odd_model(path: Path) -> None:

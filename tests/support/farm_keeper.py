@@ -53,7 +53,7 @@ class Keeper:
     """Keep processes running. A context manager, which kills all of them at the end.
 
     Args:
-        mark: a text in the environment of all processes and of their children: see :meth:`marked`.
+        mark: a text in the environment of all processes and of their children: see :meth:`get_marked`.
         folder: directory of their logs.
     """
 
@@ -79,7 +79,7 @@ class Keeper:
                 for pid in [*descendants(kept.pid), kept.pid]:
                     signalled(pid, signal.SIGKILL)
                 kept.process.wait()
-        for pid in self.marked():
+        for pid in self.get_marked():
             signalled(pid, signal.SIGKILL)
 
     def keep(self, name: str, command: Sequence[str], **environment: str) -> None:
@@ -146,7 +146,7 @@ class Keeper:
             return False
         return True
 
-    def marked(self) -> dict[int, str]:
+    def get_marked(self) -> dict[int, str]:
         """Return all processes with our mark in their environment, and their command lines."""
         found = {pid: command_line(pid) for pid in started_with(f"{MARK}={self.mark}") if pid != os.getpid()}
         return {pid: line for pid, line in found.items() if line}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client.client import FarmClient
-from hil.controller.farm.gateway.server import Gateway, GatewayConfig, serving
+from hil.controller.farm.gateway.server import Gateway, GatewayConfig, run_gateway
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind, Role, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import card_message, grant_of, result_message
+from hil.controller.farm.rpc import decode_grant, encode_card, encode_result
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.access import add_token
 from hil.protocol.v1 import farm_pb2 as pb
@@ -69,7 +69,7 @@ class Running:
 
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        async with serving(self.config) as self.gateway:
+        async with run_gateway(self.config) as self.gateway:
             self._there.set()
             await self._over.wait()
 
@@ -113,7 +113,7 @@ def simple_order(**settings: Any) -> Submission:
 
 def report(farm: FarmClient, lease: int, worker: str, result: JobResult, fence: int = 0) -> pb.ReportReply:
     """Report the end of a job. Retry while the gateway is not available."""
-    request = pb.ReportRequest(lease=lease, worker=worker, result=result_message(result), fence=fence)
+    request = pb.ReportRequest(lease=lease, worker=worker, result=encode_result(result), fence=fence)
     return farm._call_with_retry("Report", request)
 
 
@@ -140,17 +140,17 @@ class BareBoard:
             thread.start()
 
     def hello(self) -> None:
-        hello = pb.Hello(card=card_message(self.card), worker=self.worker, leases=sorted(self.held))
-        self.say(hello=hello)
+        hello = pb.Hello(card=encode_card(self.card), worker=self.worker, leases=sorted(self.held))
+        self.print_message(hello=hello)
 
-    def say(self, **message: Any) -> None:
+    def print_message(self, **message: Any) -> None:
         self._asked.put(pb.FromBoard(**message))
 
     def start(self, grant: Grant, direct: str = "") -> None:
-        self.say(started=pb.Started(lease=grant.lease, direct=direct))
+        self.print_message(started=pb.Started(lease=grant.lease, direct=direct))
 
     def print(self, grant: Grant, text: str) -> None:
-        self.say(printed=pb.Printed(lease=grant.lease, text=text))
+        self.print_message(printed=pb.Printed(lease=grant.lease, text=text))
 
     def report(self, grant: Grant, result: JobResult | None = None) -> pb.ReportReply:
         said = result or JobResult(0, "PASS")
@@ -158,7 +158,7 @@ class BareBoard:
         self.held.discard(grant.lease)
         return reply
 
-    def grant(self) -> Grant:
+    def send_grant(self) -> Grant:
         return self.grants.get(timeout=WAIT_S)
 
     def told(self, kind: str) -> list[Any]:
@@ -186,14 +186,14 @@ class BareBoard:
 
     def _beat(self) -> None:
         while not self._over.wait(0.2):
-            self.say(beat=pb.BoardBeat(leases=sorted(self.held)))
+            self.print_message(beat=pb.BoardBeat(leases=sorted(self.held)))
 
     def _read(self) -> None:
         try:
             for message in self._stream:
                 self.heard.append(message)
                 if message.WhichOneof("kind") == "grant":
-                    grant = grant_of(message.grant)
+                    grant = decode_grant(message.grant)
                     # A slow gateway may send a grant again before it receives the reply.
                     if grant.lease in self._had:
                         continue

@@ -26,7 +26,7 @@ TIMES = {
 
 def place_tokens(prompt: int, chosen: int) -> TokenPlaces:
     """Return the positions of a prompt of one turn and its chosen tokens."""
-    return TokenPlaces.of_turns([0] * prompt, [0] * chosen)
+    return TokenPlaces.from_turns([0] * prompt, [0] * chosen)
 
 
 def make_position(position: int, **values: Any) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def send(what: str) -> None:
     """Send bytes as the reply: the given JSON, the reply of a run with numbers, or a flood."""
     body = what.encode()
     if what.startswith("ran "):
-        body = ipc.joined((0, 0, 0, 1, 2), ipc.encode({"ok": json.loads(what.removeprefix("ran "))}))
+        body = ipc.join_message((0, 0, 0, 1, 2), ipc.encode({"ok": json.loads(what.removeprefix("ran "))}))
     match what:
         case "deep":
             body = b"[" * 100_000
@@ -146,9 +146,9 @@ def send(what: str) -> None:
         case "surrogate":
             body = json.dumps({"ok": {"inputs": [], "outputs": [], "function": "\ud800", "load_ns": 1}}).encode()
         case "cut numbers":
-            body = ipc.joined((0, 0, 0, 1, 2), ipc.encode({"ok": {"outputs": []}}))[:20]
+            body = ipc.join_message((0, 0, 0, 1, 2), ipc.encode({"ok": {"outputs": []}}))[:20]
         case "many numbers":
-            body = ipc.joined(range(500_000), ipc.encode({"ok": {"outputs": []}}))
+            body = ipc.join_message(range(500_000), ipc.encode({"ok": {"outputs": []}}))
         case "digits":
             body = b'{"ok": ' + b"9" * 100_000 + b"}"
     channel = _channel()
@@ -261,13 +261,13 @@ def _fds(what: str) -> list[int]:
 
 def main() -> None:
     """Serve as an agent."""
-    from hil.agent.__main__ import config_of, parser, serve
+    from hil.agent.__main__ import make_parser, read_config, serve
     from hil.agent.server import Agent, AgentConfig
 
-    arguments = parser("hostile", "").parse_args()
+    arguments = make_parser("hostile", "").parse_args()
     # The fork server's process imports this module.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    agent = Agent(AgentConfig(**config_of(arguments), runtimes={"hostile": "support.hostile:Runtime"}))
+    agent = Agent(AgentConfig(**read_config(arguments), runtimes={"hostile": "support.hostile:Runtime"}))
     serve(agent, agent.address, lifeline=arguments.lifeline)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hil.bundles.layout import canonical_json
+from hil.bundles.layout import encode_canonical_json
 from support.bundle_files import bundle, case, forged
 
 Change = Callable[[dict[str, Any]], Any]
@@ -23,7 +23,7 @@ def _text(old: str, new: str) -> Change:
     """Change the manifest's text, so that it is not canonical JSON."""
 
     def change(document: dict[str, Any]) -> bytes:
-        text = canonical_json(document)
+        text = encode_canonical_json(document)
         assert old.encode() in text
         return text.replace(old.encode(), new.encode(), 1)
 

@@ -329,23 +329,24 @@ many_lies = st.lists(st.sampled_from(sorted(HONEST)), min_size=1, max_size=3, un
 def impatient(seconds: float = 1.0) -> Iterator[None]:
     """Controller with short timeouts, so that tests of silence are short."""
     changes = [
-        (session_streams, "SILENCE_S"), (session_streams, "STALL_S"),
-        (client, "STALL_S"), (client, "_CALL_S"), (client, "_GRACE_S"),
-        (connection, "SILENCE_S"), (connection, "STALL_S"), (connection, "_ANSWER_S"), (connection, "_LOOK_S"),
+        (session_streams, "SILENCE_SECONDS"), (session_streams, "STALL_SECONDS"),
+        (client, "STALL_SECONDS"), (client, "_CALL_SECONDS"), (client, "_GRACE_SECONDS"),
+        (connection, "SILENCE_SECONDS"), (connection, "STALL_SECONDS"),
+        (connection, "_ANSWER_SECONDS"), (connection, "_LOOK_SECONDS"),
     ]  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name in changes]
-    patience, tick = connection.AgentConnection.describe.__defaults__, guard._TICK_S
+    patience, tick = connection.AgentConnection.describe.__defaults__, guard._TICK_SECONDS
     try:
         for module, name in changes:
             setattr(module, name, seconds)
         connection.AgentConnection.describe.__defaults__ = (seconds,)
-        guard._TICK_S = 0.05
+        guard._TICK_SECONDS = 0.05
         yield
     finally:
         for module, name, value in before:
             setattr(module, name, value)
         connection.AgentConnection.describe.__defaults__ = patience
-        guard._TICK_S = tick
+        guard._TICK_SECONDS = tick
 
 
 def artifact(folder: Path) -> Artifact:

@@ -32,13 +32,13 @@ class Stub:
 
 def serve_all(servicers: Mapping[str, object]) -> grpc.ServerInterceptor:
     """Return a server interceptor that serves any number of calls. ``servicers``: service name -> handler."""
-    admit_all: Any = SimpleNamespace(admitted=lambda *arguments: contextlib.nullcontext(arguments[2]))
+    admit_all: Any = SimpleNamespace(admit_call=lambda *arguments: contextlib.nullcontext(arguments[2]))
     return CallInterceptor(Calls(admit_all, servicers, ""))
 
 
 def channel_of(client: AgentClient) -> grpc.Channel:
     """Return the client's channel. The client closes it."""
-    return client._calls._over_grpc()._channel
+    return client._calls._open_grpc()._channel
 
 
 def stub_of(client: AgentClient) -> Stub:

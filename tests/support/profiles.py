@@ -43,14 +43,14 @@ def profile_iree(
         runs: number of runs.
         dims: sizes of symbolic dimensions.
     """
-    from hil.formats.iree_values import mlir_type
+    from hil.formats.iree_values import format_mlir_type
 
     model = import_model(path, dims=dims, isolated=settings["isolated"])
     artifact = compile_model(model, compiler="iree", runtime="iree", flags=list(HOST), debug_ir=None, **settings)
     tool = own_tool(PROFILE_TOOL)
     assert tool is not None
     assert model.inputs is not None
-    types = [mlir_type(spec).removeprefix("tensor<").removesuffix(">") for spec in model.inputs]
+    types = [format_mlir_type(spec).removeprefix("tensor<").removesuffix(">") for spec in model.inputs]
     profile = folder / "profile.ireeprof"
     command = profile_command(
         str(tool),

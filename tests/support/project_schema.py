@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.settings.options import RunSettings, Spec, specs_of
+from hil.controller.pipeline.settings.options import RunSettings, Spec, list_specs
 
 PATH = Path(__file__).parents[2] / "docs" / "project.schema.json"
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
     """Return the schema of the project file."""
     usual = RunSettings()
     specs = {
-        name: spec for name, spec in specs_of(RunSettings).items() if spec.help and name not in ("inputs", "expected")
+        name: spec for name, spec in list_specs(RunSettings).items() if spec.help and name not in ("inputs", "expected")
     }
     keys = {
         name: {**_type_of(spec, getattr(usual, name)), "description": spec.help or name} for name, spec in specs.items()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from support.commands import Ended
 
 # The tag of the previous release; a commit until there is a tag. See "Release" in docs/contributing.md.
@@ -45,7 +45,7 @@ class Release:
         }
 
     def hil(self, *args: object, cwd: Path, **variables: str) -> Ended:
-        command = module_command("hil.controller.cli.main", *map(str, args))
+        command = make_module_command("hil.controller.cli.main", *map(str, args))
         environment = self.environment | variables
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
         return Ended(done.returncode, done.stdout, done.stderr)

@@ -11,7 +11,7 @@ import msgspec
 from hil.controller.records.base import make_record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.run import RunCase, RunRecord, make_run, make_run_case
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 
 _RECORDS = json.loads((Path(__file__).parent / "web_records.json").read_text())
 _RUN = _RECORDS["run"]
@@ -19,7 +19,7 @@ _RUN = _RECORDS["run"]
 
 def run_case(**values: Any) -> RunCase:
     """Return the record of a passing case with changed fields, given as JSON values or records."""
-    return make_run_case({**_RUN["cases"][0], **msgspec.to_builtins(values, enc_hook=jsonable)})
+    return make_run_case({**_RUN["cases"][0], **msgspec.to_builtins(values, enc_hook=convert_to_json)})
 
 
 def run_record(*cases: RunCase, **values: Any) -> RunRecord:

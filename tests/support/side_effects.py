@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from support.sshd import started_with
 from support.waiting import allowed_s
 
@@ -98,7 +98,7 @@ def side_effects(*commands: Sequence[object], cwd: Path) -> SideEffects:
 
 def _command(given: Sequence[object]) -> list[str]:
     arguments = [str(one) for one in given]
-    return arguments if isinstance(given[0], Path) else module_command("hil.controller.cli.main", *arguments)
+    return arguments if isinstance(given[0], Path) else make_module_command("hil.controller.cli.main", *arguments)
 
 
 def _connections(lines: Sequence[str], own: Sequence[Path]) -> Iterator[str]:

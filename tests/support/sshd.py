@@ -24,7 +24,7 @@ import pytest
 from hil.core.board_config import Connection
 from support.debian import program
 from support.waiting import eventually
-from tools.virtual_board.places import made
+from tools.virtual_board.places import make_private
 
 LOOPBACK = "127.0.0.1"
 # Arguments for parametrize with `indirect`, for tests of both clients.
@@ -79,7 +79,7 @@ class Sshd:
     _process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
-        self.home = made(self.folder / "home")
+        self.home = make_private(self.folder / "home")
         self.identity = make_key(self.folder / "id")
         self.host_key = make_key(self.folder / "host_key")
         self.authorized = self.folder / "authorized_keys"
@@ -170,7 +170,7 @@ class Sshd:
 @contextlib.contextmanager
 def running_sshd(folder: Path, *settings: str, **fields: Any) -> Iterator[Sshd]:
     """sshd with these settings. ``fields`` are fields of :class:`Sshd`."""
-    server = Sshd(made(folder), **fields)
+    server = Sshd(make_private(folder), **fields)
     try:
         server.start(*settings)
         yield server

@@ -10,7 +10,7 @@ from typing import Any
 from hil.controller.records.base import make_record
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
 from hil.controller.workloads.suites.store import HEAD, LINES
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 
 SEED = 7
 STAGES_S = {
@@ -145,7 +145,7 @@ def suite_run(folder: Path, records: list[CaseRecord], *, missing: tuple[str, ..
     ids = [*(record.id for record in records), *missing]
     head = suite_head(**{"id": folder.name, "ids": ids, "suite_ids": ids, **header})
     (folder / HEAD).write_text(json.dumps(head.to_json()))
-    lines = (json.dumps(jsonable(record.to_json()), allow_nan=False) + "\n" for record in records)
+    lines = (json.dumps(convert_to_json(record.to_json()), allow_nan=False) + "\n" for record in records)
     (folder / LINES).write_text("".join(lines))
     return folder
 

@@ -36,7 +36,7 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self._terminal, keys)
 
-    def answer(self, prompt: bytes, keys: bytes) -> None:
+    def receive_answer(self, prompt: bytes, keys: bytes) -> None:
         """Wait for a question, then type a line."""
         self.wait_for(prompt)
         self.type(keys + b"\n")

@@ -63,7 +63,7 @@ def verdicts(folder: Path) -> Iterator[Verdicts]:
     parts = [one for one in verifier.SOURCES.glob("*.c") if one.name not in ("main.c", "command.c")]
     checks = ["-O1", "-fsanitize=undefined", "-fsanitize-trap=undefined"]
     words = [*verifier.FLAGS, *checks, f"-I{verifier.SOURCES}", *map(str, parts), str(_PROGRAM), "-lm"]
-    verifier.zig_cc([*words, "-o", str(program)], verifier.own_target())
+    verifier.run_zig_cc([*words, "-o", str(program)], verifier.own_target())
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield Verdicts(process, folder)

@@ -76,8 +76,8 @@ def asking(
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]
         indexer = Indexer(writer, folders)
-        indexer.look()
-        access = AccessRules(host, token, farm.visitors() if farm else None)
+        indexer.scan()
+        access = AccessRules(host, token, farm.make_visitors() if farm else None)
         path = Path(folder) / "index.sqlite"
         app = create_app(folders, path, indexer.progress, access, farm, history_place=history)
         with TestClient(app, base_url=ADDRESS) as client:
@@ -105,15 +105,15 @@ def serving(
     """Run a server with its indexer in threads of this process, on a port of loopback (0 selects a free port). Return
     its address.
     """
-    from hil.controller.web.server.server import listener, server_of
+    from hil.controller.web.server.server import make_server, open_listener
 
     with tempfile.TemporaryDirectory() as folder, IndexWriter(Path(folder) / "index.sqlite") as writer:
         folders = [root.resolve() for root in roots]
         whole = mock.patch.object(FileResponse, "_open_file", _opened)
-        with Indexer(writer, folders) as indexer, listener("127.0.0.1", port) as bound, whole:
-            access = AccessRules("127.0.0.1", token, farm.visitors() if farm else None)
+        with Indexer(writer, folders) as indexer, open_listener("127.0.0.1", port) as bound, whole:
+            access = AccessRules("127.0.0.1", token, farm.make_visitors() if farm else None)
             path = Path(folder) / "index.sqlite"
-            server = server_of(create_app(folders, path, indexer.progress, access, farm, history_place=history))
+            server = make_server(create_app(folders, path, indexer.progress, access, farm, history_place=history))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
             thread.start()
             try:

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
 from hil.controller.web.server.app import PAGES
-from hil.core.text import visible
+from hil.core.text import escape_controls
 
 # Responses that never end, and large files from other projects.
 STREAMS = ("/events", "/farm/events", "/job/log", "/perfetto/")
@@ -90,7 +90,7 @@ def check_page(text: str, allowed: set[tuple[str, str]], where: str) -> PagePart
     assert not strange, (where, strange)
     assert not parts.comments, (where, parts.comments)
     for one in parts.shown:
-        hidden = [found for found in (visible(one),) if found != one]
+        hidden = [found for found in (escape_controls(one),) if found != one]
         assert not hidden, (where, hidden[0][:200])
     for link in parts.links:
         if _PICTURE.fullmatch(link):

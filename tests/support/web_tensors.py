@@ -9,8 +9,8 @@ from hil.compare.verdict import compare
 from hil.controller.pipeline.records.record import record_verdict
 from hil.core.npy import save_npy
 from hil.core.results import RunResult
-from hil.core.tensors import dtype_name
-from hil.core.text import jsonable
+from hil.core.tensors import get_dtype_name
+from hil.core.text import convert_to_json
 from support.web import write_run
 
 
@@ -26,7 +26,7 @@ def write_tensors(
             file = f"model/{kind}/{number}.npy"
             save_npy(root / name / file, array)
             entries[kind].append(
-                {"name": title, "dtype": dtype_name(array.dtype), "shape": [*array.shape], "file": file}
+                {"name": title, "dtype": get_dtype_name(array.dtype), "shape": [*array.shape], "file": file}
             )
     verdict = compare(RunResult("board", outputs), RunResult("a reference", references))
     case = {
@@ -36,4 +36,4 @@ def write_tensors(
         "references": [{"source": "a reference", "outputs": entries["reference-0"]}],
         "verdicts": [record_verdict(verdict).to_json()],
     }
-    return write_run(root, name, [jsonable(case)])
+    return write_run(root, name, [convert_to_json(case)])

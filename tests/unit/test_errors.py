@@ -16,9 +16,9 @@ def test_error_exit_code_matches_outcome():
 
 
 def test_error_text_contains_location_and_hint():
-    error = errors.LoadFailed("no room", hint="make some").located(stage="push", board="rpi5")
+    error = errors.LoadFailed("no room", hint="make some").locate(stage="push", board="rpi5")
     assert str(error) == "no room [push, board rpi5]\n  hint: make some"
-    assert error.located(stage="later", board="other").stage == "push"
+    assert error.locate(stage="later", board="other").stage == "push"
     assert str(errors.BoardBusy()) == "The board is in use by another session."
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.errors import BoardError, BoardLost
-from tools.virtual_board.host import end, link_name, says_ssh, unplug
+from tools.virtual_board.host import end, is_ssh_responding, link_name, unplug
 from tools.virtual_board.plan import Plan
 
-_READY_S = 60.0
-_ANSWER_S = 30.0
-_PATIENCE_S = 10.0
+_READY_SECONDS = 60.0
+_ANSWER_SECONDS = 30.0
+_PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class VirtualBoard:
         answer: dict[str, str] = self._ask("status")
         return answer
 
-    def wait(self, timeout: float = _READY_S) -> None:
+    def wait(self, timeout: float = _READY_SECONDS) -> None:
         """Wait until the SSH server responds.
 
         Raises:
@@ -164,8 +164,8 @@ class VirtualBoard:
         # Start with a short timeout: a booting board loses the first packet, which the kernel would send again only
         # after a second. Increase the timeout later, for networks with a configured delay.
         patience = 0.3
-        while not says_ssh(self.ip, patience):
-            patience = min(1.5 * patience, _PATIENCE_S)
+        while not is_ssh_responding(self.ip, patience):
+            patience = min(1.5 * patience, _PATIENCE_SECONDS)
             if self.status()["power"] == "off":
                 raise BoardError("the virtual board powered off", board=self.name, detail=self.console)
             if time.monotonic() > deadline:
@@ -187,7 +187,7 @@ class VirtualBoard:
             assert self._lifeline.stdin is not None
             self._lifeline.stdin.close()
             try:
-                self._lifeline.wait(_ANSWER_S)
+                self._lifeline.wait(_ANSWER_SECONDS)
             except subprocess.TimeoutExpired:  # the keeper hangs
                 end(self._lifeline)
 
@@ -200,7 +200,7 @@ class VirtualBoard:
             folder = os.open(self.folder, os.O_PATH)
             try:
                 with socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(_ANSWER_S + timeout)
+                    connection.settimeout(_ANSWER_SECONDS + timeout)
                     connection.connect(f"/proc/self/fd/{folder}/control")
                     connection.sendall(json.dumps([verb, arguments]).encode() + b"\n")
                     with suppress(ConnectionResetError):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tools.virtual_board.plan import Plan, card
+from tools.virtual_board.plan import Plan, make_mac
 
 _BOOT = Path(__file__).with_name("boot.sh")
 _NEW = "--net --mount --uts --ipc --pid --fork --kill-child".split()
@@ -69,7 +69,7 @@ class Namespaces:
         boot_id.write_text(f"{uuid.uuid4()}\n")
         now = {"boottime": time.CLOCK_BOOTTIME, "monotonic": time.CLOCK_MONOTONIC}
         clocks = [f"--{name}=-{int(time.clock_gettime(clock))}" for name, clock in now.items()]
-        words = [plan.name, plan.ip, plan.gateway, card(plan.ip), self._root, boot_id, bridge, cable, plan.cpu]
+        words = [plan.name, plan.ip, plan.gateway, make_mac(plan.ip), self._root, boot_id, bridge, cable, plan.cpu]
         with (self._folder / "console.log").open("ab") as console:
             return subprocess.Popen(
                 ["unshare", "--time", *clocks, *_NEW, "sh", str(_BOOT), *map(str, words)],
@@ -81,20 +81,20 @@ class Namespaces:
     def kill(self, live: Live) -> None:
         """Kill the first process. The kernel then kills all other processes, and ``unshare`` waits for them."""
         try:
-            os.kill(_child(live), signal.SIGKILL)
+            os.kill(_find_child(live), signal.SIGKILL)
         except ProcessLookupError:
             live.kill()
         live.wait()
 
     def processes(self, live: Live) -> set[int]:
         """Return all processes."""
-        return set(_inside(_namespace(_child(live))))
+        return set(_iter_inside(_read_namespace(_find_child(live))))
 
     def run(
         self, live: Live, argv: Sequence[str], stdin: str | None, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside all namespaces of the board. Wait if it is booting."""
-        first = self._booted(live, time.monotonic() + timeout)
+        first = self._wait_for_boot(live, time.monotonic() + timeout)
         environment = {**_ENVIRONMENT, "QEMU_CPU": self._plan.cpu}
         words = ["env", "-i", *(f"{key}={value}" for key, value in environment.items() if value), *argv]
         with subprocess.Popen(
@@ -109,19 +109,19 @@ class Namespaces:
                 out, err = process.communicate(stdin, timeout)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
-                    os.kill(_child(process), signal.SIGKILL)
+                    os.kill(_find_child(process), signal.SIGKILL)
                 process.kill()
                 raise subprocess.TimeoutExpired(list(argv), timeout) from None
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     @staticmethod
-    def _booted(live: Live, end: float) -> int:
+    def _wait_for_boot(live: Live, end: float) -> int:
         """Wait until the first process has switched to the board's root, and return it."""
-        while Path(f"/proc/{_child(live)}/root").samefile("/"):
+        while Path(f"/proc/{_find_child(live)}/root").samefile("/"):
             if time.monotonic() > end:
                 raise TimeoutError("the virtual board did not boot in time")
             time.sleep(0.01)
-        return _child(live)
+        return _find_child(live)
 
 
 class WholeMachine:
@@ -176,7 +176,7 @@ class WholeMachine:
         return run(self._machine.serial, argv, stdin=stdin or "", timeout=timeout)
 
 
-def _child(process: subprocess.Popen[Any]) -> int:
+def _find_child(process: subprocess.Popen[Any]) -> int:
     """Return the first process of the namespaces that a process created or entered.
 
     Raises:
@@ -192,13 +192,13 @@ def _child(process: subprocess.Popen[Any]) -> int:
     raise ProcessLookupError("the virtual board is off")
 
 
-def _inside(namespace: str) -> Iterator[int]:
+def _iter_inside(namespace: str) -> Iterator[int]:
     for place in Path("/proc").iterdir():
-        if place.name.isdigit() and _namespace(int(place.name)) == namespace:
+        if place.name.isdigit() and _read_namespace(int(place.name)) == namespace:
             yield int(place.name)
 
 
-def _namespace(process: int) -> str:
+def _read_namespace(process: int) -> str:
     try:
         return str(Path(f"/proc/{process}/ns/pid").readlink())
     except OSError:

@@ -15,7 +15,7 @@ from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
 from tools.virtual_board.board import VirtualBoard
 from tools.virtual_board.launch import start
 from tools.virtual_board.packages import DEBIAN
-from tools.virtual_board.places import made, state_folder
+from tools.virtual_board.places import make_private, state_folder
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -35,15 +35,15 @@ def cli() -> None:
     """
 
 
-def _board(name: str) -> VirtualBoard:
+def _find_board(name: str) -> VirtualBoard:
     """Return the board of that name, running or not."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"invalid board name {name!r}", hint="use at most 32 of the characters a-z, 0-9 and -")
     return VirtualBoard(state_folder() / name)
 
 
-def _running(name: str) -> VirtualBoard:
-    board = _board(name)
+def _find_running(name: str) -> VirtualBoard:
+    board = _find_board(name)
     try:
         board.status()
     except BoardLost:
@@ -77,7 +77,7 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
 
     if icount and not system:
         raise UsageError("--icount requires --system")
-    board = _board(name)
+    board = _find_board(name)
     asked: dict[str, Any] = {
         "arch": "aarch64" if system else arch,
         "system": system,
@@ -85,7 +85,7 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
         "netem": netem,
         "disk_mb": disk_mb,
     }
-    with FileLock(made(state_folder()) / f"{name}.lock"):
+    with FileLock(make_private(state_folder()) / f"{name}.lock"):
         try:
             board.status()
         except BoardLost:
@@ -109,7 +109,7 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
 @click.argument("name")
 def down(name: str) -> None:
     """End a board and delete the disk. A missing board is not an error."""
-    _board(name).down()
+    _find_board(name).down()
 
 
 @cli.command("list")
@@ -125,19 +125,19 @@ def list_() -> None:
         click.echo(f"{plan.parent.name}\t{kind}\t{board.address}\tpower {status['power']}\tcable {status['cable']}")
 
 
-def _verb(name: str, what: Callable[[VirtualBoard], None], text: str) -> None:
+def _add_command(name: str, what: Callable[[VirtualBoard], None], text: str) -> None:
     @cli.command(name, help=text)
     @click.argument("name")
     def command(name: str) -> None:
-        what(_running(name))
+        what(_find_running(name))
 
 
-_verb("cut", VirtualBoard.cut, "Disconnect the network cable: packets vanish without an error.")
-_verb("restore", VirtualBoard.restore, "Reconnect the network cable.")
-_verb("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
-_verb("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")
-_verb("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
-_verb("thaw", VirtualBoard.thaw, "Resume a frozen board.")
+_add_command("cut", VirtualBoard.cut, "Disconnect the network cable: packets vanish without an error.")
+_add_command("restore", VirtualBoard.restore, "Reconnect the network cable.")
+_add_command("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
+_add_command("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")
+_add_command("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
+_add_command("thaw", VirtualBoard.thaw, "Resume a frozen board.")
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

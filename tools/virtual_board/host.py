@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hil.errors import UsageError
-from tools.virtual_board.plan import card
+from tools.virtual_board.plan import make_mac
 
 _TOOLS = ("ip", "unshare", "nsenter", "mount", "ssh-keygen")
 _SBIN = ":/usr/sbin:/sbin"
@@ -23,7 +23,7 @@ _NETWORK = "10.231"
 _NETWORKS = 1 << 14
 _TRIES = 20
 _PRIVILEGED = "run as root, in a container with --privileged; HIL_NO_BOARDS=1 skips the tests that require a board"
-_GREETING_S = 10.0
+_GREETING_SECONDS = 10.0
 # The process must wait until the users are mapped. Only then can the process mount file systems, and only programs that
 # start later have root's capabilities.
 _BEGIN = 'read -r go && mount -t proc proc /proc && exec "$@"'
@@ -56,7 +56,7 @@ def require() -> None:
         )
 
 
-def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+def start_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     """Start a process in new namespaces. The process waits for a line on stdin, and then runs the command.
 
     When the process ends, the kernel ends all processes in the namespaces. The output is written to ``keeper.log`` in
@@ -89,7 +89,7 @@ def new_namespaces(folder: Path, *command: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process of :func:`new_namespaces`, independent of its state."""
+    """End a process of :func:`start_namespaces`, independent of its state."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     with suppress(OSError):
         for child in children.read_text().split():
@@ -126,13 +126,15 @@ def plug_in(process: int) -> tuple[str, str]:
         gateway, address = (f"{_NETWORK}.{number >> 6}.{(number & 63) * 4 + side}" for side in (1, 2))
         # Device names are unique, so creating the device also reserves the addresses.
         link = f"{link_name(address)} type veth peer name uplink netns {process}"
-        done = _ip(f"link add name {link}")
+        done = _run_ip(f"link add name {link}")
         if not done.returncode:
-            _ip(f"address add {gateway}/30 dev {link_name(address)}").check_returncode()
-            _ip(f"link set {link_name(address)} up").check_returncode()
+            _run_ip(f"address add {gateway}/30 dev {link_name(address)}").check_returncode()
+            _run_ip(f"link set {link_name(address)} up").check_returncode()
             # Add the neighbour here, because the kernel would repeat an ARP request to a booting board only after a
             # second.
-            _ip(f"neighbour add {address} lladdr {card(address)} dev {link_name(address)} nud stale").check_returncode()
+            _run_ip(
+                f"neighbour add {address} lladdr {make_mac(address)} dev {link_name(address)} nud stale"
+            ).check_returncode()
             return gateway, address
         if "exists" not in done.stderr:
             break
@@ -141,7 +143,7 @@ def plug_in(process: int) -> tuple[str, str]:
 
 def unplug(address: str) -> None:
     """Remove the cable of the board with that address, if it exists."""
-    _ip(f"link delete {link_name(address)}")
+    _run_ip(f"link delete {link_name(address)}")
 
 
 def link_name(address: str) -> str:
@@ -150,15 +152,15 @@ def link_name(address: str) -> str:
     return f"hilboard{(third << 6) + fourth // 4}"
 
 
-def _ip(words: str) -> subprocess.CompletedProcess[str]:
+def _run_ip(words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *words.split()], capture_output=True, text=True)
 
 
-def says_ssh(address: str, patience: float) -> bool:
+def is_ssh_responding(address: str, patience: float) -> bool:
     """Return True if an SSH server responds at an address. ``patience`` is the connection timeout in seconds."""
     try:
         with socket.create_connection((address, 22), timeout=patience) as connection:
-            connection.settimeout(_GREETING_S)
+            connection.settimeout(_GREETING_SECONDS)
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

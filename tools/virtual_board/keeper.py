@@ -59,11 +59,11 @@ class Keeper:
         root = self._make_root()
         kind: Callable[[Plan, Path, Path], Body] = WholeMachine if plan.system else Namespaces
         self._body = kind(plan, root, self._folder)
-        _bridge("hub", "uplink")
+        _add_bridge("hub", "uplink")
         if plan.netem:
             taps = [netem.open_tap(name) for name in ("near", "far")]
-            _ip("link set near master hub up")
-            _bridge("shelf", "far")
+            _run_ip("link set near master hub up")
+            _add_bridge("shelf", "far")
             self._bridge = "shelf"
             quality = netem.parse(plan.netem)
             threading.Thread(target=netem.forward, args=(*taps, quality), daemon=True).start()
@@ -74,12 +74,12 @@ class Keeper:
         plan = self._plan
         layers = self._folder / "layers"
         layers.mkdir()
-        _sh("mount", "-t", "tmpfs", "-o", f"size={plan.disk_mb}m,mode=0755", "disk", str(layers))
+        _run_command("mount", "-t", "tmpfs", "-o", f"size={plan.disk_mb}m,mode=0755", "disk", str(layers))
         upper, work, root = (layers / name for name in ("upper", "work", "root"))
         for place in (upper, work, root):
             place.mkdir()
         stacked = f"lowerdir={plan.rootfs},upperdir={upper},workdir={work},userxattr"
-        _sh("mount", "-t", "overlay", "-o", stacked, "disk", str(root))
+        _run_command("mount", "-t", "overlay", "-o", stacked, "disk", str(root))
         for path, (text, mode, owner) in plan.files.items():
             (root / path).write_text(text)
             (root / path).chmod(mode)
@@ -99,7 +99,7 @@ class Keeper:
         with self._lock:
             if self._live is live:
                 self._live = None
-                _unplug()
+                _remove_port()
                 if code == -signal.SIGHUP:
                     self.power_on()
 
@@ -108,7 +108,7 @@ class Keeper:
         with self._lock:
             live, self._live = self._live, None
             if live is not None:
-                _unplug()
+                _remove_port()
                 self._body.kill(live)
 
     def reboot(self) -> None:
@@ -129,21 +129,21 @@ class Keeper:
         with self._lock:
             self._cable = state
             if self._live is not None:
-                _ip(f"link set port {state}")
+                _run_ip(f"link set port {state}")
 
     def freeze(self) -> None:
         """Stop all processes on the board. The kernel still acknowledges packets."""
-        live = self._running()
+        live = self._require_running()
         stopped: set[int] = set()
         while new := self._body.processes(live) - stopped:
-            _signal(new, signal.SIGSTOP)
+            _send_signal(new, signal.SIGSTOP)
             stopped |= new
 
     def thaw(self) -> None:
         """Resume the board's processes."""
-        _signal(self._body.processes(self._running()), signal.SIGCONT)
+        _send_signal(self._body.processes(self._require_running()), signal.SIGCONT)
 
-    def _running(self) -> Live:
+    def _require_running(self) -> Live:
         live = self._live
         if live is None:
             raise ProcessLookupError(_OFF)
@@ -151,7 +151,7 @@ class Keeper:
 
     def run(self, argv: list[str], stdin: str | None, timeout: float) -> dict[str, Any]:
         """Run a command on the board as root, without the network."""
-        done = self._body.run(self._running(), argv, stdin, timeout)
+        done = self._body.run(self._require_running(), argv, stdin, timeout)
         return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
     def status(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ class Keeper:
                 try:
                     answer = {"answer": verbs[verb](**arguments)}
                 except (OSError, subprocess.SubprocessError) as error:
-                    answer = {"error": _words(error)}
+                    answer = {"error": _format_error(error)}
                 self.wfile.write(json.dumps(answer).encode())
 
         class Server(socketserver.ThreadingUnixStreamServer):
@@ -194,7 +194,7 @@ class Keeper:
 def _register(emulator: str) -> None:
     """Register this emulator for AArch64 programs with the kernel, in these namespaces only."""
     try:
-        _sh("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
+        _run_command("mount", "-t", "binfmt_misc", "binfmt_misc", str(_BINFMT))
     except subprocess.CalledProcessError as error:
         raise UsageError(
             "an emulated board requires a private binfmt_misc: unsupported by this kernel",
@@ -204,7 +204,7 @@ def _register(emulator: str) -> None:
     (_BINFMT / "register").write_text(_AARCH64.format(emulator=emulator))
 
 
-def _signal(processes: set[int], number: signal.Signals) -> None:
+def _send_signal(processes: set[int], number: signal.Signals) -> None:
     for process in processes:
         try:
             os.kill(process, number)
@@ -212,25 +212,25 @@ def _signal(processes: set[int], number: signal.Signals) -> None:
             continue
 
 
-def _unplug() -> None:
+def _remove_port() -> None:
     subprocess.run(["ip", "link", "delete", "port"], stderr=subprocess.DEVNULL)
 
 
-def _bridge(name: str, port: str) -> None:
-    _ip(f"link add name {name} type bridge")
-    _ip(f"link set {name} up")
-    _ip(f"link set {port} master {name} up")
+def _add_bridge(name: str, port: str) -> None:
+    _run_ip(f"link add name {name} type bridge")
+    _run_ip(f"link set {name} up")
+    _run_ip(f"link set {port} master {name} up")
 
 
-def _ip(words: str) -> None:
-    _sh("ip", *words.split())
+def _run_ip(words: str) -> None:
+    _run_command("ip", *words.split())
 
 
-def _sh(*argv: str) -> None:
+def _run_command(*argv: str) -> None:
     subprocess.run(argv, check=True, capture_output=True, text=True)
 
 
-def _words(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     said = getattr(error, "stderr", "") or getattr(error, "detail", "")
     return f"{error}\n{said}".strip()
 
@@ -254,7 +254,7 @@ def main() -> None:
     try:
         keeper.set_up()
     except (OSError, subprocess.SubprocessError, HilError) as error:
-        sys.exit(_words(error))
+        sys.exit(_format_error(error))
     keeper.serve()
 
 

@@ -11,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import BoardError, UsageError
 from tools.virtual_board import host, packages
 from tools.virtual_board import netem as network
 from tools.virtual_board import system as machine
 from tools.virtual_board.board import VirtualBoard
-from tools.virtual_board.places import made
+from tools.virtual_board.places import make_private
 from tools.virtual_board.plan import Plan
-from tools.virtual_board.rootfs import SSHD_CONFIG, emulator, root_filesystem
+from tools.virtual_board.rootfs import SSHD_CONFIG, get_emulator, get_root_filesystem
 
 Arch = Literal["x86_64", "aarch64"]
 
-_READY_S = 60.0
+_READY_SECONDS = 60.0
 _CPU = {"aarch64": "cortex-a53"}
 
 
@@ -60,14 +60,14 @@ def start(
     try:
         host.require()
         network.parse(netem)
-        made(folder)
+        make_private(folder)
         plan = _provide(Plan(name, arch, disk_mb, netem, system, memory_mb, icount, lifeline), folder)
-        keeper = host.new_namespaces(folder, *module_command("tools.virtual_board.keeper", str(folder)))
+        keeper = host.start_namespaces(folder, *make_module_command("tools.virtual_board.keeper", str(folder)))
         gateway, ip = host.plug_in(keeper.pid)
         replace(plan, ip=ip, gateway=gateway).write(folder)
         host_key = (folder / "host_key.pub").read_text()
         (folder / "known_hosts").write_text(f"{ip} {' '.join(host_key.split()[:2])}\n")
-        _go(keeper, folder, lifeline)
+        _continue_keeper(keeper, folder, lifeline)
         board = VirtualBoard(folder, keeper if lifeline else None)
         board.wait()
     except BaseException:
@@ -85,16 +85,16 @@ def _provide(plan: Plan, folder: Path) -> Plan:
         if plan.arch != "aarch64":
             raise UsageError(f"unsupported architecture {plan.arch!r} for a whole machine: expected aarch64")
         machine.prepare()
-    elif plan.arch != packages.host_arch():
-        program, cpu = str(emulator(plan.arch)), _CPU[plan.arch]
-    rootfs = str(root_filesystem(plan.arch))
+    elif plan.arch != packages.get_host_arch():
+        program, cpu = str(get_emulator(plan.arch)), _CPU[plan.arch]
+    rootfs = str(get_root_filesystem(plan.arch))
     for key in ("identity", "host_key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"virtual board {plan.name}", "-f"]
         subprocess.run([*command, str(folder / key)], check=True, capture_output=True)
     return replace(plan, rootfs=rootfs, emulator=program, cpu=cpu, files=_own_files(folder, plan.name, cpu))
 
 
-def _go(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
+def _continue_keeper(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
     """Let the keeper continue, and wait until it accepts requests."""
     assert keeper.stdin is not None
     # The loop below detects a keeper that has already ended.
@@ -103,7 +103,7 @@ def _go(keeper: subprocess.Popen[bytes], folder: Path, lifeline: bool) -> None:
         keeper.stdin.flush()
     if not lifeline:
         keeper.stdin.close()
-    end = time.monotonic() + _READY_S
+    end = time.monotonic() + _READY_SECONDS
     while not (folder / "control").exists():
         if keeper.poll() is not None or time.monotonic() > end:
             raise BoardError("the virtual board did not start", board=folder.name, detail=_log(folder))

@@ -92,7 +92,7 @@ class Way:
     last: float = 0.0
     random: random.Random = field(default_factory=random.Random)
 
-    def due(self, size: int, now: float) -> float | None:
+    def schedule_frame(self, size: int, now: float) -> float | None:
         """Return the arrival time of a frame that is sent now, or None if the frame is lost."""
         netem = self.netem
         if self.random.random() < netem.loss or self.held >= _LIMIT:
@@ -116,7 +116,7 @@ def forward(one: int, other: int, netem: Netem) -> None:
         for tap in readable:
             way = ways[tap]
             frame = os.read(tap, _FRAME)
-            due = way.due(len(frame), now)
+            due = way.schedule_frame(len(frame), now)
             if due is not None:
                 way.held += 1
                 heapq.heappush(queue, (due, next(numbers), way, frame))

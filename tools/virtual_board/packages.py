@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.errors import HilError, UsageError
-from tools.virtual_board.places import made
+from tools.virtual_board.places import make_private
 
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 SOURCES_VARIABLE = "HIL_DEBIAN_SOURCES"
@@ -54,9 +54,9 @@ class Apt:
             PackagesUnavailable: apt failed.
         """
         for place in ("lists/partial", "archives/partial", "etc"):
-            made(self.folder / place)
+            make_private(self.folder / place)
         (self.folder / "status").touch()
-        sources = _sources(self.release)
+        sources = _list_sources(self.release)
         (self.folder / "sources.list").write_text(sources)
         # Clear the hooks that the machine's configuration defines for its own updates.
         cleared = "".join(
@@ -110,8 +110,8 @@ class Apt:
         return next(iter(sorted(self.folder.glob(f"{package}_*.deb"))))
 
     def _run(self, *arguments: str) -> None:
-        command = [*_apt(), "-c", str(self.folder / "apt.conf"), *arguments]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=_environment())
+        command = [*_make_apt_command(), "-c", str(self.folder / "apt.conf"), *arguments]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=_make_environment())
         if done.returncode:
             raise PackagesUnavailable(
                 f"apt cannot fetch packages of Debian {self.release} for {self.arch}",
@@ -120,12 +120,12 @@ class Apt:
             )
 
 
-def host_arch() -> str:
+def get_host_arch() -> str:
     """Return this machine's architecture, as ``uname -m`` prints it."""
     return os.uname().machine
 
 
-def triplet(arch: str) -> str:
+def get_triplet(arch: str) -> str:
     """Return Debian's multiarch name, such as ``aarch64-linux-gnu``."""
     return f"{arch}-linux-gnu"
 
@@ -144,7 +144,7 @@ def unpack(deb: Path, folder: Path, *options: str) -> None:
         raise PackagesUnavailable(f"cannot unpack {deb.name}", detail=done.stderr.strip())
 
 
-def _apt() -> list[str]:
+def _make_apt_command() -> list[str]:
     found = shutil.which("apt-get")
     if found is None:
         raise UsageError(
@@ -154,11 +154,11 @@ def _apt() -> list[str]:
     return [found]
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
 
 
-def _sources(release: str) -> str:
+def _list_sources(release: str) -> str:
     """Return one-line apt sources of a Debian release, for the mirrors that this machine uses.
 
     Raises:
@@ -166,8 +166,8 @@ def _sources(release: str) -> str:
     """
     if chosen := os.environ.get(SOURCES_VARIABLE):
         return Path(chosen).read_text()
-    command = [*_apt(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    command = [*_make_apt_command(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
+    done = subprocess.run(command, capture_output=True, text=True, env=_make_environment())
     # Use Debian's archive keys if the machine has them at this path, otherwise apt's trusted keys.
     signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
     lines = set()

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("hil", appauthor=False)) / "virtual-board"
 
 
-def made(folder: Path) -> Path:
+def make_private(folder: Path) -> Path:
     """Create a directory that only the user can read, unless it exists. Return the path.
 
     Raises:

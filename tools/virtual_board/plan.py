@@ -48,7 +48,7 @@ class Plan:
         (folder / _FILE).write_text(json.dumps(asdict(self)))
 
 
-def card(ip: str) -> str:
+def make_mac(ip: str) -> str:
     """Return the MAC address for an IP address.
 
     The address is the same at each boot, because other machines cache it.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hil.errors import UsageError
 from tools.virtual_board import packages
-from tools.virtual_board.places import cache_folder, made
+from tools.virtual_board.places import cache_folder, make_private
 
 # This release's qemu shows the emulated CPU in /proc/cpuinfo. The qemu in the boards' release shows this machine's CPU.
 _EMULATOR_RELEASE = "trixie"
@@ -84,7 +84,7 @@ _TESTER = ("home/tester", "home/tester/.ssh")
 Builder = Callable[[Path], None]
 
 
-def root_filesystem(arch: str) -> Path:
+def get_root_filesystem(arch: str) -> Path:
     """Return the root file system for an architecture, built on the first call (about 20 s). Never write to it.
 
     Raises:
@@ -94,10 +94,10 @@ def root_filesystem(arch: str) -> Path:
     if arch not in packages.DEBIAN:
         raise UsageError(f"unsupported architecture {arch!r} for virtual boards", hint="use x86_64 or aarch64")
     recipe = repr((_PACKAGES, _LEFT_OUT, _EXCLUDED, _EMPTY, _FILES, _LINKS, _PRIVATE))
-    return cached(f"rootfs-{arch}", recipe, lambda folder: _build(folder, arch))
+    return get_cached(f"rootfs-{arch}", recipe, lambda folder: _build(folder, arch))
 
 
-def emulator(arch: str) -> Path:
+def get_emulator(arch: str) -> Path:
     """Return a static emulator for programs of an architecture, fetched on the first call.
 
     Raises:
@@ -105,16 +105,16 @@ def emulator(arch: str) -> Path:
     """
 
     def build(folder: Path) -> None:
-        with scratch_for(folder) as scratch:
-            apt = packages.Apt(scratch / "apt", packages.host_arch(), _EMULATOR_RELEASE)
+        with make_scratch(folder) as scratch:
+            apt = packages.Apt(scratch / "apt", packages.get_host_arch(), _EMULATOR_RELEASE)
             apt.update()
-            packages.unpack(apt.download_alone("qemu-user"), made(scratch / "root"), f"./usr/bin/qemu-{arch}")
+            packages.unpack(apt.download_alone("qemu-user"), make_private(scratch / "root"), f"./usr/bin/qemu-{arch}")
             (scratch / "root/usr/bin" / f"qemu-{arch}").rename(folder / f"qemu-{arch}")
 
-    return cached(f"qemu-user-{arch}", _EMULATOR_RELEASE, build) / f"qemu-{arch}"
+    return get_cached(f"qemu-user-{arch}", _EMULATOR_RELEASE, build) / f"qemu-{arch}"
 
 
-def cached(name: str, recipe: str, build: Builder) -> Path:
+def get_cached(name: str, recipe: str, build: Builder) -> Path:
     """Return a cached directory. The first call builds it, atomically and with a lock.
 
     Args:
@@ -124,7 +124,7 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
     """
     from filelock import FileLock
 
-    cache = made(cache_folder())
+    cache = make_private(cache_folder())
     folder = cache / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -133,15 +133,15 @@ def cached(name: str, recipe: str, build: Builder) -> Path:
             for stale in cache.glob(f"{name}-*.part"):
                 shutil.rmtree(stale)
             print(f"hil: building {name} for virtual boards (once)", file=sys.stderr)
-            part = made(folder.with_name(f"{folder.name}.part"))
+            part = make_private(folder.with_name(f"{folder.name}.part"))
             build(part)
             part.rename(folder)
     return folder
 
 
 @contextmanager
-def scratch_for(folder: Path) -> Iterator[Path]:
-    """Yield a temporary directory for a builder of :func:`cached`.
+def make_scratch(folder: Path) -> Iterator[Path]:
+    """Yield a temporary directory for a builder of :func:`get_cached`.
 
     If the process is killed, the next build removes the directory.
     """
@@ -150,7 +150,7 @@ def scratch_for(folder: Path) -> Iterator[Path]:
 
 
 def _build(root: Path, arch: str) -> None:
-    with scratch_for(root) as scratch:
+    with make_scratch(root) as scratch:
         apt = packages.Apt(scratch, arch)
         apt.update()
         root.chmod(0o755)

@@ -19,10 +19,10 @@ from ipaddress import ip_interface
 from pathlib import Path
 
 from hil.errors import StorageError, UsageError
-from tools.virtual_board.packages import Apt, host_arch, unpack
-from tools.virtual_board.places import made
-from tools.virtual_board.rootfs import cached, scratch_for
-from tools.virtual_board.system_initrd import in_load_order, initrd
+from tools.virtual_board.packages import Apt, get_host_arch, unpack
+from tools.virtual_board.places import make_private
+from tools.virtual_board.rootfs import get_cached, make_scratch
+from tools.virtual_board.system_initrd import build_initrd, sort_modules
 
 # Do not use "max": additional features (pointer authentication) make the boot five times slower.
 _CPU = "cortex-a53"
@@ -95,15 +95,15 @@ def prepare() -> SystemImage:
     installed = shutil.which(_QEMU)
 
     def build(folder: Path) -> None:
-        with scratch_for(folder) as scratch:
+        with make_scratch(folder) as scratch:
             _take_kernel(scratch / "board", folder)
             if not installed:
                 _take_qemu(scratch / "host", folder)
 
-    folder = cached("system", repr((_KERNEL, _MODULES, not installed)), build)
+    folder = get_cached("system", repr((_KERNEL, _MODULES, not installed)), build)
     qemu = folder / "qemu"
     carried = (str(qemu / _LOADER), "--library-path", str(qemu), str(qemu / _QEMU))
-    modules = in_load_order(folder / "modules", _MODULES)
+    modules = sort_modules(folder / "modules", _MODULES)
     return SystemImage(folder / "vmlinuz", tuple(modules), (installed,) if installed else carried)
 
 
@@ -121,8 +121,8 @@ def make_disk(image: SystemImage, machine: Machine, root: Path, *, size_mb: int 
         UsageError: a tool is missing.
         StorageError: the disk cannot be created.
     """
-    made(machine.folder)
-    machine.initrd.write_bytes(initrd(root / "usr/bin/busybox", image.modules))
+    make_private(machine.folder)
+    machine.initrd.write_bytes(build_initrd(root / "usr/bin/busybox", image.modules))
     machine.disk.unlink(missing_ok=True)
     _run(["mkfs.ext4", "-q", "-E", "root_owner=0:0", "-d", str(root), str(machine.disk), f"{size_mb}M"])
 
@@ -146,35 +146,35 @@ def start(image: SystemImage, machine: Machine) -> list[str]:
         *(("-icount", "shift=0") if machine.icount else ()),
         *("-smp", str(machine.cores), "-m", str(machine.memory_mb)),
         *("-kernel", str(image.kernel), "-initrd", str(machine.initrd), "-append", " ".join(kernel)),
-        *("-drive", f"file={_escaped(machine.disk)},if=none,id=disk,format=raw,cache=unsafe,discard=unmap"),
+        *("-drive", f"file={_escape_path(machine.disk)},if=none,id=disk,format=raw,cache=unsafe,discard=unmap"),
         *("-device", "virtio-blk-device,drive=disk"),
         *("-netdev", f"tap,id=net,ifname={machine.tap},script=no,downscript=no"),
-        *("-device", f"virtio-net-device,netdev=net,mac={_mac(machine.address)}"),
+        *("-device", f"virtio-net-device,netdev=net,mac={_make_mac(machine.address)}"),
         *("-device", "virtio-rng-device"),
-        *("-chardev", f"socket,id=serial,path={_escaped(machine.serial)},server=on,wait=off"),
+        *("-chardev", f"socket,id=serial,path={_escape_path(machine.serial)},server=on,wait=off"),
         *("-device", "virtio-serial-device", "-device", "virtserialport,chardev=serial"),
-        *("-chardev", f"file,id=console,path={_escaped(machine.console)},append=on", "-serial", "chardev:console"),
+        *("-chardev", f"file,id=console,path={_escape_path(machine.console)},append=on", "-serial", "chardev:console"),
     ]
 
 
 def _take_kernel(scratch: Path, folder: Path) -> None:
-    apt = Apt(made(scratch), "aarch64")
+    apt = Apt(make_private(scratch), "aarch64")
     apt.update()
     # Fetch packages without dependencies, because only the installation of a kernel needs them.
     newest = _run(["dpkg-deb", "--field", str(apt.download_alone(_KERNEL)), "Depends"]).split()[0]
-    unpacked = made(scratch / "unpacked")
+    unpacked = make_private(scratch / "unpacked")
     unpack(apt.download_alone(newest), unpacked)
     (kernel,) = unpacked.glob("boot/vmlinuz-*")
-    for module in in_load_order(unpacked / "lib/modules", _MODULES):
-        module.rename(made(folder / "modules") / module.name)
+    for module in sort_modules(unpacked / "lib/modules", _MODULES):
+        module.rename(make_private(folder / "modules") / module.name)
     kernel.rename(folder / "vmlinuz")
 
 
 def _take_qemu(scratch: Path, folder: Path) -> None:
     """Fetch the emulator with libraries, including the loader and the C library."""
-    apt = Apt(made(scratch), host_arch())
+    apt = Apt(make_private(scratch), get_host_arch())
     apt.update()
-    unpacked = made(scratch / "unpacked")
+    unpacked = make_private(scratch / "unpacked")
     for package in apt.download([_QEMU_PACKAGE]):
         unpack(package, unpacked)
     program = unpacked / "usr/bin" / _QEMU
@@ -183,16 +183,16 @@ def _take_qemu(scratch: Path, folder: Path) -> None:
     listed = _run([str(loader), "--library-path", ":".join(places), "--list", str(program)])
     libraries = [Path(words[2]) for words in map(str.split, listed.splitlines()) if words[1:2] == ["=>"]]
     for path in [program, *libraries]:
-        shutil.copy2(path, made(folder / "qemu") / path.name)
+        shutil.copy2(path, make_private(folder / "qemu") / path.name)
     shutil.copy2(loader, folder / "qemu" / _LOADER)
 
 
-def _mac(address: str) -> str:
+def _make_mac(address: str) -> str:
     """Return a locally administered MAC address for an IP address."""
     return "02:00:" + ":".join(f"{part:02x}" for part in ip_interface(address).packed)
 
 
-def _escaped(path: Path) -> str:
+def _escape_path(path: Path) -> str:
     """Escape a path for a qemu option."""
     return str(path).replace(",", ",,")
 

@@ -11,9 +11,9 @@ _SCRIPTS = {"init": Path(__file__).with_name("system_init.sh"), "serial": Path(_
 _END = ("TRAILER!!!", 0, b"")
 
 
-def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
+def build_initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
     """Return an initrd that loads the modules in order, and boots from the disk."""
-    return cpio(
+    return build_cpio(
         [
             ("bin", stat.S_IFDIR | 0o755, b""),
             ("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()),
@@ -27,21 +27,21 @@ def initrd(busybox: Path, modules: Sequence[Path]) -> bytes:
     )
 
 
-def cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
+def build_cpio(entries: Iterable[tuple[str, int, bytes]]) -> bytes:
     """Return a cpio archive ("newc", which Linux unpacks at boot) of names, modes and contents."""
     parts = []
     for number, (name, mode, data) in enumerate([*entries, _END], start=1):
         path = name.encode() + b"\0"
         fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
-        parts += [_padded(b"070701" + b"".join(b"%08X" % field for field in fields) + path), _padded(data)]
+        parts += [_pad(b"070701" + b"".join(b"%08X" % field for field in fields) + path), _pad(data)]
     return b"".join(parts)
 
 
-def _padded(data: bytes) -> bytes:
+def _pad(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % 4)
 
 
-def in_load_order(folder: Path, wanted: Iterable[str]) -> list[Path]:
+def sort_modules(folder: Path, wanted: Iterable[str]) -> list[Path]:
     """Return the wanted kernel modules and their dependencies, in load order.
 
     Args:

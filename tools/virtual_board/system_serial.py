@@ -38,13 +38,13 @@ def run(line: Path, argv: Sequence[str], *, stdin: str = "", timeout: float) -> 
             port.settimeout(timeout)
             port.connect(str(line))
             port.sendall(words.encode() + given)
-            answer = _answer(port, number, ends)
+            answer = _read_answer(port, number, ends)
         except TimeoutError:
             raise subprocess.TimeoutExpired(list(argv), timeout) from None
-    return subprocess.CompletedProcess(list(argv), int(answer[1]), _plain(answer[2]), _plain(answer[3]))
+    return subprocess.CompletedProcess(list(argv), int(answer[1]), _decode_word(answer[2]), _decode_word(answer[3]))
 
 
-def _answer(port: socket.socket, number: str, ends: float) -> list[str]:
+def _read_answer(port: socket.socket, number: str, ends: float) -> list[str]:
     """Return the words of the response with this number. Ignore late responses to earlier commands."""
     received = b""
     while True:
@@ -60,5 +60,5 @@ def _answer(port: socket.socket, number: str, ends: float) -> list[str]:
         received += piece
 
 
-def _plain(word: str) -> str:
+def _decode_word(word: str) -> str:
     return b64decode(word).decode(errors="surrogateescape")

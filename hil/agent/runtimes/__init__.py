@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.clock import CLOCK_FILE, get_time_ns
 from hil.core.files import read_end
-from hil.core.installed import points
-from hil.core.processes import signal_name
+from hil.core.installed import list_entry_points
+from hil.core.processes import get_signal_name
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed
@@ -139,10 +139,10 @@ class Runtime(Protocol):
         """
 
 
-def known() -> dict[str, str]:
+def list_runtimes() -> dict[str, str]:
     """Return name -> ``module:Class`` of all runtimes of hil and of plugins, installed or not."""
     found = {name: info.agent for name, info in RUNTIMES.items()}
-    for entry in points(RUNTIME_GROUP):
+    for entry in list_entry_points(RUNTIME_GROUP):
         found[entry.name] = entry.value
     return found
 
@@ -176,13 +176,13 @@ class ClockPairs:
         self._profilers_ns = profilers_ns
         self._pairs: list[tuple[int, int]] = []
 
-    def look(self) -> None:
+    def read_clocks(self) -> None:
         """Read both clocks.
 
         Each try reads the profiler's clock between two readings of the board's clock. Of five tries, the method stores
         the try with the shortest time between these two readings.
         """
-        looks = [(now_ns(), self._profilers_ns(), now_ns()) for _ in range(_LOOKS)]
+        looks = [(get_time_ns(), self._profilers_ns(), get_time_ns()) for _ in range(_LOOKS)]
         before, profilers, after = min(looks, key=lambda look: look[2] - look[0])
         self._pairs.append((profilers, (before + after) // 2))
 
@@ -215,7 +215,7 @@ def run_command(argv: Sequence[str], folder: Path, wanted: Path) -> None:
             hint="the command or a required library is missing, or it was built for a different CPU",
         ) from error
     if done.returncode < 0:
-        ended = f"was killed by {signal_name(-done.returncode)}"
+        ended = f"was killed by {get_signal_name(-done.returncode)}"
     elif done.returncode:
         ended = f"failed with exit code {done.returncode}"
     elif not wanted.is_file() or not wanted.stat().st_size:

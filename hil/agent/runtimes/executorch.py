@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 
 from hil.agent.runtimes import Check, Runtime
-from hil.core.clock import CLOCK_FILE, now_ns
+from hil.core.clock import CLOCK_FILE, get_time_ns
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import PORTABLE, Part, Placement
-from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.core.tensors import Array, TensorSpec, parse_dtype
 from hil.errors import ErrorCode, HilError, LoadFailed, PartMissing, RunFailed
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
 from hil.formats.executorch_file import (
     Damaged,
     ExecuTorchMethod,
     Value,
+    find_program,
     is_bundle,
-    mapped,
+    list_tensor_files,
+    map_program,
     pick_method,
-    program_in,
     read_methods,
-    tensor_files,
 )
-from hil.formats.torch_values import from_torch, to_torch
+from hil.formats.torch_values import convert_from_torch, to_torch
 
 DEVICE = "cpu"
 # Error codes from ExecuTorch's error.h.
@@ -75,15 +75,15 @@ class ExecuTorchRuntime(Runtime):
     @staticmethod
     def preload() -> None:
         """Import the library and PyTorch, which takes seconds, so that forked workers do not have to."""
-        _library()
+        _import_library()
 
     def load(self, folder: Path, main: str, device: str, function: str) -> ExecuTorchProgram:
         """Load method ``function`` of a program. "" selects the only method, or ``forward``."""
         if device not in ("", DEVICE):
             raise LoadFailed(f"unsupported ExecuTorch device {device!r}", hint=f"supported: {DEVICE}")
-        library = _library()
+        library = _import_library()
         try:
-            data = mapped(folder / main)
+            data = map_program(folder / main)
             methods = read_methods(data)
             method = pick_method(methods, function)
             if method is None:
@@ -94,11 +94,11 @@ class ExecuTorchRuntime(Runtime):
                 )
             _check_needs(library, main, method)
             checked: dict[str, Any] = {"program_verification": library.Verification.InternalConsistency}
-            tensors = next(iter(tensor_files(folder)), None)
+            tensors = next(iter(list_tensor_files(folder)), None)
             if tensors is not None:
                 checked["data_path"] = str(tensors)
             if is_bundle(data):
-                held = bytes(program_in(data))
+                held = bytes(find_program(data))
                 program = library._load_program_from_buffer(held, **checked)
             else:
                 held = b""
@@ -107,7 +107,7 @@ class ExecuTorchRuntime(Runtime):
         except Damaged as error:
             raise LoadFailed(f"ExecuTorch cannot load {main}: {error}") from error
         except RuntimeError as error:
-            raise LoadFailed(f"ExecuTorch cannot load {main}: {_error_text(error)}") from error
+            raise LoadFailed(f"ExecuTorch cannot load {main}: {_format_error(error)}") from error
 
 
 class ExecuTorchProgram:
@@ -129,10 +129,10 @@ class ExecuTorchProgram:
         self._method = method
         self._has_run = False
         self.function = method.name
-        self._taken, self.inputs = _places(method.input_specs())
-        self._given, self.outputs = _places(method.output_specs())
+        self._taken, self.inputs = _split_places(method.list_input_specs())
+        self._given, self.outputs = _split_places(method.list_output_specs())
         self._arguments: list[Any] = [value.constant for value in method.inputs]
-        self._placed = _placement(method)
+        self._placed = _read_placement(method)
 
     def bind(self, inputs: list[Array]) -> None:
         """Create tensors with the memory layout that the program expects.
@@ -140,7 +140,7 @@ class ExecuTorchProgram:
         The library does not check the layout. With a different layout, it would silently read wrong values.
         """
         for place, spec, array in zip(self._taken, self.inputs, inputs, strict=True):
-            self._arguments[place] = _tensor(spec.name, array, self._method.inputs[place])
+            self._arguments[place] = _make_tensor(spec.name, array, self._method.inputs[place])
 
     def renew(self) -> None:
         """Reload a method that writes to its buffers, because ExecuTorch cannot reset them."""
@@ -157,27 +157,27 @@ class ExecuTorchProgram:
             self._loaded.set_inputs(self._arguments)
             self._loaded.execute()
         except RuntimeError as error:
-            raise RunFailed(f"ExecuTorch failed to run {self.function}: {_error_text(error)}") from error
+            raise RunFailed(f"ExecuTorch failed to run {self.function}: {_format_error(error)}") from error
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile a separate instance of the method, so that event tracing does not slow down normal runs."""
-        program = bytes(program_in(mapped(self._file)))
+        program = bytes(find_program(map_program(self._file)))
         weights = [read_file(self._tensors, MAX_MODEL_BYTES)] if self._tensors else []
         written = folder / FILE
         try:
-            module = _library()._load_for_executorch_from_buffer(program, *weights, enable_etdump=True)
+            module = _import_library()._load_for_executorch_from_buffer(program, *weights, enable_etdump=True)
             if not module.has_etdump():
                 raise RunFailed("this build of ExecuTorch's runtime cannot write an ETDump")
-            before = now_ns()
+            before = get_time_ns()
             for _ in range(warmup + iterations):
                 outputs = module.run_method(self.function, self._arguments, clone_outputs=False)
                 if not self._method.writers:  # this instance retains the state between runs
-                    check(self._arrays_of(outputs))
-            after = now_ns()
+                    check(self._collect_arrays(outputs))
+            after = get_time_ns()
             module.write_etdump_result_to_file(str(written))
-            runs = [event for event in read_etdump(mapped(written)) if event.name == EXECUTE]
+            runs = [event for event in read_etdump(map_program(written)) if event.name == EXECUTE]
         except RuntimeError as error:
-            raise RunFailed(f"ExecuTorch failed to profile {self.function}: {_error_text(error)}") from error
+            raise RunFailed(f"ExecuTorch failed to profile {self.function}: {_format_error(error)}") from error
         except Damaged as error:
             raise RunFailed(f"ExecuTorch wrote an invalid profile: {error}") from error
         # The profiler's clock is not readable, so pair it with the start and end times of the runs.
@@ -191,18 +191,18 @@ class ExecuTorchProgram:
 
     def fetch(self) -> list[Array]:
         """Return copies of the last outputs: the next run writes to the same memory."""
-        return self._arrays_of(self._loaded.get_outputs(clone_outputs=True))
+        return self._collect_arrays(self._loaded.get_outputs(clone_outputs=True))
 
-    def _arrays_of(self, found: Any) -> list[Array]:
+    def _collect_arrays(self, found: Any) -> list[Array]:
         return [
-            np.asarray(found[place], dtype_of(spec.dtype))
+            np.asarray(found[place], parse_dtype(spec.dtype))
             if isinstance(found[place], int | float)
-            else from_torch(found[place])
+            else convert_from_torch(found[place])
             for place, spec in zip(self._given, self.outputs, strict=True)
         ]
 
 
-def _placement(method: ExecuTorchMethod) -> Placement:
+def _read_placement(method: ExecuTorchMethod) -> Placement:
     """Return a part for each backend, and a part for ExecuTorch's kernels (``elsewhere`` if a backend exists)."""
     calls = Counter(backend for backend, _ in method.calls if backend)
     parts = [Part(name, count) for name, count in calls.items()]
@@ -211,11 +211,11 @@ def _placement(method: ExecuTorchMethod) -> Placement:
     return tuple(parts)
 
 
-def _places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[TensorSpec, ...]]:
+def _split_places(specs: list[tuple[int, TensorSpec]]) -> tuple[list[int], tuple[TensorSpec, ...]]:
     return [place for place, _ in specs], tuple(spec for _, spec in specs)
 
 
-def _library() -> Any:
+def _import_library() -> Any:
     """Import the package's library.
 
     ``executorch.extension.pybindings.portable_lib`` exports the library, but would also import the exporter.
@@ -260,7 +260,7 @@ def _check_needs(library: Any, main: str, method: ExecuTorchMethod) -> None:
         )
 
 
-def _tensor(name: str, array: Array, value: Value) -> Any:
+def _make_tensor(name: str, array: Array, value: Value) -> Any:
     if value.dynamic and any(size > most for size, most in zip(array.shape, value.sizes, strict=True)):
         most = "x".join(map(str, value.sizes))
         raise RunFailed(f"{name} is {'x'.join(map(str, array.shape))}, but the program accepts at most {most}")
@@ -270,7 +270,7 @@ def _tensor(name: str, array: Array, value: Value) -> Any:
         raise RunFailed(f"{name}: {error.message}") from error
 
 
-def _error_text(error: RuntimeError) -> str:
+def _format_error(error: RuntimeError) -> str:
     """Return the library's message, followed by the name of the error code."""
     code = _CODE.search(str(error))
     name = _ERRORS.get(int(code[1], 16), "") if code else ""

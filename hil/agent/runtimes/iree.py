@@ -14,11 +14,11 @@ import numpy as np
 
 from hil.agent.runtimes import Check, ClockPairs, run_command
 from hil.core.files import copy_file, open_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Part, Placement
-from hil.core.tensors import Array, TensorSpec, dtype_of, settled, to_bytes
+from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.iree_buffers import array_of, shared_view_of, view_of
+from hil.formats.iree_buffers import make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
@@ -30,8 +30,8 @@ from hil.formats.iree_command import (
     profile_command,
 )
 from hil.formats.iree_errors import load_error
-from hil.formats.iree_state import keeps_state
-from hil.formats.iree_values import choose_function, functions_of
+from hil.formats.iree_state import has_state
+from hil.formats.iree_values import choose_function, list_module_functions
 
 DEFAULT_DEVICE = "local-task"
 
@@ -49,7 +49,7 @@ class IreeRuntime:
         drivers = [name for name in rt.query_available_drivers() if _has_device(name)]
         ordered = sorted(drivers, key=lambda name: (name != DEFAULT_DEVICE, name))
         lacking = "" if own_tool(PROFILE_TOOL) else PROFILE_TOOL
-        return {"version": version("iree-base-runtime"), "devices": ordered, "profile_tool": lacking}
+        return {"version": get_version("iree-base-runtime"), "devices": ordered, "profile_tool": lacking}
 
     def prepare(self, device: str) -> None:
         """Open a device."""
@@ -94,9 +94,9 @@ class IreeRuntime:
 
             context = open_context()
         except Exception as error:
-            message = f"IREE cannot load {main}: {_first_line(error)}"
+            message = f"IREE cannot load {main}: {_get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
-        reopen = open_context if keeps_state(memoryview(content)) else None
+        reopen = open_context if has_state(memoryview(content)) else None
         return IreeProgram(hal_device, context, reopen, module, function, _Files(name, path, parameters))
 
 
@@ -134,13 +134,13 @@ class IreeProgram:
     ) -> None:
         self._files = files
         self._device = device
-        self._placed = _part(device, files.device.split("://")[0])
+        self._placed = _describe_device(device, files.device.split("://")[0])
         self._context = context
         self._reopen = reopen
         self._module = module
-        entry = choose_function(functions_of(module), function)
+        entry = choose_function(list_module_functions(module), function)
         self.function = entry.name
-        self.inputs, self.outputs = entry.signature()
+        self.inputs, self.outputs = entry.make_signature()
         self._fences = entry.fences
         self._function = module.lookup_function(entry.name)
         self._arguments: list[Any] = []
@@ -161,7 +161,7 @@ class IreeProgram:
         arguments: list[Any] = []
         self._copied: list[int] = []
         for place, (spec, array) in enumerate(zip(self.inputs, inputs, strict=True)):
-            shared = None if is_number(spec) else shared_view_of(self._device, array)
+            shared = None if is_number(spec) else make_shared_view(self._device, array)
             if shared is None:
                 is_all_shared = False
                 if is_number(spec):
@@ -170,7 +170,7 @@ class IreeProgram:
                     shared = view_of(self._device, array)
                     self._copied.append(place)
             arguments.append(shared)
-        self._list = _pushed(self.inputs, arguments)
+        self._list = _build_arguments(self.inputs, arguments)
         self._arguments, self._given, self._is_all_shared = arguments, inputs, is_all_shared
 
     def renew(self) -> None:
@@ -187,10 +187,10 @@ class IreeProgram:
         for place in self._changed:
             self._arguments[place] = view_of(self._device, self._given[place])
         if self._changed:
-            self._list = _pushed(self.inputs, self._arguments)
+            self._list = _build_arguments(self.inputs, self._arguments)
 
     def _is_as_given(self, place: int) -> bool:
-        array = array_of(self._device, self._arguments[place], self.inputs[place].dtype)
+        array = read_array(self._device, self._arguments[place], self.inputs[place].dtype)
         return bytearray(to_bytes(array)) == to_bytes(self._given[place])
 
     def run(self) -> None:
@@ -209,7 +209,7 @@ class IreeProgram:
         results = rt.VmVariantList(len(self.outputs))
         done = None
         if self._fences:
-            arguments = _pushed(self.inputs, values)
+            arguments = _build_arguments(self.inputs, values)
             done = rt.HalFence.create_at(self._device.create_semaphore(0), 1)
             arguments.push_ref(rt.HalFence(0))
             arguments.push_ref(done)
@@ -218,7 +218,9 @@ class IreeProgram:
             if done is not None:
                 done.wait()
         except Exception as error:
-            raise RunFailed(f"IREE failed to run {self.function}: {_first_line(error)}", detail=str(error)) from error
+            raise RunFailed(
+                f"IREE failed to run {self.function}: {_get_first_line(error)}", detail=str(error)
+            ) from error
         return results
 
     def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -229,15 +231,15 @@ class IreeProgram:
             else value
             for spec, value in zip(self.inputs, inputs, strict=True)
         ]
-        results = self._invoke(_pushed(self.inputs, values), values)
-        return [self._value_of(results, place) for place in range(len(self.outputs))]
+        results = self._invoke(_build_arguments(self.inputs, values), values)
+        return [self._read_value(results, place) for place in range(len(self.outputs))]
 
     def to_array(self, place: int, value: Any) -> Array:
         """Return a buffer view or a number as an array."""
         spec = self.outputs[place]
         if is_number(spec):
-            return np.asarray(value, dtype_of(spec.dtype))
-        return array_of(self._device, value, spec.dtype)
+            return np.asarray(value, parse_dtype(spec.dtype))
+        return read_array(self._device, value, spec.dtype)
 
     def open_function(self, name: str) -> IreeProgram:
         """Return another function of the module, with the same state."""
@@ -267,7 +269,7 @@ class IreeProgram:
             device=self._files.device,
             function=self.function,
             inputs=[
-                give(settled(spec, array), array, f"i{position}", folder, str(folder)).value
+                give(settle_spec(spec, array), array, f"i{position}", folder, str(folder)).value
                 for position, (spec, array) in enumerate(zip(self.inputs, self._given, strict=True))
             ],
             weights=[str(path) for path in self._files.parameters],
@@ -275,9 +277,9 @@ class IreeProgram:
             output=PROFILE_FILE,
         )
         clocks = ClockPairs(time.monotonic_ns)
-        clocks.look()
+        clocks.read_clocks()
         run_command(argv, folder, folder / PROFILE_FILE)
-        clocks.look()
+        clocks.read_clocks()
         return [folder / PROFILE_FILE, clocks.write(folder)]
 
     def fetch(self) -> list[Array]:
@@ -285,9 +287,9 @@ class IreeProgram:
 
         If the device's buffers are host-visible, the arrays are views of these buffers.
         """
-        return [self.to_array(place, self._value_of(self._results, place)) for place in range(len(self.outputs))]
+        return [self.to_array(place, self._read_value(self._results, place)) for place in range(len(self.outputs))]
 
-    def _value_of(self, results: Any, place: int) -> Any:
+    def _read_value(self, results: Any, place: int) -> Any:
         """Return result ``place`` as a buffer view or a number."""
         if is_number(self.outputs[place]):
             return results.get_variant(place)
@@ -298,19 +300,19 @@ class IreeProgram:
             raise RunFailed(f"output {name!r} of {self.function} is not a tensor", detail=str(error)) from error
 
 
-def _part(device: Any, asked: str) -> Part:
+def _describe_device(device: Any, asked: str) -> Part:
     """Return the part for a device. IREE's drivers report the driver's name; vendor drivers may report any name."""
     own = str(device)
     return Part(own, elsewhere=True) if own != asked and own in rt.query_available_drivers() else Part(asked)
 
 
-def _pushed(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> Any:
+def _build_arguments(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> Any:
     """Build the argument list for a call from buffer views and numbers."""
     pushed = rt.VmVariantList(len(specs) + 2)
     for spec, argument in zip(specs, arguments, strict=True):
         if not is_number(spec):
             pushed.push_ref(argument)
-        elif dtype_of(spec.dtype).kind == "f":
+        elif parse_dtype(spec.dtype).kind == "f":
             pushed.push_float(argument)
         else:
             pushed.push_int(argument)
@@ -324,6 +326,6 @@ def _has_device(driver: str) -> bool:
         return False
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip()[:400] if lines else type(error).__name__

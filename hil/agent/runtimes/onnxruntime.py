@@ -14,10 +14,10 @@ import onnxruntime as ort
 from hil.agent.runtimes import Check, ClockPairs, Runtime
 from hil.core.files import read_file
 from hil.core.results import Part, Placement
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.ort_values import from_ort, spec_of_node, to_ort
+from hil.formats.ort_values import copy_from_ort, make_node_spec, to_ort
 
 # Output file of a profiling pass.
 PROFILE_FILE = "onnxruntime.json"
@@ -99,8 +99,8 @@ class OnnxProgram:
         self._placed: Placement | None = None
         self._make = make
         self.function = function
-        self.inputs = _specs("input", session.get_inputs())
-        self.outputs = _specs("output", session.get_outputs())
+        self.inputs = _read_specs("input", session.get_inputs())
+        self.outputs = _read_specs("output", session.get_outputs())
         self._names = [spec.name for spec in self.outputs]
         self._feeds: dict[str, Any] = {}
         self._arrays: list[Array] = []
@@ -132,7 +132,7 @@ class OnnxProgram:
 
     def to_array(self, place: int, value: Any) -> Array:
         """Return an OrtValue as an array."""
-        return self._array_of(self.outputs[place], value)
+        return self._read_array(self.outputs[place], value)
 
     def placement(self) -> Placement:
         """Return the provider of each node, from the session if it supports that, else from a profiled run."""
@@ -148,13 +148,13 @@ class OnnxProgram:
             graphs = self._session.get_provider_graph_assignment_info()
             nodes = [(graph.ep_name, node.name, node.op_type) for graph in graphs for node in graph.get_nodes()]
         else:
-            nodes = self._profiled_nodes()
-        return _parts(nodes, self._provider)
+            nodes = self._profile_nodes()
+        return _group_nodes(nodes, self._provider)
 
-    def _profiled_nodes(self) -> list[tuple[str, str, str]]:
+    def _profile_nodes(self) -> list[tuple[str, str, str]]:
         """Return (provider, name, operator) of each node that a run of a separate session executed."""
-        with temporary_folder("hil-placement-") as folder:
-            session = self._profiling_session(Path(folder))
+        with make_temporary_folder("hil-placement-") as folder:
+            session = self._open_profiling_session(Path(folder))
             self._run(session, self._feeds)
             events = json.loads(read_file(Path(session.end_profiling())))
         nodes = (
@@ -164,7 +164,7 @@ class OnnxProgram:
         )
         return list(dict.fromkeys(nodes))  # loops execute a node repeatedly
 
-    def _profiling_session(self, folder: Path) -> ort.InferenceSession:
+    def _open_profiling_session(self, folder: Path) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "pass")
@@ -173,14 +173,14 @@ class OnnxProgram:
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile a separate session, so that tracing does not slow down normal runs."""
         try:
-            session = self._profiling_session(folder)
+            session = self._open_profiling_session(folder)
             # Origin of the profile's timestamps.
             start_ns = session.get_profiling_start_time_ns()
             clocks = ClockPairs(lambda: time.time_ns() - start_ns)
-            clocks.look()
+            clocks.read_clocks()
             for _ in range(warmup + iterations):
-                check(self._arrays_of(self._run(session, self._feeds)))
-            clocks.look()
+                check(self._collect_arrays(self._run(session, self._feeds)))
+            clocks.read_clocks()
             written = Path(session.end_profiling())
             written.rename(folder / PROFILE_FILE)
         except RunFailed:
@@ -201,22 +201,22 @@ class OnnxProgram:
 
     def fetch(self) -> list[Array]:
         """Return the outputs of the last run."""
-        return self._arrays_of(self._values)
+        return self._collect_arrays(self._values)
 
-    def _arrays_of(self, values: Any) -> list[Array]:
+    def _collect_arrays(self, values: Any) -> list[Array]:
         arrays = []
         for number, spec in enumerate(self.outputs):
             # Use indices: creating an iterator over ONNX Runtime's vector takes 40 us.
-            arrays.append(self._array_of(spec, ort.OrtValue(values[number])))
+            arrays.append(self._read_array(spec, ort.OrtValue(values[number])))
         return arrays
 
-    def _array_of(self, spec: TensorSpec, value: ort.OrtValue) -> Array:
+    def _read_array(self, spec: TensorSpec, value: ort.OrtValue) -> Array:
         if not value.is_tensor():
             raise RunFailed(f"output {spec.name} is not a tensor")
-        return from_ort(value, spec.dtype)
+        return copy_from_ort(value, spec.dtype)
 
 
-def _parts(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
+def _group_nodes(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
     """Group nodes, given as (provider, name, operator), into one part per provider. The requested provider is first."""
     found: dict[str, list[str]] = {}
     for provider, name, operator in nodes:
@@ -225,10 +225,10 @@ def _parts(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
     return tuple(Part.of(provider, found[provider], elsewhere=provider != asked) for provider in ordered)
 
 
-def _specs(kind: str, nodes: Any) -> tuple[TensorSpec, ...]:
+def _read_specs(kind: str, nodes: Any) -> tuple[TensorSpec, ...]:
     specs = []
     for node in nodes:
-        spec = spec_of_node(node)
+        spec = make_node_spec(node)
         if spec is None:
             raise LoadFailed(f"{kind} {node.name} is a {node.type}: hil passes tensors only")
         specs.append(spec)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.agent.runtimes import Runtime
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Placement
 from hil.core.tensors import Array
 from hil.errors import LoadFailed
@@ -27,7 +27,7 @@ class TfLiteRuntime(Runtime):
     def describe() -> dict[str, Any]:
         """Return the version and the kernel sets: ``xnnpack``, LiteRT's kernels (``builtin``), and plain loops."""
         try:
-            return {"version": version(PACKAGE), "devices": list(KERNELS)}
+            return {"version": get_version(PACKAGE), "devices": list(KERNELS)}
         except ModuleNotFoundError as error:
             raise ImportError(f"{PACKAGE} is not installed") from error
 
@@ -80,7 +80,7 @@ class TfLiteProgram:
         self._given, self._has_run = None, True
         self._signature.set_inputs(inputs)
         self._signature.invoke()
-        return self._signature.outputs_now()
+        return self._signature.copy_outputs()
 
     def to_array(self, place: int, value: Array) -> Array:
         """Return the value, which is an array."""
@@ -96,4 +96,4 @@ class TfLiteProgram:
 
     def fetch(self) -> list[Array]:
         """Return the outputs of the last run."""
-        return self._signature.outputs_now()
+        return self._signature.copy_outputs()

@@ -14,7 +14,7 @@ from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, from_bytes
 from hil.errors import LoadFailed, RunFailed
-from hil.formats.xla_program import ABI, LibrarySignature, read_signature, shape_of, size_of, values_beside
+from hil.formats.xla_program import ABI, LibrarySignature, compute_size, find_values, read_signature, shape_of
 
 DEFAULT_DEVICE = "cpu"
 # Alignment that XLA's code requires for arguments, in bytes.
@@ -64,7 +64,7 @@ class XlaAotRuntime(Runtime):
             raise LoadFailed(f"{main}: {error}", hint="recompile the program with this version of hil") from error
         if function and function != signature.function:
             raise LoadFailed(f"function {function!r} not found in {main}", hint=f"available: {signature.function!r}")
-        return XlaAotProgram(library, signature, values_beside(path))
+        return XlaAotProgram(library, signature, find_values(path))
 
 
 class XlaAotProgram:
@@ -80,7 +80,7 @@ class XlaAotProgram:
         outside = values is None
         self.function = signature.function
         self.inputs = signature.inputs(variables=outside)
-        self.outputs = signature.results()
+        self.outputs = signature.list_results()
         self._handle = library.hil_xla_new()
         self._check_sizes()
         # Memory of the arguments, allocated here or by the caller.
@@ -96,10 +96,10 @@ class XlaAotProgram:
         signature = self._signature
         for kind, specs, told_size in (
             ("argument", signature.inputs(variables=True), self._library.hil_xla_argument_size),
-            ("result", signature.results(), self._library.hil_xla_result_size),
+            ("result", signature.list_results(), self._library.hil_xla_result_size),
         ):
             for number, spec in enumerate(specs):
-                size, expected = told_size(self._handle, number), size_of(spec)
+                size, expected = told_size(self._handle, number), compute_size(spec)
                 if size != expected:
                     raise LoadFailed(f"{kind} {spec} of the program has {size} bytes, expected {expected}")
 
@@ -110,7 +110,7 @@ class XlaAotProgram:
         for number, (argument, array) in enumerate(zip(self._signature.arguments, given, strict=True)):
             raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             if argument.assigned or raw.ctypes.data % _ALIGNMENT:
-                raw, source = _aligned(raw.nbytes), raw
+                raw, source = _allocate_aligned(raw.nbytes), raw
                 raw[:] = source
                 if argument.assigned:
                     self._restored.append((raw, source))
@@ -135,7 +135,7 @@ class XlaAotProgram:
         """Return the results as views of XLA's memory, valid until the next run."""
         arrays = []
         for number, spec in enumerate(self.outputs):
-            size = size_of(spec)
+            size = compute_size(spec)
             where = self._library.hil_xla_result(self._handle, number)
             data = (ctypes.c_uint8 * size).from_address(where) if size else b""
             arrays.append(from_bytes(data, spec.dtype, shape_of(spec)))
@@ -156,7 +156,7 @@ def _check_machine(path: Path) -> None:
         )
 
 
-def _aligned(size: int) -> Array:
+def _allocate_aligned(size: int) -> Array:
     whole = np.empty(size + _ALIGNMENT, np.uint8)
     start = -whole.ctypes.data % _ALIGNMENT
     return whole[start : start + size]

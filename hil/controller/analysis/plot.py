@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from hil.compare.comparison import OutputComparison
 from hil.compare.stats import STATISTICS
-from hil.compare.values import CHUNK, common_kind, reader
-from hil.compare.verdict import outcome_of
+from hil.compare.values import CHUNK, choose_common_kind, make_reader
+from hil.compare.verdict import decide_outcome
 from hil.controller.analysis.tensors import elements
-from hil.controller.storage.screen.pictures import new_figure, save_figure
+from hil.controller.storage.screen.pictures import make_figure, save_figure
 from hil.core.tensors import Array, shape_text, type_text
 from hil.errors import UsageError
 
@@ -51,11 +51,11 @@ class Picture:
         self.equal = self.nonfinite = 0  # counts: equal elements, and elements NaN or infinite on one side only
         step = max(1, math.ceil(actual.size / _SCATTER_POINTS))
         points: list[tuple[Array, Array]] = []
-        read_a, read_b = reader(actual), reader(reference)
+        read_a, read_b = make_reader(actual), make_reader(reference)
         with np.errstate(all="ignore"):
             for start in range(0, actual.size, CHUNK):
                 a, b = (read(start, start + CHUNK) for read in (read_a, read_b))
-                difference = elements.difference(a, b)
+                difference = elements.compute_difference(a, b)
                 self._add_chunk(start, difference)
                 places = {
                     *range(-start % step, a.size, step),
@@ -86,7 +86,7 @@ class Picture:
 
 def is_drawable(comparison: OutputComparison) -> bool:
     """Return True if the difference can be drawn: both are numeric and have the same shape."""
-    kind = common_kind(comparison.dtype, comparison.reference_dtype)
+    kind = choose_common_kind(comparison.dtype, comparison.reference_dtype)
     return comparison.shape == comparison.reference_shape and kind not in ("", "string")
 
 
@@ -102,7 +102,7 @@ def plot_difference(path: Path, name: str, actual: Array, reference: Array, comp
             f"cannot draw output {name}: {comparison.reason or 'values are strings'}",
             hint="drawing requires numeric outputs with the same shape",
         )
-    figure = new_figure(15, 5.6)
+    figure = make_figure(15, 5.6)
     worst = comparison.worst_index
     flat = None if worst is None else int(np.ravel_multi_index(worst, actual.shape))
     picture = Picture(np.asarray(actual), np.asarray(reference), flat)
@@ -120,7 +120,7 @@ def _format_title(name: str, comparison: OutputComparison) -> str:
     for one in STATISTICS:
         if (value := getattr(comparison, one.key)) is not None:
             numbers.append(f"{one.title} {value:{'.9f' if one.key == 'cosine' else '.4g'}} {one.unit}".rstrip())
-    outcome = outcome_of([comparison]).value
+    outcome = decide_outcome([comparison]).value
     wrong = "out of tolerance" if comparison.tolerance else "different"
     share = f"{mismatches} of {elements} {wrong} ({100 * (comparison.mismatch_share or 0):.3g} %)"
     head = "   ".join((outcome, name, type_text(comparison.dtype, comparison.shape), share))

@@ -2,8 +2,8 @@
 
 A series is cut at the point with the largest difference of means, measured in standard errors. This is the CUSUM
 statistic of a single step (Hinkley, "Inference about the change-point in a sequence of random variables", 1970). If the
-statistic exceeds :func:`threshold`, the cut is a step, and both sides of the cut are searched in turn. This is binary
-segmentation (Scott and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
+statistic exceeds :func:`compute_threshold`, the cut is a step, and both sides of the cut are searched in turn. This is
+binary segmentation (Scott and Knott, "A cluster analysis method for grouping means in the analysis of variance", 1974).
 
 - The noise is estimated from the moving range: the median difference of neighbours, as in an individuals chart
   (Shewhart, "Economic control of quality of manufactured product", 1931; the factor for medians is Wheeler's). Steps do
@@ -29,7 +29,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 # With fewer measurements, the noise cannot be estimated and no steps are reported.
-LEAST_SAMPLES = 8
+MIN_SAMPLES = 8
 _SIDE = 3  # minimum measurements on each side of a step
 _NEIGHBOURHOOD = 5
 _BAND_SIGMAS = 3.0
@@ -49,12 +49,12 @@ class Level:
     high: float
 
 
-def noise_of(values: Floats) -> float:
+def estimate_noise(values: Floats) -> float:
     """Return the measurements' standard deviation about their level, unaffected by steps; 0 for fewer than two."""
     return float(np.median(np.abs(np.diff(values)))) / _RANGE_BY_SIGMA if values.size > 1 else 0.0
 
 
-def threshold(count: int) -> float:
+def compute_threshold(count: int) -> float:
     """Return the threshold of the statistic above which a cut in a series of ``count`` measurements is a step.
 
     Fewer than 1 % of series with normal noise have a false step, at any length. The formula was found by
@@ -66,21 +66,21 @@ def threshold(count: int) -> float:
 def find_steps(values: Sequence[float] | Floats, *, least: float) -> list[int]:
     """Return new levels' start indices, in order; ignore level differences smaller than ``least``."""
     series = np.asarray(values, np.float64)
-    if series.size < LEAST_SAMPLES or not np.isfinite(series).all():
+    if series.size < MIN_SAMPLES or not np.isfinite(series).all():
         return []
     # Use a minimum for the noise, because a constant series is free from noise. Steps below ``least`` are not reported
     # anyway.
-    sigma = max(noise_of(series), least / 10)
+    sigma = max(estimate_noise(series), least / 10)
     drawn = _clip_outliers(series, sigma)
     return _drop_small_cuts(series, _align_cuts(series, sorted(_find_cuts(drawn, sigma)), sigma), least)
 
 
-def levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level]:
+def find_levels(values: Sequence[float] | Floats, steps: Sequence[int]) -> list[Level]:
     """Return the levels between steps; all bands use the whole series' noise."""
     series = np.asarray(values, np.float64)
     if not series.size:
         return []
-    half = _BAND_SIGMAS * noise_of(series)
+    half = _BAND_SIGMAS * estimate_noise(series)
     edges = [0, *steps, series.size]
     medians = [float(np.median(series[start:end])) for start, end in itertools.pairwise(edges)]
     return [
@@ -153,7 +153,7 @@ def _find_cuts(drawn: Floats, sigma: float) -> Iterator[int]:
         scores = np.abs(difference) / (sigma * np.sqrt(1 / left + 1 / (count - left)))
         best = int(scores.argmax())
         cut = start + _SIDE + best
-        if scores[best] < threshold(drawn.size):
+        if scores[best] < compute_threshold(drawn.size):
             continue
         yield cut
         pieces += [(start, cut), (cut, end)]

@@ -31,7 +31,7 @@ class Target:
     cpu: str = ""  # LLVM's CPU name: ``cortex-a53``
 
 
-def iree_target(machine: Mapping[str, Any]) -> Target:
+def choose_iree_target(machine: Mapping[str, Any]) -> Target:
     """Return the target for a machine description from the Describe call.
 
     Raises:
@@ -47,12 +47,12 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
     shown = set(map(str, machine.get("cpu_features", ())))
     source = "from the board's CPU features" if shown else "the board does not report CPU features"
     if family == "riscv64":
-        return _riscv(shown, source)
+        return _choose_riscv_target(shown, source)
     if family == "x86_64":
-        cpu, features = _x86(shown)
-        return _target(family, cpu, features, source)
+        cpu, features = _choose_x86_level(shown)
+        return _make_target(family, cpu, features, source)
     if machine.get("system") == "Darwin":
-        return _target(family, "apple-m1", [], "common to all Macs with Apple silicon", system="apple-darwin")
+        return _make_target(family, "apple-m1", [], "common to all Macs with Apple silicon", system="apple-darwin")
     parts = [str(part).lower() for part in machine.get("cpu_parts", ())]
     named = [cpu for cpu in ARM_CPUS if cpu.part in parts]
     # A program's threads run on small and big cores. Use code for the big cores only if all cores support its
@@ -61,34 +61,34 @@ def iree_target(machine: Mapping[str, Any]) -> Target:
     if fitting:
         others = [cpu.name for cpu in named if cpu.name != fitting[-1].name]
         beside = f", other cores: {', '.join(dict.fromkeys(others))}" if others else ""
-        return _target(family, fitting[-1].name, [], f"CPU part {fitting[-1].part} of the board{beside}")
+        return _make_target(family, fitting[-1].name, [], f"CPU part {fitting[-1].part} of the board{beside}")
     if named:
         source = f"the board is a {named[-1].name}, but does not report {' '.join(sorted(named[-1].needs - shown))}"
     elif parts:
         source = f"unknown CPU part {', '.join(parts)}"
-    return _target(family, "generic", [llvm for linux, llvm in ARM_FEATURES.items() if linux in shown], source)
+    return _make_target(family, "generic", [llvm for linux, llvm in ARM_FEATURES.items() if linux in shown], source)
 
 
-def described(flags: Sequence[str]) -> Target:
+def describe_target(flags: Sequence[str]) -> Target:
     """Return the target that flags of a config or a command line specify."""
 
-    def last(option: str) -> str:
+    def find_last(option: str) -> str:
         return next((flag[len(option) :] for flag in reversed(flags) if flag.startswith(option)), "")
 
-    arch, cpu = last(_TRIPLE).partition("-")[0], last(_CPU)
+    arch, cpu = find_last(_TRIPLE).partition("-")[0], find_last(_CPU)
     return Target(tuple(flags), f"{arch} {cpu} (from the flags)".strip(), arch, cpu)
 
 
 def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
     """Add a hint to the error if an IREE program was compiled with these flags for a different CPU."""
-    target = described(flags)
+    target = describe_target(flags)
     # A simulated board runs on this machine's CPU. So code for "host" is right, even if the board reports a different
     # CPU.
     if not (info.get("simulated") and target.cpu == "host"):
-        error.hint = likely_cause(error, target, info["machine"]) or error.hint
+        error.hint = find_likely_cause(error, target, info["machine"]) or error.hint
 
 
-def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
+def find_likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) -> str:
     """Return a hint if a program failed because the target differs from the board's CPU; else ""."""
     illegal = error.code is ErrorCode.ILLEGAL_INSTRUCTION
     if error.code is not ErrorCode.WRONG_TARGET and not illegal:
@@ -97,7 +97,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     compiled = f"{target.arch} {target.cpu}".strip() or unnamed
     model = machine.get("cpu_model") or machine.get("model") or ""
     try:
-        fitting = iree_target(machine)
+        fitting = choose_iree_target(machine)
     except UsageError as unknown:
         return f"the program was compiled for {compiled}, the board is {machine.get('arch', 'unknown')}; {unknown.hint}"
     board = f"{fitting.arch} {fitting.cpu}" + (f" ({model})" if model else "")
@@ -116,7 +116,7 @@ def likely_cause(error: HilError, target: Target, machine: Mapping[str, Any]) ->
     )
 
 
-def _target(arch: str, cpu: str, features: list[str], source: str, *, system: str = "unknown-linux-gnu") -> Target:
+def _make_target(arch: str, cpu: str, features: list[str], source: str, *, system: str = "unknown-linux-gnu") -> Target:
     flags = [*_DEVICE, f"{_TRIPLE}{arch}-{system}", f"{_CPU}{cpu}"]
     if features:
         flags.append(_FEATURES + ",".join(f"+{feature}" for feature in features))
@@ -139,7 +139,7 @@ X86_FEATURES = {
 }
 
 
-def _x86(shown: set[str]) -> tuple[str, list[str]]:
+def _choose_x86_level(shown: set[str]) -> tuple[str, list[str]]:
     level, has = next((name, needs) for name, needs in X86_LEVELS.items() if needs <= shown)
     return level, [llvm for linux, llvm in X86_FEATURES.items() if linux in shown and linux not in has]
 
@@ -149,12 +149,12 @@ RISCV_LETTERS = "mafdcv"
 RISCV_WORDS = "zba zbb zbc zbs zfh zfhmin zvfh zicond".split()
 
 
-def _riscv(shown: set[str], source: str) -> Target:
+def _choose_riscv_target(shown: set[str], source: str) -> Target:
     base = next((word for word in shown if word.startswith("rv64")), "")
     letters = [one for one in RISCV_LETTERS if one in base[4:].replace("g", "mafd")]
     # A board without an isa line also runs Linux, which requires rv64gc.
     features = [*(letters or "mafdc"), *(word for word in RISCV_WORDS if word in shown)]
-    made = _target("riscv64", "generic-rv64", features, source)
+    made = _make_target("riscv64", "generic-rv64", features, source)
     return Target((*made.flags, f"{_ABI}lp64d"), made.description, made.arch, made.cpu)
 
 
@@ -220,7 +220,7 @@ _ARM_TABLE = """
 """
 
 
-def _arm_cpus() -> Iterator[ArmCpu]:
+def _iter_arm_cpus() -> Iterator[ArmCpu]:
     for line in _ARM_TABLE.split("\n")[1:-1]:
         cores, _, more = line.partition("+")
         implementer, level, *names = cores.split()
@@ -229,4 +229,4 @@ def _arm_cpus() -> Iterator[ArmCpu]:
             yield ArmCpu(f"{implementer}:0x{part}", name, needs)
 
 
-ARM_CPUS = tuple(_arm_cpus())
+ARM_CPUS = tuple(_iter_arm_cpus())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hil.controller.cli.screen import say
+from hil.controller.cli.screen import print_message
 
 
 def add_to_history(folder: str | Path | None) -> None:
@@ -18,4 +18,4 @@ def add_to_history(folder: str | Path | None) -> None:
     if folder and find_project(Path()) is not None:
         from hil.controller.workloads.history.automatic import add_results
 
-        add_results([Path(folder)], lambda text: say(f"hil: {text}"))
+        add_results([Path(folder)], lambda text: print_message(f"hil: {text}"))

@@ -56,7 +56,7 @@ class CliGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CliCommand]:
+def make_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator that creates a command."""
     return click.command(name, cls=CliCommand, **settings)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 
 
-@command(epilog='Example: eval "$(hil completion bash)"')
+@make_command(epilog='Example: eval "$(hil completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script for a SHELL."""

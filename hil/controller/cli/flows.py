@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer
 
 
-@command(epilog="Example: hil flows my.toml --json")
+@make_command(epilog="Example: hil flows my.toml --json")
 @click.argument("file", required=False, type=FILE, metavar="[FILE.toml]")
 @json_option
 def flows(file: Path | None, as_json: bool) -> None:
     """List the flows of hil, of installed packages and of ./flows.toml, or the flows of a file."""
-    from hil.controller.models.flows import flows as known_flows
+    from hil.controller.models.flows import load_flows as known_flows
     from hil.controller.models.flows import read_flows
     from hil.controller.records.commands.models import BrokenFlow, FlowList, FlowSettings
     from hil.controller.storage.packages import Registered

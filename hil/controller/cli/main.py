@@ -242,7 +242,7 @@ def tolerate_any_locale() -> None:
 
     Also make UTF-8 the default encoding of files, in this process and in Python child processes.
     """
-    codecs.register_error(_ERRORS, _plain)
+    codecs.register_error(_ERRORS, _replace_unencodable)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
@@ -252,13 +252,13 @@ def tolerate_any_locale() -> None:
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
 
-def _plain(error: UnicodeError) -> tuple[str, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     """Return a replacement for characters that a stream's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(map(_plain_sign, error.object[error.start : error.end])), error.end
+    return "".join(map(_replace_sign, error.object[error.start : error.end])), error.end
 
 
-def _plain_sign(sign: str) -> str:
+def _replace_sign(sign: str) -> str:
     if ord(sign) in _SPINNER:
         return "."
     return _PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode()

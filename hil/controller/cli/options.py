@@ -17,8 +17,8 @@ from hil.controller.pipeline.settings.options import (
     CaseSettings,
     RunSettings,
     flag_of,
+    list_specs,
     parse_seconds,
-    specs_of,
 )
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
@@ -36,11 +36,11 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 # SSH connection settings.
 SSH = ("identity", "known_hosts", "accept_new_host_key")
 
-_SPECS = specs_of(RunSettings)
+_SPECS = list_specs(RunSettings)
 _DEFAULTS = RunSettings()
 
 
-def seconds(_: click.Context, option: click.Parameter, value: float) -> float:
+def check_seconds(_: click.Context, option: click.Parameter, value: float) -> float:
     """Validate the value of an option in seconds."""
     return parse_seconds(value, option.opts[0])
 
@@ -84,10 +84,10 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
 
 def run_options(*names: str) -> Callable[[F], F]:
     """Combine run options into one decorator. Help lists the options in this order."""
-    return options(*map(run_option, names))
+    return combine_options(*map(run_option, names))
 
 
-def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
+def check_once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
     """Return the value of an option. Raises UsageError if the option is repeated."""
     if len(values) > 1:
         message = f"{option.opts[0]} is specified {len(values)} times: {', '.join(values)}"
@@ -95,7 +95,7 @@ def once(_: click.Context, option: click.Parameter, values: tuple[str, ...]) -> 
     return "".join(values)
 
 
-def options(*several: Callable[[F], F]) -> Callable[[F], F]:
+def combine_options(*several: Callable[[F], F]) -> Callable[[F], F]:
     """Combine options into one decorator. Help lists the options in this order."""
 
     def add(command: F) -> F:
@@ -106,9 +106,9 @@ def options(*several: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F], F]:
+def _make_hardware_options(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F], F]:
     more = "; repeatable: each value is a target" if repeats else ""
-    return options(
+    return combine_options(
         board,
         click.option(
             "--runtime-hw-type",
@@ -127,30 +127,36 @@ def _hardware(board: Callable[[F], F], *, repeats: bool = False) -> Callable[[F]
     )
 
 
-def _named(context: click.Context, _: click.Parameter, value: Any) -> Any:
+def _default_board(context: click.Context, _: click.Parameter, value: Any) -> Any:
     """Default --board to the board in HIL_BOARD, so that the run records it."""
     if value or context.resilient_parsing:
         return value
-    from hil.controller.devices.choosing.board_resolver import named_board
+    from hil.controller.devices.choosing.board_resolver import get_named_board
 
-    board = named_board("".join(context.params.get("hw_type", "")))
+    board = get_named_board("".join(context.params.get("hw_type", "")))
     if not board:
         return value
     return (board,) if isinstance(value, tuple) else board
 
 
-def _board(name: str, more: str, **settings: Any) -> Callable[[F], F]:
+def _make_board_option(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     which = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
-    return click.option("--board", name, callback=_named, metavar="ADDR|NAME", help=f"{which}{more}.", **settings)
+    return click.option(
+        "--board", name, callback=_default_board, metavar="ADDR|NAME", help=f"{which}{more}.", **settings
+    )
 
 
 # Options for the board's name and connection, which are arguments of
 # hil.controller.devices.choosing.board_resolver.choose. The other two variants are for commands with multiple targets,
 # and for boards that share the cases.
-board_options = _hardware(_board("board", "", default=""))
-target_options = _hardware(_board("board", "; repeatable: each value is a target", multiple=True), repeats=True)
-boards_options = options(
-    _hardware(_board("boards", "; repeatable: boards share the work", multiple=True), repeats=True),
+board_options = _make_hardware_options(_make_board_option("board", "", default=""))
+target_options = _make_hardware_options(
+    _make_board_option("board", "; repeatable: each value is a target", multiple=True), repeats=True
+)
+boards_options = combine_options(
+    _make_hardware_options(
+        _make_board_option("boards", "; repeatable: boards share the work", multiple=True), repeats=True
+    ),
     click.option("--each-board", is_flag=True, help="Make each --board a target that runs all cases."),
 )
 wait_option = click.option(
@@ -159,7 +165,7 @@ wait_option = click.option(
     default=60.0,
     show_default=True,
     metavar="S",
-    callback=seconds,
+    callback=check_seconds,
     help="Seconds to wait for a busy board.",
 )
 
@@ -176,7 +182,7 @@ def _choose_fresh(_: click.Context, __: click.Parameter, wanted: bool) -> None:
 
 
 # Options for a simulator that the command starts.
-fault_option = options(
+fault_option = combine_options(
     click.option(
         "--fault",
         "faults",
@@ -206,7 +212,7 @@ def _show_live(context: click.Context, _: click.Parameter, wanted: bool) -> None
     if wanted and not context.resilient_parsing:
         from hil.controller.storage.screen import live
 
-        context.with_resource(live.showing(lambda text: click.echo(text, err=True)))
+        context.with_resource(live.show_output(lambda text: click.echo(text, err=True)))
 
 
 verbose_option = click.option(
@@ -218,7 +224,7 @@ verbose_option = click.option(
     help="Show the live output of compilers, importers, references and workers.",
 )
 # Options for all commands that run programs on a board.
-limit_options = options(run_options("timeout", "no_fallback"), wait_option, verbose_option, fault_option)
+limit_options = combine_options(run_options("timeout", "no_fallback"), wait_option, verbose_option, fault_option)
 group_option = click.option(
     "--group",
     type=click.Choice(["node", "fused"]),
@@ -233,7 +239,7 @@ arithmetic_option = run_options("arithmetic")
 instructions_option = run_options("instructions")
 reference_options = run_options("references", "expected", "require_independent")
 repetition_options = run_options("repeat", "fresh_load", "recompile", "allow_unstable")
-iteration_options = options(run_options("iterations", "warmup"), repetition_options)
+iteration_options = combine_options(run_options("iterations", "warmup"), repetition_options)
 cache_options = run_options("debug_ir", "debug_ir_passes", "recompute")
 compile_profile_option = click.option(
     "--compile-time-profile",
@@ -242,7 +248,7 @@ compile_profile_option = click.option(
     help="Also profile the compiler: write passes, dispatches with estimated costs, and executables to DIR.",
 )
 # For all commands that run models. A suite creates a subdirectory in DIR for each case.
-profile_options = options(
+profile_options = combine_options(
     click.option(
         "--profile",
         type=FOLDER,
@@ -254,15 +260,15 @@ profile_options = options(
     compile_profile_option,
 )
 # Options for all commands that compile a single model. The first options determine the program.
-program_options = options(
+program_options = combine_options(
     run_option("runtime", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."),
     run_options("function", "dims", "compile_flags"),
 )
-model_options = options(program_options, cache_options)
+model_options = combine_options(program_options, cache_options)
 
 _RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatable: each value is a target."
 # The same options for commands with multiple targets.
-target_program_options = options(
+target_program_options = combine_options(
     run_option("runtime", multiple=True, default=(), help=_RUNTIMES_HELP.format("the board's")),
     run_options("function", "dims", "compile_flags"),
 )
@@ -273,13 +279,13 @@ runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory fo
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 
-def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
+def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
     """Return the option --flow. With ``repeats``, every value is a target."""
     more = "; repeatable: each value is a target" if repeats else ""
     return click.option(
         "--flow",
         multiple=True,
-        callback=None if repeats else once,
+        callback=None if repeats else check_once,
         default=[default] if default else [],
         show_default=bool(default),
         metavar="F",
@@ -289,14 +295,14 @@ def flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]:
 
 def split_targets(settings: dict[str, Any], *fields: str) -> tuple[MatrixTarget, ...]:
     """Return the targets of repeated options. Set the fields to their common values in the settings."""
-    from hil.controller.workloads.matrix.targets import targets_of
+    from hil.controller.workloads.matrix.targets import combine_targets
 
-    targets = targets_of({field: settings[field] for field in fields})
+    targets = combine_targets({field: settings[field] for field in fields})
     settings |= {field: "".join(settings[field]) if len(settings[field]) == 1 else "" for field in fields}
     return targets
 
 
-def chosen_board(settings: dict[str, Any]) -> BoardChoice:
+def choose_board(settings: dict[str, Any]) -> BoardChoice:
     """Return the board selected by :data:`board_options`. Remove their values from a command's settings."""
     from hil.controller.devices.choosing.board_resolver import choose
 
@@ -311,7 +317,7 @@ def run_settings(settings: dict[str, Any], **more: Any) -> Options:
     return Options(**{name: settings[name] for name in names}, **more)
 
 
-def given_options() -> dict[str, str]:
+def list_given_options() -> dict[str, str]:
     """Return parameter -> option name, such as ``--seed``, for the options on the current command line."""
     context = click.get_current_context()
     found: dict[str, str] = {}
@@ -322,12 +328,12 @@ def given_options() -> dict[str, str]:
     return found
 
 
-def with_project(settings: S) -> S:
+def add_project_settings(settings: S) -> S:
     """Add the project file's settings for models. Options on the command line override them."""
     project = click.get_current_context().meta.get(PROJECT)
     if project is None:
         return settings
-    given = given_options()
+    given = list_given_options()
     own = {
         pattern: {name: value for name, value in values.items() if name not in given}
         for pattern, values in project.models.items()
@@ -335,16 +341,16 @@ def with_project(settings: S) -> S:
     return replace(settings, per_model=own)
 
 
-def profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:
+def choose_profiled_counts(settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the default iteration counts of a profiled run that the command line does not override."""
     if not settings["profile"]:
         return {}
-    return {name: count for name, count in PROFILED_COUNTS.items() if name not in given_options()}
+    return {name: count for name, count in PROFILED_COUNTS.items() if name not in list_given_options()}
 
 
-def refuse_beside_resume(*others: str) -> None:
+def refuse_with_resume(*others: str) -> None:
     """Raise UsageError for options other than ``--resume`` and ``others``: a resumed run uses the stored settings."""
-    for name, option in given_options().items():
+    for name, option in list_given_options().items():
         if name not in others:
             raise UsageError(
                 f"{option} cannot be given with --resume",

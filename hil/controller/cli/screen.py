@@ -16,7 +16,7 @@ import click
 
 from hil.controller.storage.screen import prompts
 from hil.core.results import BOARD_OUTCOMES, Outcome
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -34,7 +34,7 @@ _MESSAGE = 200
 
 def print_json(document: Any) -> None:
     """Print a JSON document on stdout."""
-    sys.stdout.write(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(convert_to_json(document), indent=1, allow_nan=False) + "\n")
 
 
 def answer(
@@ -52,7 +52,7 @@ def answer(
     return int(code or 0)  # unfinished runs have no exit code
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to stderr."""
     click.echo(text, err=True)
 
@@ -73,10 +73,12 @@ def print_cases(record: RunRecord) -> None:
 
 def answer_matrix(as_json: bool, folder: Path | None, report: MatrixReport) -> int:
     """Print a matrix. Return the most severe exit code among the targets."""
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
     from hil.controller.workloads.matrix.files import print_matrix
 
-    return answer(as_json, report.to_document(folder), show=lambda: print_matrix(table_console(), report, where=folder))
+    return answer(
+        as_json, report.to_document(folder), show=lambda: print_matrix(make_table_console(), report, where=folder)
+    )
 
 
 class Bars:
@@ -88,7 +90,7 @@ class Bars:
     """
 
     def __init__(self, quiet: bool, columns: Sequence[str], width: int) -> None:
-        self._progress = _progress(columns, width) if sys.stderr.isatty() and not quiet else None
+        self._progress = _make_progress(columns, width) if sys.stderr.isatty() and not quiet else None
         self._shown = contextlib.ExitStack()
 
     @property
@@ -98,8 +100,8 @@ class Bars:
 
     def note(self, text: str, style: str = "yellow") -> None:
         """Print a note above the bars."""
-        with prompts.between_questions():
-            console = self._progress.console if self._progress else _console()
+        with prompts.block_prompts():
+            console = self._progress.console if self._progress else _make_console()
             console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def interrupt(self, command: str) -> None:
@@ -121,7 +123,7 @@ class Bars:
             self._progress.remove_task(bar)
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _pause_bars(self) -> Iterator[None]:
         """Hide the bars while hil asks the user a question."""
         assert self._progress is not None
         self._progress.stop()
@@ -133,14 +135,14 @@ class Bars:
     def __enter__(self) -> Self:
         if self._progress:
             self._shown.enter_context(self._progress)
-            self._shown.enter_context(prompts.pausing(self._paused))
+            self._shown.enter_context(prompts.pause_during_prompts(self._pause_bars))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._shown.close()
 
 
-def _progress(columns: Sequence[str], width: int) -> Progress:
+def _make_progress(columns: Sequence[str], width: int) -> Progress:
     from rich import progress
 
     made: dict[str, Callable[[], progress.ProgressColumn]] = {
@@ -150,10 +152,10 @@ def _progress(columns: Sequence[str], width: int) -> Progress:
         "time": progress.TimeElapsedColumn,
     }
     shown = (made[name]() if name in made else progress.TextColumn(name, markup=False) for name in columns)
-    return progress.Progress(*shown, console=_console(), transient=True)
+    return progress.Progress(*shown, console=_make_console(), transient=True)
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     """Return a console on stderr. Import rich only here, because it is slow to import."""
     from hil.controller.storage.screen.console import Console
 
@@ -200,12 +202,12 @@ class SuiteScreen(Bars):
         A matrix calls this for each target.
         """
         self._counts = Counter(record.outcome for record in done)
-        self.update(self._task, total=total, completed=len(done), description=self._counts_text())
+        self.update(self._task, total=total, completed=len(done), description=self._format_counts())
 
     def end(self, record: CaseRecord) -> None:
         """Count a finished case. Print it if it failed; if several cases lost the same board, print only the first."""
         self._counts[record.outcome] += 1
-        self.update(self._task, advance=1, description=self._counts_text())
+        self.update(self._task, advance=1, description=self._format_counts())
         if record.outcome in _QUIET:
             return
         message = record.message.splitlines()[0][:_MESSAGE] if record.message else ""
@@ -216,5 +218,5 @@ class SuiteScreen(Bars):
             self._lost.add(message)
         self.note(f"{record.outcome}  {record.id}  {message}".rstrip(), "red")
 
-    def _counts_text(self) -> str:
+    def _format_counts(self) -> str:
         return ", ".join(f"{count} {outcome}" for outcome, count in sorted(self._counts.items()))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hil import errors
-from hil.controller.devices.agent_client.answers import expected_bytes
+from hil.controller.devices.agent_client.answers import max_expected_bytes
 from hil.controller.devices.agent_client.measurement import BoardClock, CounterWatch
-from hil.controller.devices.board_choice import BoardChoice, with_target
+from hil.controller.devices.board_choice import BoardChoice, fill_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
-from hil.controller.devices.health import changed
+from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measure_commands import prepare_board
 from hil.controller.devices.program_inputs import check_inputs, fits
@@ -23,7 +23,7 @@ from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
 from hil.core import clock
-from hil.core.digest import algorithm_of
+from hil.core.digest import get_algorithm
 from hil.core.files import digest_file
 from hil.core.instructions import InstructionCounts, count_clock
 from hil.core.repetition import Answer, Repetition
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
 
 _PUSH_TRIES = 4
-_PUSH_PAUSE_S = 0.1
-_CHANGES_MOST = 1000
+_PUSH_PAUSE_SECONDS = 0.1
+_MAX_CHANGES = 1000
 _PINGS_LAST_NS = 1_000_000_000
 
 
@@ -63,7 +63,7 @@ class Board:
         target: Description of the compile target, if detected from the board; "" if the config names the target.
         info: The client's description of the board, with the keys of Describe.
         client: Client for the board's calls. Reconnecting replaces the client.
-        changes: The latest changes of the board since the queue was last cleared, as from :func:`changed`.
+        changes: The latest changes of the board since the queue was last cleared, as from :func:`list_changes`.
 
     Raises:
         UsageError: The address or the config is invalid, or the runtime needs an agent.
@@ -73,7 +73,7 @@ class Board:
 
     def __init__(self, choice: BoardChoice, link: Link) -> None:
         self.closed = False
-        self.changes: deque[str] = deque(maxlen=_CHANGES_MOST)
+        self.changes: deque[str] = deque(maxlen=_MAX_CHANGES)
         self._purpose = choice.purpose
         self._wait_s = choice.wait_s
         self._say = choice.say
@@ -94,7 +94,7 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = with_target(self.config, choice.runtime, self.info["machine"])
+                self.config, self.target = fill_target(self.config, choice.runtime, self.info["machine"])
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
@@ -120,7 +120,7 @@ class Board:
         return str(versions.get(runtime, ""))
 
     def note(self, seen: Invocation) -> list[str]:
-        """Update :attr:`info` with the board state after a run. Return the changes, as from :func:`changed`."""
+        """Update :attr:`info` with the board state after a run. Return the changes, as from :func:`list_changes`."""
         return self._update(seen.state)
 
     def refresh(self) -> None:
@@ -129,7 +129,7 @@ class Board:
 
     def _update(self, state: Mapping[str, Any]) -> list[str]:
         before, self.info = self.info, {**self.info, **state}
-        found = changed(before, self.info)
+        found = list_changes(before, self.info)
         self.changes += found
         return found
 
@@ -163,11 +163,11 @@ class Board:
                 gone = error
             if renewed or self._link.renew is None:
                 raise gone
-            self._connect_anew()
+            self._open_new_link()
         self._ours = True
         self.ping(8)
 
-    def _connect_anew(self) -> None:
+    def _open_new_link(self) -> None:
         """Open a new link and client. Drop the session and the cached state of the old link and client."""
         sent = self.client.payload_bytes_sent
         self._there.clear()
@@ -208,11 +208,11 @@ class Board:
         if shown.get("profile_tool") != PROFILE_TOOL:
             return ""  # hil does not provide other tools; the profile pass reports them as missing
         if self._profiler is None:
-            from hil.controller.devices.deploy.wheels import iree_tool
+            from hil.controller.devices.deploy.wheels import fetch_iree_tool
 
             arch, libc = (self.info["machine"].get(name, "") for name in ("arch", "libc"))
             version = shown.get("version", "")
-            path = iree_tool(PROFILE_TOOL, arch, libc, version=version, cache=Cache(), board=self.name)
+            path = fetch_iree_tool(PROFILE_TOOL, arch, libc, version=version, cache=Cache(), board=self.name)
             self._profiler = path, digest_file(path)
         path, digest = self._profiler
         self._send({digest: path}, lambda sent, total: None)
@@ -229,7 +229,7 @@ class Board:
         if self._there.issuperset(paths):
             return 0
 
-        def once() -> None:
+        def send_once() -> None:
             missing = self.client.missing(paths)
             total = sum(paths[name].stat().st_size - have for name, have in missing.items())
             if missing:
@@ -239,35 +239,35 @@ class Board:
                 self.client.put(blobs, lambda size: progress(self.payload_bytes_sent - begin, total))
             self._there.update(paths)
 
-        def once_or_again() -> None:
+        def send_with_retry() -> None:
             try:
-                once()
+                send_once()
             except errors.BlobDamaged as error:
                 for name, path in paths.items():
-                    if digest_file(path, algorithm_of(name)) != name:
+                    if digest_file(path, get_algorithm(name)) != name:
                         raise errors.UsageError(
                             f"{path} changed after hil read it",
                             hint="rerun, and do not change the file during the run",
                         ) from error
-                self.look_again(error)
-                once()
+                self.forget_blobs(error)
+                send_once()
 
         broken = (errors.BoardLost, errors.SessionEnded)
         try:
-            once_or_again()
+            send_with_retry()
         except broken as error:
             import tenacity  # importing takes 3 ms, and links rarely break
 
             self._reconnect(error)
-            time.sleep(_PUSH_PAUSE_S)
+            time.sleep(_PUSH_PAUSE_SECONDS)
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(broken),
                 stop=tenacity.stop_after_attempt(_PUSH_TRIES - 1),
-                wait=tenacity.wait_exponential(2 * _PUSH_PAUSE_S, max=2),
+                wait=tenacity.wait_exponential(2 * _PUSH_PAUSE_SECONDS, max=2),
                 before_sleep=lambda state: self._reconnect(cast(tenacity.Future, state.outcome).exception()),
                 reraise=True,
             )
-            retrying(once_or_again)
+            retrying(send_with_retry)
         return self.payload_bytes_sent - before
 
     def _reconnect(self, error: Any) -> None:
@@ -277,7 +277,7 @@ class Board:
         """
         self._say(f"connection lost during the upload ({error.message}); reconnecting")
         try:
-            self._connect_anew()
+            self._open_new_link()
             self.take()
         except errors.BoardUnreachable as gone:
             raise errors.BoardLost(
@@ -315,7 +315,7 @@ class Board:
         try:
             loaded = load()
         except errors.BlobDamaged as error:
-            self.look_again(error)
+            self.forget_blobs(error)
             self.push(artifact)
             loaded = load()
         self.show_log(loaded.program_id)
@@ -343,7 +343,7 @@ class Board:
             self._log.close()
             self._log = None
 
-    def look_again(self, error: errors.BlobDamaged) -> None:
+    def forget_blobs(self, error: errors.BlobDamaged) -> None:
         """Forget the known blobs after damage, so that the next upload queries the board."""
         self._say(f"{error.message}; uploading a new copy")
         self._there.clear()
@@ -367,9 +367,9 @@ class Board:
         """
         if "clock" in self.info.get("not_measured", ()) or not self.config.has_time:
             return None
-        if self._clock.age_ns() > _PINGS_LAST_NS:
+        if self._clock.get_age_ns() > _PINGS_LAST_NS:
             self.ping()
-        now = clock.now_ns()
+        now = clock.get_time_ns()
         return self._clock.fit(now if since_ns is None else since_ns, now)
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
@@ -447,7 +447,7 @@ class LoadedProgram:
             RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: The run failed.
         """
         if steps is None:
-            inputs = self._whole(inputs)
+            inputs = self._complete_inputs(inputs)
         invocation = self._client.invoke(
             self.loaded.program_id,
             inputs,
@@ -455,7 +455,7 @@ class LoadedProgram:
             iterations=iterations,
             timeout=timeout,
             state=True,
-            most_bytes=None if steps else expected_bytes(self._artifact.outputs or self.loaded.outputs),
+            most_bytes=None if steps else max_expected_bytes(self._artifact.outputs or self.loaded.outputs),
             steps=steps,
         )
         outputs = invocation.outputs
@@ -468,13 +468,13 @@ class LoadedProgram:
         if len(names) == len(outputs):
             renamed = dict(zip(outputs, names, strict=True))
             outputs = dict(zip(names, outputs.values(), strict=True))
-            repetition = repetition and repetition.renamed(renamed)
+            repetition = repetition and repetition.rename(renamed)
         cold = not warmup and not (self._ran and self.loaded.is_resident)
         self._ran = True
         self._placement = self._placement if invocation.placement is None else invocation.placement
         name, device = self._artifact.runtime, self.loaded.device
         version = self.loaded.version or self._board.runtime_version(name)
-        provenance = self._provenance(invocation, version)
+        provenance = self._build_provenance(invocation, version)
         provenance["notes"] += filter(None, [unchecked])
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
@@ -490,7 +490,7 @@ class LoadedProgram:
             instructions=instructions,
         )
         asked = RequestedDevice.of(name, self._artifact.flags, device)
-        return self._placed(result, asked), invocation
+        return self._add_placement(result, asked), invocation
 
     def _count(self, invocation: Invocation) -> tuple[InstructionCounts | None, Invocation]:
         """Return the instructions of the iterations, and the call without times if the board's clock counts them."""
@@ -506,7 +506,7 @@ class LoadedProgram:
         why = "the agent is older than this hil" if has_agent else "counting requires an agent on the board"
         return InstructionCounts(problem=why), invocation
 
-    def _placed(self, result: RunResult, asked: RequestedDevice) -> RunResult:
+    def _add_placement(self, result: RunResult, asked: RequestedDevice) -> RunResult:
         """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
         marked = None if self._placement is None else asked.mark(self._placement)
         parts = None if marked is None else [part.to_json() for part in marked]
@@ -519,7 +519,7 @@ class LoadedProgram:
             raise
         return replace(result, provenance=provenance)
 
-    def _provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
+    def _build_provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
         """Return the provenance of a call: the board's state, and the clock if available."""
         board = self._board
         fit = board.clock_fit(invocation.host_ns[0])
@@ -557,11 +557,11 @@ class LoadedProgram:
         """
         if not self._board.config.has_time:
             raise errors.RunFailed("the board's clock counts instructions, so a profile would not contain times")
-        inputs = self._whole(inputs)
+        inputs = self._complete_inputs(inputs)
         try:
             return self._profile(inputs, warmup, iterations, timeout)
         except errors.BlobDamaged as error:
-            self._board.look_again(error)
+            self._board.forget_blobs(error)
             return self._profile(inputs, warmup, iterations, timeout)
 
     def _profile(self, inputs: Mapping[str, Array], warmup: int, iterations: int, timeout: float) -> ProfilePass:
@@ -574,7 +574,7 @@ class LoadedProgram:
             self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
         )
 
-    def _whole(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
+    def _complete_inputs(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the inputs, completed with the carried inputs of the program that are missing in ``given``.
 
         Raises:

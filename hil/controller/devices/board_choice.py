@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.devices.board_client import BoardClient
 from hil.core.board_config import BoardConfig
-from hil.core.installed import points
+from hil.core.installed import list_entry_points
 from hil.core.named import resolve
 from hil.core.runtimes import RUNTIMES
 from hil.core.text import TextSink
@@ -42,16 +42,16 @@ class BoardChoice:
         return self.address or self.config.connection.address
 
 
-def is_lent(address: str) -> bool:
+def is_provider_address(address: str) -> bool:
     """Return whether an address selects a board of a board provider.
 
     The board is known only after the address was opened.
     """
     prefix, colon, _ = address.partition(":")
-    return bool(colon) and any(point.name == prefix for point in points(PROVIDERS))
+    return bool(colon) and any(point.name == prefix for point in list_entry_points(PROVIDERS))
 
 
-def pinned(choice: BoardChoice, board: str) -> BoardChoice:
+def pin_choice(choice: BoardChoice, board: str) -> BoardChoice:
     """Return the choice fixed to the named board, so that reconnecting uses the same board."""
     # Other providers may not accept a board's name as a selector.
     if not choice.config.connection.address.startswith("farm:"):
@@ -66,7 +66,7 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
 
     ``runtime`` "" means the config's runtime.
     """
-    if is_lent(config.connection.address):
+    if is_provider_address(config.connection.address):
         return False
     info = RUNTIMES.get(runtime or config.runtime)
     if info is None or not info.target:
@@ -76,7 +76,7 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
     return here or bool(config.compile_flags.get(info.compiler))
 
 
-def with_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
+def fill_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
     """Return a config with the compile target filled in, and the target's description.
 
     The description is "" if the config's flags are used unchanged.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
 
 # Reading the counters uses about 0.2 % of a slow core at this period.
-PERIOD_S = 0.25
+PERIOD_SECONDS = 0.25
 # Name of a core's counter.
 BUSY = re.compile(r"cpu\d+ busy")
 # Counters that describe the measured program or are summarised over all cores.
@@ -30,7 +30,7 @@ class ConditionWatch:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._watch = board.watch_counters(PERIOD_S)
+        self._watch = board.watch_counters(PERIOD_SECONDS)
         self._before: Mapping[str, Any] = {}
 
     def __enter__(self) -> ConditionWatch:
@@ -78,7 +78,7 @@ def summarise_conditions(
     Args:
         before, after: descriptions of the board, with the keys of Describe.
         samples: the counters during the measurement.
-        events: changes of the board, from :func:`hil.controller.devices.health.changed`.
+        events: changes of the board, from :func:`hil.controller.devices.health.list_changes`.
         window_ns: start and end of the measured iterations on the board's clock; None counts all samples.
         own_cores: mean number of cores that the measured programs keep busy; None if unknown.
         missing: why the counters could not be read.
@@ -88,7 +88,7 @@ def summarise_conditions(
         looks.setdefault(sample.at_ns, {})[sample.name] = sample
     if window_ns is not None:
         # Each sample shows the load since the previous sample.
-        start = window_ns[0] + int(PERIOD_S * 1e9)
+        start = window_ns[0] + int(PERIOD_SECONDS * 1e9)
         looks = {at: found for at, found in looks.items() if start <= at <= window_ns[1]}
     busy = [cores for found in looks.values() if (cores := [s.value for n, s in found.items() if BUSY.fullmatch(n)])]
     busy_cores = statistics.fmean(sum(cores) / 100 for cores in busy) if busy else None

@@ -9,7 +9,7 @@ from hil.controller.records.bench import BenchTimes
 from hil.controller.records.conditions import ConditionReading, Conditions, Grade, MeasurementGrade
 
 # With fewer iterations, the median is unreliable.
-LEAST_ITERATIONS = 10
+MIN_ITERATIONS = 10
 # 99 % interval of the median: half its width, relative to the median.
 INTERVAL_SHARE = 0.02
 # Distance of the 10th and 90th percentile, relative to the median.
@@ -64,8 +64,8 @@ _Findings = Iterator[tuple[Grade, str]]
 
 def _judge_times(times: BenchTimes, measured: int) -> _Findings:
     middle = max(times.p50_ns, 1.0)
-    if measured < LEAST_ITERATIONS:
-        yield "F", f"only {measured} iterations, expected at least {LEAST_ITERATIONS}"
+    if measured < MIN_ITERATIONS:
+        yield "F", f"only {measured} iterations, expected at least {MIN_ITERATIONS}"
     elif times.median is None:
         yield "B", f"only {measured} iterations: the interval of the median is unknown"
     elif (half := (times.median.high - times.median.low) / 2 / middle) > INTERVAL_SHARE:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_TICK_S = 0.25
+_TICK_SECONDS = 0.25
 
 
 class Guard:
@@ -28,21 +28,21 @@ class Guard:
         self._lock = threading.Lock()
         _WATCH.add(self)
 
-    def within(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
         """Set the timeout for the next progress, starting now. Infinity disables it."""
         with self._lock:
             self._left = self._limit_s = seconds
 
-    def heard(self) -> None:
+    def restart_timeout(self) -> None:
         """Restart the current timeout after progress."""
         with self._lock:
             self._left = self._limit_s
 
     def close(self) -> None:
         """Stop watching."""
-        self.within(float("inf"))
+        self.set_timeout(float("inf"))
         _WATCH.remove(self)
-        self._cancel = _nothing  # drop the reference to the callback, which may refer to the owner of this guard
+        self._cancel = _do_nothing  # drop the reference to the callback, which may refer to the owner of this guard
 
     def pass_time(self, seconds: float) -> None:
         """Subtract elapsed seconds from the timeout."""
@@ -57,7 +57,7 @@ class Guard:
                 self.close()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: the callback of a closed guard."""
 
 
@@ -65,9 +65,9 @@ class _Watch:
     """Count time for all guards of this process in one thread. A thread per call would be slower than the calls."""
 
     def __init__(self) -> None:
-        self.start_anew()
+        self.drop_guards()
 
-    def start_anew(self) -> None:
+    def drop_guards(self) -> None:
         """Drop all guards. A forked process does not have the parent's threads, and must not end the parent's calls."""
         self._guards: set[Guard] = set()
         self._lock = threading.Lock()
@@ -89,14 +89,14 @@ class _Watch:
     def _count(self) -> None:
         before = time.monotonic()
         while True:
-            time.sleep(_TICK_S)
+            time.sleep(_TICK_SECONDS)
             now = time.monotonic()
             with self._lock:
                 guards = list(self._guards)
                 if not guards:
                     self._some.clear()
             for guard in guards:
-                guard.pass_time(min(now - before, 2 * _TICK_S))
+                guard.pass_time(min(now - before, 2 * _TICK_SECONDS))
             before = now
             if not guards:
                 self._some.wait()
@@ -104,4 +104,4 @@ class _Watch:
 
 
 _WATCH = _Watch()
-os.register_at_fork(after_in_child=_WATCH.start_anew)
+os.register_at_fork(after_in_child=_WATCH.drop_guards)

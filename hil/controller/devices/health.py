@@ -22,7 +22,7 @@ WARN: Final = "warn"
 FAIL: Final = "fail"
 SKIP: Final = "skip"
 
-_CONNECT_S = 10.0
+_CONNECT_SECONDS = 10.0
 
 
 def check_login(
@@ -36,7 +36,7 @@ def check_login(
     if place.proxy:
         yield BoardCheck("name", SKIP, f"{place.host} is reached through {place.proxy}")
     else:
-        reached = yield from _tcp(place.host, place.port)
+        reached = yield from _check_tcp(place.host, place.port)
         if not reached:
             return None
     try:
@@ -52,7 +52,7 @@ def check_login(
     return shell
 
 
-def _tcp(host: str, port: int) -> Generator[BoardCheck, None, bool]:
+def _check_tcp(host: str, port: int) -> Generator[BoardCheck, None, bool]:
     """Check that the name resolves and that an SSH server listens on the port. Return whether both checks pass."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -63,7 +63,7 @@ def _tcp(host: str, port: int) -> Generator[BoardCheck, None, bool]:
     yield BoardCheck("name", PASS, f"{host} is {', '.join(dict.fromkeys(str(one[4][0]) for one in found))}")
     start = time.monotonic()
     try:
-        with socket.create_connection((host, port), _CONNECT_S) as link:
+        with socket.create_connection((host, port), _CONNECT_SECONDS) as link:
             took = time.monotonic() - start
             banner = link.recv(256).split(b"\r\n")[0].split(b"\n")[0]
     except OSError as error:
@@ -86,13 +86,13 @@ _FIRMWARE_BITS = {
     2: "the firmware throttled the CPU",
     3: "soft temperature limit reached",
 }
-_JUMP_S = 1.0
+_JUMP_SECONDS = 1.0
 # If a reading's name ends with one of these texts, the value is a text. All other readings that hil compares are
 # numbers.
 _IN_WORDS = ("firmware throttling", " governor")
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the changes of a board between two Describes that make times or the run doubtful, one sentence each.
 
     Ignores fields that are missing in one of the two Describes.
@@ -100,19 +100,19 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     boots = [info.get("machine", {}).get("boot_id", "") for info in (before, after)]
     if all(boots) and boots[0] != boots[1]:
         return ["the board rebooted"]
-    return [*_jump(before, after), *_throttled(_readings(before), _readings(after))]
+    return [*_find_clock_jump(before, after), *_find_throttling(_map_readings(before), _map_readings(after))]
 
 
-def _jump(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _find_clock_jump(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     names = ("wall_ns", "clock_ns")
     if all(name in info for info in (before, after) for name in names):
         wall, monotonic = (int(after[name]) - int(before[name]) for name in names)
         jump = (wall - monotonic) / 1e9
-        if abs(jump) >= _JUMP_S:
+        if abs(jump) >= _JUMP_SECONDS:
             yield f"the board's wall clock was set {abs(jump):.0f} s {'forward' if jump > 0 else 'back'}"
 
 
-def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _find_throttling(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in (name for name in before if name in after):
         was, now = before[name], after[name]
         if isinstance(was, str) != isinstance(now, str) or isinstance(was, str) != name.endswith(_IN_WORDS):
@@ -120,7 +120,7 @@ def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
         if name == "throttle events" and now > was:
             yield f"the board throttled: {now - was:.0f} CPU throttle events"
         elif name == "firmware throttling":
-            yield from _firmware(was, now)
+            yield from _find_firmware_throttling(was, now)
         elif name.startswith("cooling_device") and max(was, now) > 0:
             yield f"the board throttled: the CPU was slowed for cooling ({name} at step {max(was, now):.0f})"
         elif name.endswith(" highest frequency") and now < was:
@@ -129,8 +129,8 @@ def _throttled(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
             yield f"the {name} was changed from {was} to {now}"
 
 
-def _firmware(was: str, now: str) -> Iterator[str]:
-    old, new = firmware_bits(was), firmware_bits(now)
+def _find_firmware_throttling(was: str, now: str) -> Iterator[str]:
+    old, new = parse_firmware_bits(was), parse_firmware_bits(now)
     if old is None or new is None:
         return
     for bit, meaning in _FIRMWARE_BITS.items():
@@ -138,7 +138,7 @@ def _firmware(was: str, now: str) -> Iterator[str]:
             yield f"the board throttled: {meaning}"
 
 
-def firmware_bits(text: str) -> int | None:
+def parse_firmware_bits(text: str) -> int | None:
     """Parse the throttling bits of a Raspberry Pi's firmware. Return None if the text is not hexadecimal."""
     try:
         return int(text, 16)
@@ -146,6 +146,6 @@ def firmware_bits(text: str) -> int | None:
         return None
 
 
-def _readings(info: Mapping[str, Any]) -> dict[str, Any]:
+def _map_readings(info: Mapping[str, Any]) -> dict[str, Any]:
     """Map the names of readings to texts or numbers. A missing number is 0, because MessageToDict omits zeros."""
     return {one["name"]: one.get("text") or float(one.get("value", 0.0)) for one in info.get("readings", ())}

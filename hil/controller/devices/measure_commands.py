@@ -20,7 +20,7 @@ import filelock
 from hil.controller.devices.power import is_silent, run_command
 from hil.controller.records.base import Record, read_record
 from hil.core.board_config import BoardCommand, Command, MeasureCommands
-from hil.core.config_files import user_folder
+from hil.core.config_files import get_user_folder
 from hil.core.digest import digest_of
 from hil.core.files import write_atomic
 from hil.core.text import TextSink
@@ -117,7 +117,7 @@ class _PendingFile:
     @property
     def path(self) -> Path | None:
         """Path of the file; None without a home directory."""
-        base = user_folder()
+        base = get_user_folder()
         name = digest_of(f"{self.board.name}\0{self.board.config_path}".encode()).rpartition(":")[2][:32]
         return base / _FOLDER / f"{name}.json" if base else None
 

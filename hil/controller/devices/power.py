@@ -17,7 +17,7 @@ from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
 T = TypeVar("T")
 
-_PAUSE_S = 1.0
+_PAUSE_SECONDS = 1.0
 _SHOWN = 400
 
 
@@ -81,7 +81,7 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink
             say(f"the {_NAMES[action]} failed: {failed.message}")
             continue
         try:
-            return answering(connect, power.boot_s)
+            return connect_with_retry(connect, power.boot_s)
         except BoardError as error:
             last = error
             if not is_silent(error):
@@ -103,7 +103,7 @@ def is_silent(error: BoardError) -> bool:
     return isinstance(error, (BoardLost, BoardUnreachable)) and not isinstance(error, (NoSuchHost, ProxyFailed))
 
 
-def answering(connect: Callable[[], T], boot_s: float) -> T:
+def connect_with_retry(connect: Callable[[], T], boot_s: float) -> T:
     """Retry connecting for ``boot_s`` seconds while the board starts. Raises the last error of ``connect``.
 
     Retries are safe, because no program has been started yet.
@@ -115,7 +115,7 @@ def answering(connect: Callable[[], T], boot_s: float) -> T:
         except BoardError as error:
             if not is_silent(error) or time.monotonic() >= deadline:
                 raise
-        time.sleep(min(_PAUSE_S, max(deadline - time.monotonic(), 0.01)))
+        time.sleep(min(_PAUSE_SECONDS, max(deadline - time.monotonic(), 0.01)))
 
 
 def run_command(hook: Command, timeout: float, what: str, place: str, board: str) -> str:
@@ -150,13 +150,13 @@ def run_command(hook: Command, timeout: float, what: str, place: str, board: str
         with contextlib.suppress(subprocess.TimeoutExpired):  # remaining child processes may keep stdout open
             process.communicate(timeout=1)
         if isinstance(error, subprocess.TimeoutExpired):
-            raise BoardError(f"the {what} timed out after {timeout:g} s", board=board, hint=_hint(hook)) from error
+            raise BoardError(f"the {what} timed out after {timeout:g} s", board=board, hint=_make_hint(hook)) from error
         raise
     if process.returncode:
         failed = f"the {what} failed with exit code {process.returncode}"
-        raise BoardError(failed, board=board, hint=_hint(hook), detail=output[-_SHOWN:])
+        raise BoardError(failed, board=board, hint=_make_hint(hook), detail=output[-_SHOWN:])
     return output
 
 
-def _hint(hook: Command) -> str:
+def _make_hint(hook: Command) -> str:
     return f"run it manually: {shlex.join(hook.argv)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hil.core.tensors import Array, TensorSpec, dtype_name, type_text
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, type_text
 from hil.errors import UsageError
 
 
@@ -16,7 +16,7 @@ def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str
     if len(inputs) != len(specs):
         raise UsageError(f"{function} takes {len(specs)} inputs, got {len(inputs)}")
     for spec, array in zip(specs, inputs.values(), strict=True):
-        found = dtype_name(array.dtype)
+        found = get_dtype_name(array.dtype)
         if not spec.accepts(found, array.shape):
             raise UsageError(f"{spec} does not accept a {type_text(found, array.shape)} tensor")
 
@@ -24,5 +24,6 @@ def check_inputs(function: str, specs: Sequence[TensorSpec], inputs: Mapping[str
 def fits(specs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> bool:
     """Return whether the inputs match these specs."""
     return len(specs) == len(inputs) and all(
-        spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in zip(specs, inputs.values(), strict=True)
+        spec.accepts(get_dtype_name(array.dtype), array.shape)
+        for spec, array in zip(specs, inputs.values(), strict=True)
     )

@@ -14,7 +14,7 @@ from hil.core.board_config import BoardCommand, Command
 from hil.core.text import TextSink
 from hil.errors import BoardError, HilError, UsageError
 
-_PAUSE_S = 1.0
+_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _check_again(check: Callable[[], HilError | None], boot_s: float) -> HilErro
         found = check()
         if not (isinstance(found, BoardError) and is_silent(found)) or time.monotonic() >= deadline:
             return found
-        time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _do(step: str | Command | BoardCommand, choice: BoardChoice) -> None:

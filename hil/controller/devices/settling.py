@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hil.controller.devices.conditions import BUSY, PERIOD_S
+from hil.controller.devices.conditions import BUSY, PERIOD_SECONDS
 from hil.controller.devices.grading import FREQUENCY_SHARE, LOAD_CORES, PRESSURE_NOISY
 from hil.controller.records.conditions import Settling
 from hil.core.timeline import Sample
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
 
 # The board must be steady for this time. Its first half is compared with its second half.
-WINDOW_S = 5.0
+WINDOW_SECONDS = 5.0
 # Maximum difference between the mean temperatures of the two halves.
 TEMPERATURE_DEGC = 0.5
-_LEAST_LOOKS = 6
-_POLL_S = 0.25
+_MIN_LOOKS = 6
+_POLL_SECONDS = 0.25
 
 
 def settle_board(board: Board, limit_s: float) -> Settling:
@@ -29,24 +29,24 @@ def settle_board(board: Board, limit_s: float) -> Settling:
     hil does not wait for a board without counters, and reports that board as not steady.
     """
     begun = time.monotonic()
-    with board.watch_counters(PERIOD_S) as watch:
+    with board.watch_counters(PERIOD_SECONDS) as watch:
         while True:
             waited = time.monotonic() - begun
             unsteady = [watch.problem] if watch.problem else find_unsteady(watch.samples)
             if not unsteady or waited >= limit_s or watch.problem:
                 return Settling(waited_s=waited, steady=not unsteady, unsteady=unsteady)
-            time.sleep(min(_POLL_S, limit_s - waited))
+            time.sleep(min(_POLL_SECONDS, limit_s - waited))
 
 
 def find_unsteady(samples: Sequence[Sample]) -> list[str]:
-    """Return a text for each counter that was not steady in the last :data:`WINDOW_S` seconds."""
+    """Return a text for each counter that was not steady in the last :data:`WINDOW_SECONDS` seconds."""
     end = max((sample.at_ns for sample in samples), default=0)
-    start = end - int(WINDOW_S * 1e9)
+    start = end - int(WINDOW_SECONDS * 1e9)
     # Accept a window that is one period shorter, because the samples are not exactly one period apart.
-    is_long = any(sample.at_ns <= start + int(PERIOD_S * 1e9) for sample in samples)
+    is_long = any(sample.at_ns <= start + int(PERIOD_SECONDS * 1e9) for sample in samples)
     recent = [sample for sample in samples if sample.at_ns >= start]
-    if not is_long or len({sample.at_ns for sample in recent}) < _LEAST_LOOKS:
-        return [f"the counters were read for less than {WINDOW_S:g} s"]
+    if not is_long or len({sample.at_ns for sample in recent}) < _MIN_LOOKS:
+        return [f"the counters were read for less than {WINDOW_SECONDS:g} s"]
     middle = (start + end) // 2
     halves: dict[str, tuple[list[float], list[float]]] = {}
     for sample in recent:

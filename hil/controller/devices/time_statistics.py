@@ -25,11 +25,11 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_EFFECT = 0.03
 LEVEL = 0.99
 # With fewer blocks or rounds, an interval would be a guess.
-LEAST_REPEATS = 6
+MIN_REPEATS = 6
 _RESAMPLES = 2000
-_BLOCKS_MOST = 100
-_BINS_MOST = 512
-_GROUPS_MOST = 64
+_MAX_BLOCKS = 100
+_MAX_BINS = 512
+_MAX_GROUPS = 64
 _DRIFT_P = 0.01
 _NORMAL = NormalDist()
 # Standard deviation divided by median absolute deviation, for a normal distribution.
@@ -54,22 +54,22 @@ def summarise(starts: Nanoseconds, durations: Nanoseconds, *, drift_share: float
         max_ns=float(durations.max()),
         mean_ns=float(durations.mean()),
         stdev_ns=float(durations.std(ddof=1)) if durations.size > 1 else 0.0,
-        median=median_interval(durations),
-        drift=drift_of(starts, durations, share=drift_share),
+        median=compute_median_interval(durations),
+        drift=measure_drift(starts, durations, share=drift_share),
         outliers=int((durations > above).sum()),
         outlier_above_ns=above,
     )
 
 
-def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int = 0) -> Interval | None:
+def compute_median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int = 0) -> Interval | None:
     """Return the median's confidence interval for [n] samples in time order; None with too few samples."""
     # Block length is about the cube root of n (Hall, Horowitz and Jing, 1995), or longer to limit the block count.
-    blocks = min(durations.size // math.ceil(max(durations.size, 1) ** (1 / 3)), _BLOCKS_MOST)
-    if blocks < LEAST_REPEATS:
+    blocks = min(durations.size // math.ceil(max(durations.size, 1) ** (1 / 3)), _MAX_BLOCKS)
+    if blocks < MIN_REPEATS:
         return None
-    # Find a resample's median by counting samples per block and value bin. Up to _BINS_MOST samples, each value has a
+    # Find a resample's median by counting samples per block and value bin. Up to _MAX_BINS samples, each value has a
     # separate bin, so that no value is rounded.
-    shares = np.linspace(0.0, 1.0, min(durations.size, _BINS_MOST))
+    shares = np.linspace(0.0, 1.0, min(durations.size, _MAX_BINS))
     edges = np.unique(np.quantile(durations, shares, method="higher"))
     bins = np.searchsorted(edges, durations)
     block_of = np.arange(durations.size) * blocks // durations.size
@@ -80,14 +80,14 @@ def median_interval(durations: Nanoseconds, *, level: float = LEVEL, seed: int =
     return bootstrap_interval(medians.astype(np.float64), blocks, level)
 
 
-def drift_of(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:
+def measure_drift(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:
     """Find a trend over the run; None with too few samples.
 
     The size is the Theil-Sen slope over group medians. The significance is from the Mann-Kendall test, with the
     variance from Hamed and Rao for autocorrelated data ("A modified Mann-Kendall trend test", 1998).
     """
-    groups = min(_GROUPS_MOST, durations.size)
-    if groups < 2 * LEAST_REPEATS:
+    groups = min(_MAX_GROUPS, durations.size)
+    if groups < 2 * MIN_REPEATS:
         return None
     pieces = np.array_split(np.arange(durations.size), groups)
     times = np.array([float(np.mean(starts[piece] - starts[0])) for piece in pieces])
@@ -120,13 +120,13 @@ def _compute_trend_variance(values: Floats, trend: Floats) -> float:
 
 def bootstrap_interval(resampled: Floats, repeats: int, level: float) -> Interval:
     """Return the expanded percentile interval: as wide as a t interval with ``repeats`` repetitions."""
-    wide = math.sqrt(repeats / (repeats - 1)) * student_quantile((1 + level) / 2, repeats - 1)
+    wide = math.sqrt(repeats / (repeats - 1)) * compute_student_quantile((1 + level) / 2, repeats - 1)
     tail = _NORMAL.cdf(-wide)
     low, high = np.quantile(resampled, (tail, 1 - tail))
     return Interval(low=float(low), high=float(high), level=level)
 
 
-def student_quantile(share: float, freedom: Any) -> Any:
+def compute_student_quantile(share: float, freedom: Any) -> Any:
     """Return a quantile from Student's t distribution, by Abramowitz and Stegun's expansion 26.7.5.
 
     ``freedom`` is a number or an array. From 5 degrees of freedom on, the error is below 1 % at the 99.5 % quantile.

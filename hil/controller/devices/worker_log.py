@@ -12,7 +12,7 @@ from hil.controller.devices.board_client import BoardClient
 from hil.controller.storage.screen import live
 from hil.errors import BoardError
 
-_JOIN_S = 2.0
+_JOIN_SECONDS = 2.0
 
 
 class WorkerLog:
@@ -55,7 +55,7 @@ class WorkerLog:
         cancel = getattr(self._stream, "cancel", None)
         if cancel is not None:
             cancel()
-        self._thread.join(_JOIN_S)
+        self._thread.join(_JOIN_SECONDS)
 
     def _read(self) -> None:
         # Ignore errors, because the program's calls report the loss of the board.
@@ -69,14 +69,14 @@ class WorkerLog:
 
     def _keep(self, program_id: str, text: str) -> None:
         self._early.append((program_id, text))
-        self._room -= _size(program_id, text)
+        self._room -= _measure_size(program_id, text)
         while self._room < 0 or len(self._early) > LOG_LINES:
-            self._room += _size(*self._early.popleft())
+            self._room += _measure_size(*self._early.popleft())
 
     def _show(self, program_id: str, text: str) -> None:
         self._shown[program_id] += 1
         live.show(self._board, text)
 
 
-def _size(program_id: str, text: str) -> int:
+def _measure_size(program_id: str, text: str) -> int:
     return len(program_id) + len(text) + 1

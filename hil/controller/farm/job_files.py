@@ -18,19 +18,19 @@ from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.generation.spec import GENERATE, read_file_names
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
-from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
+from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.storage.origin import origin_of
+from hil.controller.storage.origin import find_origin
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.runs import safe_name
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.core.digest import digest_of
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file
 from hil.core.results import Model
-from hil.core.runtimes import runtime_for
-from hil.core.text import jsonable
+from hil.core.runtimes import choose_runtime
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 # Job fields that have no meaning on other machines, or that the host sets.
@@ -93,7 +93,7 @@ class JobFiles:
         for start in starts:
             name = body[start:]
             if name and is_file(name):
-                at = f"{below}/{len(self.files)}-{safe_name(Path(name).stem)}{Path(name).suffix}"
+                at = f"{below}/{len(self.files)}-{make_safe_name(Path(name).stem)}{Path(name).suffix}"
                 return [body[:start], self.add(Path(name), at), key]
         if body.endswith(_TENSOR_FILES) or "@" in body:
             raise UsageError(f"no such file: {body[starts[-1] :]}")
@@ -112,36 +112,36 @@ class JobFiles:
             self.add_model(import_model(spec.parent / reference), str(PurePosixPath(below, reference).parent))
         return self.add(spec, f"{below}/{spec.name}")
 
-    def digests(self) -> dict[str, str]:
+    def digest_files(self) -> dict[str, str]:
         """Return path below the job's directory -> digest. Raises UsageError if a file cannot be read."""
         try:
             return {at: self._known.setdefault(file, digest_file(file)) for at, file in self.files.items()}
         except OSError as error:
             raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    def uploads(self) -> dict[str, Path]:
+    def list_uploads(self) -> dict[str, Path]:
         """Return digest -> file, the argument of :meth:`hil.controller.farm.client.client.FarmClient.upload`."""
-        return {digest: self.files[at] for at, digest in self.digests().items()}
+        return {digest: self.files[at] for at, digest in self.digest_files().items()}
 
 
-def packed_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
+def pack_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
     """Return the spec and files of a `hil run` job for one model. ``job`` must not have a flag file."""
     parcel = JobFiles()
-    job = for_model(job, model.path)
+    job = apply_model_settings(job, model.path)
     main = parcel.add_model(model, "model")
     options = {
         **_select_portable_fields(job),
-        "needs": runtime_for(model.format, job.runtime),
+        "needs": choose_runtime(model.format, job.runtime),
         "models": [main],
         "inputs": [parcel.add_tensor(text, "inputs") for text in job.inputs],
         "expected": [parcel.add_tensor(text, "expected") for text in job.expected],
         "generate": parcel.add_generation(job.generate, "generate") if job.generate else None,
     }
-    digests = parcel.digests()
-    return JobSpec(Kind.RUN, options, digests, affinity(model.digest, job.runtime, *job.compile_flags)), parcel
+    digests = parcel.digest_files()
+    return JobSpec(Kind.RUN, options, digests, make_affinity_key(model.digest, job.runtime, *job.compile_flags)), parcel
 
 
-def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | None) -> tuple[JobSpec, JobFiles]:
+def pack_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | None) -> tuple[JobSpec, JobFiles]:
     """Return the spec and files of a `hil bundle run` job.
 
     Args:
@@ -151,16 +151,16 @@ def packed_bundle(job: Job, runtime: str, methods: Sequence[str], key: Path | No
     """
     parcel = JobFiles()
     (path,) = job.models
-    job = for_model(job, path)
+    job = apply_model_settings(job, path)
     main = parcel.add(path, f"bundle/{path.name}")
     options = {**_select_portable_fields(job), "models": [main], "inputs": [], "expected": [], "methods": list(methods)}
     options["needs"] = runtime
     options["key"] = parcel.add(key, f"key/{key.name}") if key else ""
-    digests = parcel.digests()
-    return JobSpec(Kind.BUNDLE, options, digests, affinity(digests[main])), parcel
+    digests = parcel.digest_files()
+    return JobSpec(Kind.BUNDLE, options, digests, make_affinity_key(digests[main])), parcel
 
 
-def affinity(*parts: str) -> str:
+def make_affinity_key(*parts: str) -> str:
     """Return an affinity key. Boards that ran a job with the same key have the data cached."""
     return digest_of("\0".join(parts).encode())
 
@@ -174,15 +174,15 @@ def _convert_errors(what: str) -> Iterator[None]:
         raise UsageError(f"invalid {what}: {error}", hint=hint) from error
 
 
-def job_of(options: Mapping[str, Any], folder: Path) -> Job:
+def rebuild_job(options: Mapping[str, Any], folder: Path) -> Job:
     """Rebuild the job from a spec's options, on the host that has the files."""
     known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
     with _convert_errors("job"):
-        job = Job.of_record({name: value for name, value in options.items() if name in known})
+        job = Job.from_record({name: value for name, value in options.items() if name in known})
         refuse_functions(job)
         job = replace(
             job,
-            models=tuple(inside(folder, path) for path in options["models"]),
+            models=tuple(resolve_inside(folder, path) for path in options["models"]),
             inputs=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("inputs", ())),
             expected=tuple(_rebuild_tensor_text(parts, folder) for parts in options.get("expected", ())),
             generate=_find_generation(options, folder),
@@ -224,17 +224,17 @@ def _find_generation(options: Mapping[str, Any], folder: Path) -> Path | None:
     """Return the specification of --generate, or None. Raises UsageError if it names a file outside the job."""
     if not options.get("generate"):
         return None
-    spec = inside(folder, str(options["generate"]))
+    spec = resolve_inside(folder, str(options["generate"]))
     _check_named_files(spec)
     return spec
 
 
-def key_of(options: Mapping[str, Any], folder: Path) -> Path | None:
+def find_key(options: Mapping[str, Any], folder: Path) -> Path | None:
     """Return the file of trusted public keys for a bundle, or None. Raises UsageError for a path outside ``folder``."""
-    return inside(folder, str(options["key"])) if options.get("key") else None
+    return resolve_inside(folder, str(options["key"])) if options.get("key") else None
 
 
-def inside(folder: Path, path: str) -> Path:
+def resolve_inside(folder: Path, path: str) -> Path:
     """Return the path of a job's file in the job's directory. Raises UsageError for a path outside the directory."""
     below = PurePosixPath(path)
     if below.is_absolute() or ".." in below.parts:
@@ -242,24 +242,24 @@ def inside(folder: Path, path: str) -> Path:
     return folder / below
 
 
-def typed_request(options: Mapping[str, Any]) -> SuiteRequest:
+def rebuild_request(options: Mapping[str, Any]) -> SuiteRequest:
     """Rebuild the suite request from a spec's options, with paths on the host."""
     known = {one.name for one in fields(SuiteRequest)}
-    return SuiteRequest.of_json({name: value for name, value in options.items() if name in known})
+    return SuiteRequest.from_json({name: value for name, value in options.items() if name in known})
 
 
 def request_of(options: Mapping[str, Any], folder: Path) -> SuiteRequest:
     """Rebuild and validate the suite request from a spec's options, on the host that has the files."""
     with _convert_errors("suite"):
-        request = typed_request(options)
+        request = rebuild_request(options)
         refuse_functions(request.settings)
         check_fields(request)
-    source = request.source if request.source in BUILT_IN else str(inside(folder, request.source))
+    source = request.source if request.source in BUILT_IN else str(resolve_inside(folder, request.source))
     if not options.get("flow_is_file") and ".toml" in request.flow:
         raise UsageError(f"flow {request.flow!r} is missing in the job's files")
     _check_flagfiles(folder)
     _check_generations(folder)
-    flow = str(inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
+    flow = str(resolve_inside(folder, request.flow)) if options.get("flow_is_file") else request.flow
     return replace(request, source=source, flow=flow, settings=replace(request.settings, **_IR), profiles={})
 
 
@@ -291,8 +291,8 @@ def _select_portable_fields(job: Job) -> dict[str, Any]:
     """Return the job fields that are valid on any machine."""
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
     refuse_functions(job)
-    plain = {name: value for name, value in jsonable(asdict(job)).items() if name not in left_out}
-    return plain | {"origin": origin_of(job.labels).to_json()}
+    plain = {name: value for name, value in convert_to_json(asdict(job)).items() if name not in left_out}
+    return plain | {"origin": find_origin(job.labels).to_json()}
 
 
 def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:
@@ -303,7 +303,7 @@ def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:
         fits = "@" not in before and Path(before).suffix not in _TENSOR_FILES
     else:
         before, path, after = parts
-        file = str(inside(folder, path))
+        file = str(resolve_inside(folder, path))
         fits = "@" not in before[:-1] and before[-1:] in ("", "=", "@") and bool(_AFTER.fullmatch(after))
     if not fits or ".npz:" in before:
         raise UsageError(f"tensor {''.join(parts)!r} is missing in the job's files")

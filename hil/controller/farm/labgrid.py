@@ -29,7 +29,7 @@ from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
 
 Resource = Mapping[str, Any]
 
-_CALL_S = 60.0
+_CALL_SECONDS = 60.0
 _SHOWN = 400
 _RESOURCE = re.compile(r"(?:Acquired|Matching) resource '(?P<name>.*?)' \(.*\):")
 # Error messages of labgrid-client 26, and the corresponding hil errors. labgrid-client has no separate exit codes for
@@ -51,7 +51,7 @@ _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
 
 
 @contextlib.contextmanager
-def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
+def borrow_place(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
     """Acquire a board's labgrid place, and yield the config with labgrid's SSH address and power hooks.
 
     Values set in the config take precedence. A config without a labgrid place is yielded unchanged.
@@ -73,8 +73,8 @@ def borrowed(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
         _, resources = place.show()
         connection = config.connection
         if not connection.address:
-            connection = replace(connection, address=place.address(resources))
-        hooks = {**place.power(resources), **config.power.hooks}
+            connection = replace(connection, address=place.get_address(resources))
+        hooks = {**place.make_power_hooks(resources), **config.power.hooks}
         yield replace(config, connection=connection, power=replace(config.power, hooks=hooks))
     finally:
         # The place may already be released, by a user with --kick or after the loss of the coordinator.
@@ -98,14 +98,14 @@ class LabgridPlace:
         try:
             self._run_client("acquire")
         except BoardBusy:
-            if not self.held():
+            if not self.is_held():
                 raise
 
     def release(self) -> None:
         """Release the place."""
         self._run_client("release")
 
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Return True if this holder still has the place. A labgrid admin can release any place."""
         return self.show()[0] == self._holder_name
 
@@ -122,7 +122,7 @@ class LabgridPlace:
         owner = next((line.partition(": ")[2] for line in lines if line.startswith("  acquired: ")), "None")
         return "" if owner == "None" else owner, _parse_resources(lines)
 
-    def address(self, resources: Mapping[str, Resource]) -> str:
+    def get_address(self, resources: Mapping[str, Resource]) -> str:
         """Return ``USER@HOST:PORT`` of the place's ``NetworkService``."""
         services = {name: one for name, one in resources.items() if one.get("cls") == "NetworkService"}
         named = self.labgrid.service
@@ -138,9 +138,9 @@ class LabgridPlace:
         service = services[named] if named else next(iter(services.values()))
         if not service.get("avail"):
             raise BoardUnreachable(f"labgrid reports that {self.labgrid.place} is unavailable", board=self.board)
-        return _ssh_address(service.get("params", {}), self.board)
+        return _make_ssh_address(service.get("params", {}), self.board)
 
-    def power(self, resources: Mapping[str, Resource]) -> dict[str, Command]:
+    def make_power_hooks(self, resources: Mapping[str, Resource]) -> dict[str, Command]:
         """Return hooks for the table ``[power]`` that call labgrid; empty if the place has no power port."""
         if not any("Power" in str(one.get("cls")) for one in resources.values()):
             return {}
@@ -176,7 +176,7 @@ class LabgridPlace:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=_CALL_S,
+                timeout=_CALL_SECONDS,
             )
         except OSError as error:
             raise UsageError(
@@ -185,7 +185,9 @@ class LabgridPlace:
                 hint="install the client (uv tool install labgrid), or set the path: [labgrid] client = ...",
             ) from error
         except subprocess.TimeoutExpired as error:
-            raise BoardUnreachable(f"{shlex.join(command)} timed out after {_CALL_S:g} s", board=self.board) from error
+            raise BoardUnreachable(
+                f"{shlex.join(command)} timed out after {_CALL_SECONDS:g} s", board=self.board
+            ) from error
         if done.returncode:
             raise _parse_error(done.stdout, action, self.labgrid.place, self.board)
         return done.stdout
@@ -218,7 +220,7 @@ def _parse_resources(lines: list[str]) -> dict[str, Resource]:
     return found
 
 
-def _ssh_address(params: Mapping[str, Any], board: str) -> str:
+def _make_ssh_address(params: Mapping[str, Any], board: str) -> str:
     host, user, port = (str(params.get(key) or "") for key in ("address", "username", "port"))
     if not host or not user:
         raise UsageError("labgrid's NetworkService lacks an address or username", board=board)

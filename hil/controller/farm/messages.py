@@ -14,12 +14,12 @@ from typing import Any
 from hil.controller.records.base import Record
 from hil.errors import UsageError
 
-_LONGEST_NAME = 40  # maximum characters in a job's name
+_MAX_NAME_LENGTH = 40  # maximum characters in a job's name
 # Normal use never reaches this fence (one lease a second takes 68 years). A higher fence would lock out later sessions,
 # so the farm neither stores nor sends a higher fence. An agent that lost its stored fence adds twice this value.
-MOST_FENCE = 1 << 31
+MAX_FENCE = 1 << 31
 # After a job's timeout, the lease continues for this many seconds, so that the host can check the board.
-PROBE_S = 60.0
+PROBE_SECONDS = 60.0
 
 
 class Kind(str, Enum):
@@ -173,7 +173,7 @@ class BoardCard(Record):
     machine: str = ""  # boot id of that machine
 
 
-def job_name(submission: int, number: int, of: int) -> str:
+def format_job_name(submission: int, number: int, of: int) -> str:
     """Return the name of job ``number`` out of ``of``: ``17`` or ``17.3``."""
     return str(submission) if of == 1 else f"{submission}.{number}"
 
@@ -181,9 +181,9 @@ def job_name(submission: int, number: int, of: int) -> str:
 def parse_job(text: str) -> tuple[int, int | None]:
     """Parse a job name: ``17`` -> (17, None), ``17.3`` -> (17, 3). Raises UsageError if the name is invalid."""
     submission, dot, number = text.partition(".")
-    if len(text) > _LONGEST_NAME or not submission.isdecimal() or (dot and not number.isdecimal()):
+    if len(text) > _MAX_NAME_LENGTH or not submission.isdecimal() or (dot and not number.isdecimal()):
         raise UsageError(
-            f"invalid job name {text[:_LONGEST_NAME]!r}",
+            f"invalid job name {text[:_MAX_NAME_LENGTH]!r}",
             hint="use a name from `hil farm status`, such as 17, or 17.3 for a suite",
         )
     return int(submission), int(number) if dot else None

@@ -12,8 +12,8 @@ from typing import Any
 
 from hil.core.files import read_file, read_text
 from hil.errors import UsageError
-from hil.protocol.listening import check_token_way, host_port
-from hil.protocol.versions import farm_metadata
+from hil.protocol.listening import check_token_transport, parse_host_port
+from hil.protocol.versions import make_farm_metadata
 
 HOME_VARIABLE, FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE = "HIL_FARM_HOME", "HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA"
 DB_VARIABLE = "HIL_FARM_DB"
@@ -21,7 +21,7 @@ DB_VARIABLE = "HIL_FARM_DB"
 SHEET = "up.json"
 
 
-def farm_home() -> Path:
+def get_farm_home() -> Path:
     """Return the home directory of this machine's farm.
 
     The default is ``hil/farm`` in the user's data directory. ``HIL_FARM_HOME`` overrides the default.
@@ -46,10 +46,10 @@ class FarmAddress:
     @property
     def metadata(self) -> list[tuple[str, str]]:
         """gRPC metadata for every call: token and hil version."""
-        return [("authorization", f"Bearer {self.token}"), farm_metadata()]
+        return [("authorization", f"Bearer {self.token}"), make_farm_metadata()]
 
 
-def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
+def choose_farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
     """Return the address of the selected farm.
 
     Arguments override ``HIL_FARM``, ``HIL_FARM_TOKEN`` and ``HIL_FARM_CA``. The default is this
@@ -57,15 +57,15 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
 
     Raises:
         UsageError: no farm is selected, and no farm runs here; the local farm belongs to another user; the token is
-            missing; or :func:`check_way` refuses an address.
+            missing; or :func:`check_address` refuses an address.
     """
     named = gateway or os.environ.get(FARM_VARIABLE, "")
-    home = farm_home()
+    home = get_farm_home()
     token = token or os.environ.get(TOKEN_VARIABLE, "")
     ca = ca or (Path(os.environ[CA_VARIABLE]) if os.environ.get(CA_VARIABLE) else None)
     if not named:
-        named = f"unix:{socket_of(home)}"
-        if not is_there(socket_of(home)) and not is_up(home):
+        named = f"unix:{get_socket_path(home)}"
+        if not is_there(get_socket_path(home)) and not is_up(home):
             raise UsageError(
                 f"no farm is running on this machine, and {FARM_VARIABLE} is not set",
                 hint=f"run hil farm up, or set {FARM_VARIABLE}=HOST:PORT",
@@ -73,16 +73,16 @@ def farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> 
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
     token = token or _read_own_token(home, gateways)
     for gateway in gateways:
-        check_way(gateway, ca)
+        check_address(gateway, ca)
     return FarmAddress(gateways, token, ca)
 
 
-def check_way(gateway: str, ca: Path | None) -> None:
+def check_address(gateway: str, ca: Path | None) -> None:
     """Raise UsageError if the address is invalid, or if tokens would be sent unencrypted to another machine."""
     if not gateway.startswith("unix:"):
-        host_port(gateway, what="gateway address")
+        parse_host_port(gateway, what="gateway address")
     hint = "set HIL_FARM_CA to the PEM file of the CA that signed the gateway's certificate"
-    check_token_way(gateway, encrypted=ca is not None, hint=hint)
+    check_token_transport(gateway, encrypted=ca is not None, hint=hint)
 
 
 def own_address() -> FarmAddress:
@@ -90,9 +90,9 @@ def own_address() -> FarmAddress:
 
     Raises UsageError if the farm does not run.
     """
-    home = farm_home()
-    gateway = f"unix:{socket_of(home)}"
-    if not is_there(socket_of(home)):
+    home = get_farm_home()
+    gateway = f"unix:{get_socket_path(home)}"
+    if not is_there(get_socket_path(home)):
         raise UsageError(f"no farm is running in {home}", hint="start the farm with hil farm up")
     return FarmAddress((gateway,), _read_own_token(home, [gateway]))
 
@@ -100,10 +100,10 @@ def own_address() -> FarmAddress:
 def _read_own_token(home: Path, gateways: Sequence[str]) -> str:
     """Return the token of this machine's farm, but only for the farm's Unix socket, which no other user can serve."""
     hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add"
-    if any(gateway != f"unix:{socket_of(home)}" for gateway in gateways):
+    if any(gateway != f"unix:{get_socket_path(home)}" for gateway in gateways):
         raise UsageError(f"the farm at {', '.join(gateways)} requires a token", hint=hint)
     try:
-        return read_text(token_file(home)).strip()
+        return read_text(get_token_file(home)).strip()
     except OSError as error:
         raise UsageError("the farm requires a token", hint=hint) from error
 
@@ -122,7 +122,7 @@ def is_there(file: Path) -> bool:
     return True
 
 
-def sheet_of(home: Path) -> dict[str, Any] | None:
+def read_sheet(home: Path) -> dict[str, Any] | None:
     """Return the status file of a home's farm process, or None if it is missing or invalid."""
     try:
         found: dict[str, Any] = json.loads(read_file(home / SHEET))
@@ -134,23 +134,23 @@ def sheet_of(home: Path) -> dict[str, Any] | None:
 def is_up(home: Path) -> bool:
     """Return True if the farm process of a home is alive. The farm process restarts a dead gateway."""
     with contextlib.suppress(OSError, TypeError, ValueError, LookupError, OverflowError):
-        os.kill(int((sheet_of(home) or {})["pid"]), 0)
+        os.kill(int((read_sheet(home) or {})["pid"]), 0)
         return True
     return False
 
 
 def may_return(address: FarmAddress) -> bool:
     """Return True if an unreachable gateway may come back. For a local gateway, the farm process must be alive."""
-    home = farm_home()
-    own = f"unix:{socket_of(home)}"
+    home = get_farm_home()
+    own = f"unix:{get_socket_path(home)}"
     return any(gateway != own for gateway in address.gateways) or is_up(home)
 
 
-def socket_of(home: Path) -> Path:
+def get_socket_path(home: Path) -> Path:
     """Return the path of the gateway's Unix socket."""
     return home / "gateway.sock"
 
 
-def token_file(home: Path) -> Path:
+def get_token_file(home: Path) -> Path:
     """Return the path of the admin token of the user who runs the farm."""
     return home / "token"

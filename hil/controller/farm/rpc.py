@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, Submission
+from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, Submission
 from hil.controller.records.farm import FarmJob
 from hil.core import digest
 from hil.errors import UsageError
@@ -30,7 +30,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
 
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 # Maximum characters in a name or title, because the tables of all users show names and titles. Maximum bytes of a
 # board's labels, because every selector reads the labels. Maximum bytes of a board config.
 _TEXT, _MOST_LABELS, _MOST_CONFIG = 2000, 64 << 10, 1 << 20
@@ -42,7 +42,7 @@ _KEY = re.compile(r"[\x21-\x7e]{8,200}")
 _UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
 
 
-def methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
+def iter_methods(service: str) -> Iterable[tuple[str, str, str, Any, Any]]:
     """Yield each method of a service: name, path, gRPC kind (``unary_stream``), request class and reply class."""
     for method in pb.DESCRIPTOR.services_by_name[service].methods:
         streams = ["stream" if one else "unary" for one in (method.client_streaming, method.server_streaming)]
@@ -55,7 +55,7 @@ class FarmStub:
 
     def __init__(self, channel: object) -> None:
         for service in SERVICES:
-            for name, path, kind, asked, answered in methods(service):
+            for name, path, kind, asked, answered in iter_methods(service):
                 make = getattr(channel, kind)
                 decode = partial(parse_message, answered, most=MAX_FARM_FIELDS)
                 call = make(path, request_serializer=asked.SerializeToString, response_deserializer=decode)
@@ -74,12 +74,12 @@ def _convert_errors(what: str) -> Iterator[None]:
         raise UsageError(f"invalid {what}: {str(error)[:200]}") from error
 
 
-def json_message(value: Any) -> pb.Json:
+def encode_json(value: Any) -> pb.Json:
     """Return a JSON document as a message."""
     return pb.Json(text=json.dumps(value).encode())
 
 
-def json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
+def decode_json_object(message: pb.Json, what: str, *, storable: bool = True) -> dict[str, Any]:
     """Parse a message with a JSON object.
 
     Args:
@@ -111,32 +111,32 @@ def _copy_shared_fields(source: Any, message: type[Message], *others: str) -> di
     return {name: getattr(source, name) for name in message.DESCRIPTOR.fields_by_name if name not in others}
 
 
-def spec_message(spec: JobSpec) -> pb.JobSpec:
+def encode_spec(spec: JobSpec) -> pb.JobSpec:
     """Convert a job's spec to a message."""
     with _convert_errors("job"):
-        options = json_message(dict(spec.options))
+        options = encode_json(dict(spec.options))
         same = _copy_shared_fields(spec, pb.JobSpec, "kind", "options")
         return pb.JobSpec(kind=spec.kind.value, options=options, **same)
 
 
-def spec_of(message: pb.JobSpec) -> JobSpec:
+def decode_spec(message: pb.JobSpec) -> JobSpec:
     """Convert a message to a job's spec."""
-    options = json_object(message.options, "options")
+    options = decode_json_object(message.options, "options")
     with _convert_errors("job"):
         return JobSpec(Kind(message.kind), options, dict(message.files), message.affinity, message.title)
 
 
-def submission_message(submission: Submission) -> pb.Submission:
+def encode_submission(submission: Submission) -> pb.Submission:
     """Convert a submission to a message."""
     with _convert_errors("submission"):
         same = _copy_shared_fields(submission, pb.Submission, "specs", "priority")
-        specs = map(spec_message, submission.specs)
+        specs = map(encode_spec, submission.specs)
         return pb.Submission(**same, specs=specs, priority=submission.priority.value)
 
 
-def submission_of(message: pb.Submission) -> Submission:
+def decode_submission(message: pb.Submission) -> Submission:
     """Convert a message to a submission, and validate text fields and file paths."""
-    specs = tuple(map(spec_of, message.specs))
+    specs = tuple(map(decode_spec, message.specs))
     with _convert_errors("submission"):
         submission = Submission(**_copy_shared_fields(message, pb.Submission, "specs"), specs=specs)
     _check_texts(submission, "title", "selector", "board", "project")
@@ -148,7 +148,7 @@ def submission_of(message: pb.Submission) -> Submission:
     return submission
 
 
-def result_message(result: JobResult) -> pb.JobResult:
+def encode_result(result: JobResult) -> pb.JobResult:
     """Convert a result to a message. Replaces lone surrogates in text fields, so that the result is not lost."""
     begin_ns, end_ns = result.board_ns
     with _convert_errors("result"):
@@ -158,7 +158,7 @@ def result_message(result: JobResult) -> pb.JobResult:
             ),
             outcome=_replace_surrogates(result.outcome),
             reason=_replace_surrogates(result.reason),
-            record=json_message(dict(result.record)),
+            record=encode_json(dict(result.record)),
             files={_replace_surrogates(path): name for path, name in result.files.items()},
             board_begin_ns=begin_ns,
             board_end_ns=end_ns,
@@ -169,11 +169,11 @@ def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def result_of(message: pb.JobResult) -> JobResult:
+def decode_result(message: pb.JobResult) -> JobResult:
     """Convert a message to a result. The record may contain NaN, which the store replaces."""
     result = JobResult(
         **_copy_shared_fields(message, pb.JobResult, "record", "files", "timings", "board_begin_ns", "board_end_ns"),
-        record=json_object(message.record, "the record", storable=False),
+        record=decode_json_object(message.record, "the record", storable=False),
         files=dict(message.files),
         timings=dict(message.timings),
         board_ns=(message.board_begin_ns, message.board_end_ns),
@@ -186,17 +186,17 @@ def result_of(message: pb.JobResult) -> JobResult:
     return result
 
 
-def grant_message(grant: Grant) -> pb.Grant:
+def encode_grant(grant: Grant) -> pb.Grant:
     """Convert a grant to a message."""
-    return pb.Grant(**_copy_shared_fields(grant, pb.Grant, "spec"), spec=spec_message(grant.spec))
+    return pb.Grant(**_copy_shared_fields(grant, pb.Grant, "spec"), spec=encode_spec(grant.spec))
 
 
-def grant_of(message: pb.Grant) -> Grant:
+def decode_grant(message: pb.Grant) -> Grant:
     """Convert a message to a grant."""
-    return Grant(**_copy_shared_fields(message, pb.Grant, "spec"), spec=spec_of(message.spec))
+    return Grant(**_copy_shared_fields(message, pb.Grant, "spec"), spec=decode_spec(message.spec))
 
 
-def card_message(card: BoardCard) -> pb.BoardCard:
+def encode_card(card: BoardCard) -> pb.BoardCard:
     """Convert a board description to a message."""
     with _convert_errors("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
@@ -216,7 +216,7 @@ def _label_message(name: str, value: Any) -> pb.Label:
     )
 
 
-def card_of(message: pb.BoardCard) -> BoardCard:
+def decode_card(message: pb.BoardCard) -> BoardCard:
     """Convert a message to a board description, and validate it."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
     card = BoardCard(**_copy_shared_fields(message, pb.BoardCard, "labels"), labels=labels)
@@ -225,7 +225,7 @@ def card_of(message: pb.BoardCard) -> BoardCard:
         raise UsageError("the board card's config must be TOML of at most 1 MiB")
     if not _BOARD.fullmatch(card.name):
         raise UsageError(f"invalid board name {card.name[:120]!r}", hint="use letters, digits and . _ - @ : +")
-    if not 0 <= card.fence < MOST_FENCE:
+    if not 0 <= card.fence < MAX_FENCE:
         raise UsageError(
             f"invalid fence {card.fence} (session number) in the board card",
             hint="reset the agent's fence with hil board reset-fence BOARD",
@@ -243,7 +243,7 @@ def _label_of(label: pb.Label) -> Any:
     return list(label.texts.texts) if kind == "texts" else getattr(label, kind)
 
 
-def status_message(job: FarmJob, *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
+def encode_status(job: FarmJob, *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
     """Convert a job to a message."""
     names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
     return pb.JobStatus(**{name: getattr(job, name) for name in names}, unrunnable=unrunnable, blocked=blocked)
@@ -257,8 +257,8 @@ def _check_texts(document: object, *names: str) -> None:
 
 
 def _check_files(files: Mapping[str, str]) -> None:
-    if len(files) > MOST_FILES:
-        raise UsageError(f"a job has at most {MOST_FILES} files")
+    if len(files) > MAX_FILES:
+        raise UsageError(f"a job has at most {MAX_FILES} files")
     for path, name in files.items():
         inside = PurePosixPath(path)
         long = len(os.fsencode(path)) > _LONGEST_PATH or any(

@@ -55,7 +55,7 @@ class Term:
             return is_there(value)
         elements = value if isinstance(value, (list, tuple, set, frozenset)) else () if value is None else (value,)
         if self.op in _ORDER:
-            return any(above(one, self.values[0], _ORDER[self.op]) for one in elements)
+            return any(compare_or_false(one, self.values[0], _ORDER[self.op]) for one in elements)
         return any(map(self._value_set.has, elements))
 
     @cached_property
@@ -72,13 +72,13 @@ class Term:
         if value is None or value == "":
             return [f"{self.label} is empty" if self.negated else f"has no {self.label}"]
         wanted = f", not {self.op + ' ' if self.op in _ORDER else ''}{' or '.join(self.values)}"
-        return [f"{self.label} is {value_text(value, self.values)}{'' if self.negated else wanted}"]
+        return [f"{self.label} is {format_value(value, self.values)}{'' if self.negated else wanted}"]
 
     def __invert__(self) -> Term:
         return replace(self, negated=not self.negated)
 
     def __str__(self) -> str:
-        label, values = quoted(self.label), [quoted(one) for one in self.values]
+        label, values = quote_label(self.label), [quote_label(one) for one in self.values]
         if self.op == "in":
             return f"{label} {'not ' if self.negated else ''}in ({', '.join(values)})"
         if self.op == "=":
@@ -120,10 +120,10 @@ def parse(text: str) -> Selector:
     Raises:
         UsageError: the selector is invalid; the message contains the position.
     """
-    return _SelectorParser(text).selector()
+    return _SelectorParser(text).parse_selector()
 
 
-def nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> list[tuple[str, list[str]]]:
+def find_nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3) -> list[tuple[str, list[str]]]:
     """Return the ``most`` boards with the fewest mismatches: name and reasons, best first."""
     found = [(name, selector.misses(labels)) for name, labels in boards.items()]
     return sorted(found, key=lambda one: (len(one[1]), one[0]))[:most]
@@ -172,7 +172,7 @@ class _SelectorParser:
             kind, text = "mark", text.lower()
         return _Token(kind, text, found.start())
 
-    def selector(self) -> Selector:
+    def parse_selector(self) -> Selector:
         """Parse the whole text."""
         tree = self._parse_disjunction(0) if self._tokens else TermGroup()
         if self._next_token is not None:
@@ -229,8 +229,8 @@ class _SelectorParser:
 
     def _parse_magnitude(self, op: str) -> str:
         _, text, at = self._parse_value("number or version")
-        if quantity(text)[0] is None:
-            if version(text) is None:
+        if parse_quantity(text)[0] is None:
+            if parse_version(text) is None:
                 raise self._make_error(f"{op} requires a number or version, got {text!r}", at)
             if unit := re.fullmatch("[0-9]+([A-Za-z]+)", text):
                 raise self._make_error(f"unknown unit {unit[1]}: expected B, KB, KiB, MB, MiB, ...", at)
@@ -278,7 +278,7 @@ def _join_parts(parts: Sequence[Selector], *, any: bool) -> Selector:
     return flat[0] if len(flat) == 1 else TermGroup(tuple(flat), any)
 
 
-def quoted(text: str) -> str:
+def quote_label(text: str) -> str:
     """Return a label or value in selector syntax, quoted if necessary."""
     if re.fullmatch(_WORD, text) and text.lower() not in _KEYWORDS:
         return text
@@ -294,7 +294,7 @@ _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([kmgt]i?
 _VERSION = re.compile(r"v?([0-9]+(?:\.[0-9]+)*)")
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 # Maximum list elements in a message; a CPU label has up to a hundred features.
-_SAID = 4
+_MAX_LISTED = 4
 
 
 class ValueSet:
@@ -303,7 +303,7 @@ class ValueSet:
     def __init__(self, values: Sequence[str]) -> None:
         self._texts = frozenset(values)
         self._lower = frozenset(value.lower() for value in values)
-        found = [quantity(value) for value in values]
+        found = [parse_quantity(value) for value in values]
         self._numbers = frozenset(number for number, _ in found if number is not None)
         self._with_unit = frozenset(number for number, unit in found if number is not None and unit)
 
@@ -314,11 +314,11 @@ class ValueSet:
         if isinstance(value, (int, float)):
             return value in self._numbers
         text = as_text(value)
-        mine, unit = quantity(text)
+        mine, unit = parse_quantity(text)
         return text in self._texts or (mine is not None and mine in (self._numbers if unit else self._with_unit))
 
 
-def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
+def compare_or_false(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
     """Return ``compare(value, wanted)``, or False if the values cannot be compared.
 
     Numbers compare with numbers. A string compares as a number if either side has a unit
@@ -326,16 +326,16 @@ def above(value: Any, wanted: str, compare: Callable[[Any, Any], bool]) -> bool:
     """
     if isinstance(value, bool):
         return False
-    number, unit = quantity(wanted)
-    mine, my_unit = (value, "") if isinstance(value, (int, float)) else quantity(as_text(value))
+    number, unit = parse_quantity(wanted)
+    mine, my_unit = (value, "") if isinstance(value, (int, float)) else parse_quantity(as_text(value))
     if unit or my_unit or (number is not None and mine is value):
         return mine is not None and number is not None and compare(mine, number)
-    versions = version(as_text(value)), version(wanted)
+    versions = parse_version(as_text(value)), parse_version(wanted)
     return None not in versions and compare(*versions)
 
 
 @lru_cache(4096)
-def quantity(text: str) -> tuple[float | None, str]:
+def parse_quantity(text: str) -> tuple[float | None, str]:
     """Parse a quantity: ``1.5 GiB`` -> number of bytes and ``gib``. Returns (None, "") for an invalid text."""
     found = _QUANTITY.fullmatch(text.strip())
     if not found:
@@ -345,7 +345,7 @@ def quantity(text: str) -> tuple[float | None, str]:
 
 
 @lru_cache(4096)
-def version(text: str) -> tuple[float, ...] | None:
+def parse_version(text: str) -> tuple[float, ...] | None:
     """Parse leading version numbers, without trailing zeros: ``6.1.0-23-amd64`` -> (6, 1). Other texts give None."""
     found = _VERSION.match(text.strip())
     if not found:
@@ -366,18 +366,18 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def value_text(value: Any, beside: Sequence[str] = ()) -> str:
+def format_value(value: Any, beside: Sequence[str] = ()) -> str:
     """Format a label's value for display. Long lists are cut.
 
     Args:
         beside: values of the comparison. If one of these values has a unit, large numbers are shown in binary units.
     """
     if isinstance(value, (list, tuple, set, frozenset)):
-        texts = [value_text(one, beside) for one in value]
-        more = [f"{len(texts) - _SAID} more"] if len(texts) > _SAID + 1 else []
-        return " and ".join(texts[:_SAID] + more if more else texts) or "empty"
+        texts = [format_value(one, beside) for one in value]
+        more = [f"{len(texts) - _MAX_LISTED} more"] if len(texts) > _MAX_LISTED + 1 else []
+        return " and ".join(texts[:_MAX_LISTED] + more if more else texts) or "empty"
     number = not isinstance(value, bool) and isinstance(value, (int, float)) and 1024 <= value < 1e30
-    if number and any(quantity(text)[1] for text in beside):
+    if number and any(parse_quantity(text)[1] for text in beside):
         power = next(power for power in (40, 30, 20, 10) if value >= 1 << power)
         return f"{value / (1 << power):.4g}{' KMGT'[power // 10]}iB"
     return as_text(value)

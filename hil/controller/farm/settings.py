@@ -12,7 +12,7 @@ from hil.core.config_files import parse_toml
 from hil.core.files import read_text
 from hil.errors import UsageError
 
-_DAY_S = 86400.0
+_DAY_SECONDS = 86400.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def load_settings(path: Path) -> FarmSettings:
             raise UsageError(
                 f"{path}: unknown setting {name!r} in [terms]", hint=f"known settings: {', '.join(sorted(names))}"
             )
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3660 * _DAY_S:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3660 * _DAY_SECONDS:
             raise UsageError(f"{path}: [terms] {name} must be a number above 0")
     settings = FarmSettings(**{name: float(value) for name, value in table.items()})
     shortest = min(("lease_s", "holder_s", "owner_s"), key=lambda name: getattr(settings, name))

@@ -38,7 +38,7 @@ class TraceSpan:
 
 
 @contextlib.contextmanager
-def span(name: str, parent: str = "", **attributes: Any) -> Iterator[TraceSpan]:
+def record_span(name: str, parent: str = "", **attributes: Any) -> Iterator[TraceSpan]:
     """Record a stage for the duration of the context. The span records an exception and re-raises it.
 
     Args:
@@ -118,7 +118,7 @@ def _get_provider() -> Any:
     return provider
 
 
-_OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+_STANDARD_FIELDS = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -130,7 +130,7 @@ class JsonFormatter(logging.Formatter):
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "event": record.getMessage(),
-            **{key: value for key, value in record.__dict__.items() if key not in _OWN},
+            **{key: value for key, value in record.__dict__.items() if key not in _STANDARD_FIELDS},
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)

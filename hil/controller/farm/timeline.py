@@ -11,7 +11,7 @@ from typing import Any
 from hil.controller.records.farm import FarmEvent, FarmJob
 
 
-def moment(text: str | None) -> float | None:
+def parse_moment(text: str | None) -> float | None:
     """Convert a timestamp of the farm to seconds since the epoch, or None to None."""
     return datetime.fromisoformat(text).timestamp() if text else None
 
@@ -30,7 +30,7 @@ class Stay:
     reason: str = ""  # reason for its end
 
 
-def stays(events: Iterable[FarmEvent]) -> list[Stay]:
+def find_lease_periods(events: Iterable[FarmEvent]) -> list[Stay]:
     """Return the leases in the events, in order of their start."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -39,13 +39,13 @@ def stays(events: Iterable[FarmEvent]) -> list[Stay]:
             continue
         stay = found.setdefault(number, {"lease": number, "job": event.job, "board": event.board})
         if what == "job.granted":
-            stay["begun"] = moment(event.at)
+            stay["begun"] = parse_moment(event.at)
         elif what == "lease.ended":
-            stay |= {"ended": moment(event.at), "reason": event.reason}
+            stay |= {"ended": parse_moment(event.at), "reason": event.reason}
     return [Stay(**stay) for stay in found.values()]
 
 
-def board_use(
+def compute_board_use(
     had: Iterable[Stay], boards: Sequence[str], since: float, until: float, parts: int
 ) -> dict[str, list[float]]:
     """Return every board's utilization (0 to 1) in each of ``parts`` equal intervals."""
@@ -79,7 +79,7 @@ def queue_times(jobs: Iterable[FarmJob], since: float, until: float, parts: int)
     width = (until - since) / parts
     waited: list[list[float]] = [[] for _ in range(parts)]
     for job in jobs:
-        queued, begun = moment(job.queued_at), moment(job.started_at)
+        queued, begun = parse_moment(job.queued_at), parse_moment(job.started_at)
         if queued is not None and begun is not None and since <= begun <= until:
             waited[min(parts - 1, int((begun - since) / width))].append(max(0.0, begun - queued))
     return [

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, naming_errors
-from hil.controller.storage.packages import package_folder
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, convert_errors
+from hil.controller.storage.packages import find_package_folder
 from hil.core.files import open_file
-from hil.core.processes import signal_name
+from hil.core.processes import get_signal_name
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 
 LOG = "compile.log"
@@ -72,14 +72,14 @@ def call_isolated(function: IsolatedFunction, arguments: Mapping[str, Any], how:
 
     Raises the errors of :meth:`hil.controller.storage.isolation.isolated.Isolated.call`.
 
-    The error's detail starts with the last phase that the function reported (:func:`entering`).
+    The error's detail starts with the last phase that the function reported (:func:`report_phase`).
     """
     log = how["log"]
     start = log.stat().st_size if log.exists() else 0
     try:
         return how["isolated"].call(function, arguments, timeout=how["timeout"], log=log)
     except StageError as error:
-        if phase := _last_phase(log, start):
+        if phase := _read_last_phase(log, start):
             error.detail = f"{PHASE}{phase}\n{error.detail}"
         raise
 
@@ -90,7 +90,7 @@ PHASE = "phase: "
 _PHASE_WITHIN = 1 << 20
 
 
-def entering(phase: str) -> None:
+def report_phase(phase: str) -> None:
     """Report in the log that a phase starts.
 
     After a crash or a hang of the isolated function, only the log shows the active phase.
@@ -98,7 +98,7 @@ def entering(phase: str) -> None:
     print(f"{_MARK}{phase}", flush=True)
 
 
-def _last_phase(log: Path, start: int) -> str:
+def _read_last_phase(log: Path, start: int) -> str:
     try:
         with open_file(log) as file:
             file.seek(max(start, log.stat().st_size - _PHASE_WITHIN))
@@ -108,11 +108,11 @@ def _last_phase(log: Path, start: int) -> str:
     return next((line.removeprefix(_MARK) for line in reversed(lines) if line.startswith(_MARK)), "")
 
 
-def compiling(
+def convert_compiler_errors(
     what: str = "compiling", *, died: str = "the compiler crashed", failed: str = "cannot compile the model"
 ) -> contextlib.AbstractContextManager[None]:
-    """Convert the errors of an isolated compiler call, like :func:`naming_errors`."""
-    return naming_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
+    """Convert the errors of an isolated compiler call, like :func:`convert_errors`."""
+    return convert_errors("compile", what, CompileFailed, failed, crash=CompileCrashed, died=died)
 
 
 def compile_cached(
@@ -133,7 +133,7 @@ def compile_cached(
         work: execution settings.
         debug_ir: directory of ``--debug-ir``, created if missing; forces a build.
         build: builds the program in a directory.
-        errors: see :func:`compiling`.
+        errors: see :func:`convert_compiler_errors`.
 
     Returns:
         The directory; and ``cached``, ``seconds`` and ``log`` of an :class:`hil.core.results.Artifact`.
@@ -142,7 +142,7 @@ def compile_cached(
         UsageError: creating the directory of ``--debug-ir`` failed.
     """
     if debug_ir is not None:
-        with making_debug_folder(debug_ir):
+        with convert_debug_folder_errors(debug_ir):
             debug_ir.mkdir(parents=True, exist_ok=True)
     log = work["log"]
 
@@ -160,7 +160,7 @@ def compile_cached(
 
 
 @contextlib.contextmanager
-def making_debug_folder(folder: Path) -> Iterator[None]:
+def convert_debug_folder_errors(folder: Path) -> Iterator[None]:
     """Raise UsageError if creating the directory of ``--debug-ir`` fails."""
     try:
         yield
@@ -170,10 +170,10 @@ def making_debug_folder(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def native_compiler() -> Path:
+def find_native_compiler() -> Path:
     """Return the compiler's native binary. pip's launcher script would take 0.3 s longer."""
     with contextlib.suppress(UsageError):
-        binary = package_folder("iree.compiler") / "_mlir_libs" / "iree-compile"
+        binary = find_package_folder("iree.compiler") / "_mlir_libs" / "iree-compile"
         if binary.is_file():
             return binary
     if found := shutil.which("iree-compile"):
@@ -201,9 +201,9 @@ def run_logged(
         return code, file.read().decode(errors="replace")
 
 
-def death_text(code: int) -> str:
+def describe_death(code: int) -> str:
     """Describe how a process ended: ``of SIGSEGV``, ``with exit code 3``."""
-    return f"of {signal_name(-code)}" if code < 0 else f"with exit code {code}"
+    return f"of {get_signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
 
 def write_parameters(file: Path, weights: Iterable[tuple[str, Any]]) -> None:

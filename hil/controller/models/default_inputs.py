@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hil.controller.models.importers import IMPORT_TIMEOUT_S, import_model
+from hil.controller.models.importers import IMPORT_TIMEOUT_SECONDS, import_model
 from hil.controller.models.inputs import digest_of_samples, parse_input, refuse_misfit
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import function_version, naming_errors
+from hil.controller.storage.isolation.isolated import convert_errors, make_function_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import copy_file
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 
 
-def default_specs(model: Model) -> tuple[TensorSpec, ...]:
+def list_default_specs(model: Model) -> tuple[TensorSpec, ...]:
     """Return the inputs with a default value. ``model.inputs`` does not include them."""
     return tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in model.producer.get("defaults", ()))
 
 
-def with_given_defaults(
+def add_given_defaults(
     model: Model, given: Mapping[str, Array] | Sequence[str], context: RunContext
 ) -> tuple[Model, Mapping[str, Array] | Sequence[str]]:
     """Return the model with given tensors as default values, and the remaining given inputs.
@@ -40,7 +40,7 @@ def with_given_defaults(
         UsageError: a tensor does not match the dtype or shape, or a file is unreadable.
         ImportFailed, StageTimeout: rewriting the model failed.
     """
-    defaults = default_specs(model)
+    defaults = list_default_specs(model)
     if not given or not defaults or model.inputs is None:
         return model, given
     specs = (*model.inputs, *defaults)
@@ -65,20 +65,22 @@ def override_defaults(model: Model, tensors: Mapping[str, Array], context: RunCo
         UsageError: a tensor does not match the input's dtype or shape.
         ImportFailed, StageTimeout: rewriting the model failed.
     """
-    for spec in default_specs(model):
+    for spec in list_default_specs(model):
         if spec.name in tensors:
             refuse_misfit(spec, tensors[spec.name])
     digest = digest_of_samples([tensors])
-    key = Cache.key("defaults", model=model.digest, file=model.path.name, tensors=digest, write=function_version(write))
+    key = Cache.key(
+        "defaults", model=model.digest, file=model.path.name, tensors=digest, write=make_function_version(write)
+    )
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-defaults-") as scratch:
+        with make_temporary_folder("hil-defaults-") as scratch:
             save_tensors(Path(scratch), tensors)
             arguments = {"model": str(model.path.absolute()), "tensors": scratch, "folder": str(folder)}
             failed = f"cannot replace the default values of {model.path.name}"
-            with naming_errors("import", "replacing default values", ImportFailed, failed):
+            with convert_errors("import", "replacing default values", ImportFailed, failed):
                 log = Path(scratch) / "write.log"
-                context.isolated.call(write, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+                context.isolated.call(write, arguments, timeout=IMPORT_TIMEOUT_SECONDS, log=log)
         for name, file in model.files.items():
             if file != model.path:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

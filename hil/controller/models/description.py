@@ -10,7 +10,7 @@ from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, UsageError
 
 
-def description(
+def make_description(
     file: str,
     function: str,
     inputs: Sequence[TensorSpec],

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.storage.isolation.isolated import IsolatedFunction, function_name, function_version
-from hil.controller.storage.packages import needed_version, pick, registered
+from hil.controller.storage.isolation.isolated import IsolatedFunction, get_function_name, make_function_version
+from hil.controller.storage.packages import load_registered, pick, require_version
 from hil.core.guarded import guard
 from hil.core.named import resolve
 from hil.errors import CompileFailed, ImportFailed, NotRun, UsageError, did_you_mean
@@ -74,36 +74,36 @@ class ExecuTorchBackend:
 
     def functions(self) -> list[str]:
         """Return the names of the functions. Raises ValueError if a different process cannot import a function."""
-        return [function_name(one) for one in (self.lower, self.quantizer) if one is not None]
+        return [get_function_name(one) for one in (self.lower, self.quantizer) if one is not None]
 
     def made_by(self) -> dict[str, Any]:
         """Return all inputs of a program's cache key except model and options.
 
         Raises UsageError for a missing package.
         """
-        versions = {package: needed_version(package) for package in self.packages}
+        versions = {package: require_version(package) for package in self.packages}
         return {
-            "functions": [function_version(one) for one in self.functions()],
+            "functions": [make_function_version(one) for one in self.functions()],
             "versions": versions,
             "version": self.version,
         }
 
 
-def executorch_backends() -> dict[str, ExecuTorchBackend]:
+def load_executorch_backends() -> dict[str, ExecuTorchBackend]:
     """Return all backends by name: hil's backends and the entry-point group."""
-    return registered(GROUP, _BUILT_IN, ExecuTorchBackend, ExecuTorchBackend.functions)
+    return load_registered(GROUP, _BUILT_IN, ExecuTorchBackend, ExecuTorchBackend.functions)
 
 
 def pick_backend(name: str) -> ExecuTorchBackend:
     """Return a backend by name. Raises UsageError for an unknown name."""
-    return pick("backend", executorch_backends(), name)
+    return pick("backend", load_executorch_backends(), name)
 
 
 def lower(name: str, program: Any, options: Mapping[str, str]) -> Any:
     """Lower a program. Runs in the isolated process."""
     function = pick_backend(name).lower
     with guard(_KIND, GROUP, name, CompileFailed, CompileFailed, NotRun, UsageError):
-        return _called(function, program, **options)
+        return _call_function(function, program, **options)
 
 
 def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapping[str, str]) -> Any:
@@ -111,12 +111,12 @@ def make_quantizer(name: str, per_channel: bool, is_dynamic: bool, options: Mapp
     backend = pick_backend(name)
     assert backend.quantizer is not None
     with guard(_KIND, GROUP, name, ImportFailed, ImportFailed, NotRun, UsageError):
-        return _called(
+        return _call_function(
             backend.quantizer, per_channel=per_channel, is_dynamic=is_dynamic, **{**backend.options, **options}
         )
 
 
-def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
+def check_recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check the backend and options of a quantisation.
 
     Return the inputs of the cache key other than the recipe's settings.
@@ -127,18 +127,18 @@ def recipe_inputs(settings: Mapping[str, Any]) -> dict[str, Any]:
     name, options = settings["backend"], settings["options"]
     backend = pick_backend(name)
     if backend.quantizer is None:
-        able = ", ".join(one for one, other in executorch_backends().items() if other.quantizer)
+        able = ", ".join(one for one, other in load_executorch_backends().items() if other.quantizer)
         raise UsageError(f"ExecuTorch backend {name} has no quantizer", hint=f"backends with a quantizer: {able}")
     if not all(isinstance(value, str) for value in options.values()):
         raise UsageError(f"invalid options of ExecuTorch backend {name}: expected strings, got {options!r:.80}")
     return {**backend.made_by(), "options": backend.given(name, options)}
 
 
-def _called(function: IsolatedFunction, *args: Any, **kwargs: Any) -> Any:
+def _call_function(function: IsolatedFunction, *args: Any, **kwargs: Any) -> Any:
     return (resolve(function) if isinstance(function, str) else function)(*args, **kwargs)
 
 
-def _edge(program: Any, partitioner: Any = None, **more: Any) -> Any:
+def _lower_to_edge(program: Any, partitioner: Any = None, **more: Any) -> Any:
     """Lower with a partitioner. Operators outside PyTorch's core set are allowed; the board reports missing kernels."""
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
@@ -150,17 +150,17 @@ def _edge(program: Any, partitioner: Any = None, **more: Any) -> Any:
 
 def lower_portable(program: Any) -> Any:
     """Lower to ExecuTorch's portable kernels only."""
-    return _edge(program)
+    return _lower_to_edge(program)
 
 
 def lower_xnnpack(program: Any) -> Any:
     """Delegate supported operators to XNNPACK."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
-    return _edge(program, XnnpackPartitioner())
+    return _lower_to_edge(program, XnnpackPartitioner())
 
 
-def xnnpack_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
+def make_xnnpack_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
     """Return a quantizer for XNNPACK's int8 arithmetic."""
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
 
@@ -172,10 +172,10 @@ def lower_vulkan(program: Any) -> Any:
     """Delegate supported operators to Vulkan, except bool tensors, as in ExecuTorch's tester."""
     from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 
-    return _edge(program, VulkanPartitioner({"skip_bool_tensors": True}))
+    return _lower_to_edge(program, VulkanPartitioner({"skip_bool_tensors": True}))
 
 
-def vulkan_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
+def make_vulkan_quantizer(per_channel: bool, is_dynamic: bool) -> Any:
     """Return a quantizer with int8 weights and a scale per channel, as Vulkan's shaders require."""
     from executorch.backends.vulkan.quantizer import vulkan_quantizer as vulkan
 
@@ -187,7 +187,7 @@ def lower_webgpu(program: Any) -> Any:
     """Delegate supported operators to WebGPU, which uses Vulkan's program format."""
     from executorch.backends.webgpu.partitioner import WebGPUPartitioner
 
-    return _edge(program, WebGPUPartitioner())
+    return _lower_to_edge(program, WebGPUPartitioner())
 
 
 def lower_openvino(program: Any, device: str) -> Any:
@@ -195,10 +195,10 @@ def lower_openvino(program: Any, device: str) -> Any:
     from executorch.backends.openvino.partitioner import OpenvinoPartitioner
     from executorch.exir.backend.backend_details import CompileSpec
 
-    return _edge(program, OpenvinoPartitioner([CompileSpec("device", device.encode())]))
+    return _lower_to_edge(program, OpenvinoPartitioner([CompileSpec("device", device.encode())]))
 
 
-def openvino_quantizer(per_channel: bool, is_dynamic: bool, device: str) -> Any:
+def make_openvino_quantizer(per_channel: bool, is_dynamic: bool, device: str) -> Any:
     """Return a quantizer with the int8 settings of OpenVINO's tool NNCF."""
     from executorch.backends.openvino.quantizer.quantizer import OpenVINOQuantizer
 
@@ -213,10 +213,10 @@ def lower_coreml(program: Any, deployment: str) -> Any:
 
     target = getattr(coremltools.target, deployment)
     specs = CoreMLBackend.generate_compile_specs(minimum_deployment_target=target)
-    return _edge(program, CoreMLPartitioner(compile_specs=specs))
+    return _lower_to_edge(program, CoreMLPartitioner(compile_specs=specs))
 
 
-def coreml_quantizer(per_channel: bool, is_dynamic: bool, deployment: str) -> Any:
+def make_coreml_quantizer(per_channel: bool, is_dynamic: bool, deployment: str) -> Any:
     """Return a quantizer with int8 weights and 8-bit activations, as in ExecuTorch's tester for Core ML."""
     import torch
     from coremltools.optimize.torch import quantization
@@ -231,7 +231,7 @@ def coreml_quantizer(per_channel: bool, is_dynamic: bool, deployment: str) -> An
     return CoreMLQuantizer(quantization.LinearQuantizerConfig(global_config=config))
 
 
-def _arm(target: str) -> Any:
+def _make_arm_spec(target: str) -> Any:
     if target.startswith("ethos-u"):
         from executorch.backends.arm.ethosu import EthosUCompileSpec
 
@@ -249,16 +249,16 @@ def lower_arm(program: Any, target: str) -> Any:
     """Delegate supported operators to Arm's Ethos-U (compiled by Vela), TOSA or VGF."""
     from executorch.backends.arm.util._factory import create_partitioner
 
-    return _edge(program, create_partitioner(_arm(target)))
+    return _lower_to_edge(program, create_partitioner(_make_arm_spec(target)))
 
 
-def arm_quantizer(per_channel: bool, is_dynamic: bool, target: str) -> Any:
+def make_arm_quantizer(per_channel: bool, is_dynamic: bool, target: str) -> Any:
     """Return a quantizer for TOSA's int8 arithmetic."""
     from executorch.backends.arm.quantizer import get_symmetric_quantization_config
     from executorch.backends.arm.util._factory import create_quantizer
 
     config = get_symmetric_quantization_config(is_per_channel=per_channel, is_dynamic=is_dynamic)
-    return create_quantizer(_arm(target)).set_global(config)
+    return create_quantizer(_make_arm_spec(target)).set_global(config)
 
 
 def lower_cortex_m(program: Any, cpu: str) -> Any:
@@ -267,14 +267,14 @@ def lower_cortex_m(program: Any, cpu: str) -> Any:
     from executorch.backends.cortex_m.passes.cortex_m_pass_manager import CortexMPassManager
     from executorch.backends.cortex_m.target_config import CortexM, CortexMTargetConfig
 
-    edge = _edge(program, compile_config=cortex_m_edge_compile_config())
+    edge = _lower_to_edge(program, compile_config=cortex_m_edge_compile_config())
     target = CortexMTargetConfig(cpu=CortexM[cpu])
     passes = CortexMPassManager(edge.exported_program(), CortexMPassManager.pass_list, target_config=target)
     edge._edge_programs["forward"] = passes.transform()
     return edge
 
 
-def cortex_m_quantizer(per_channel: bool, is_dynamic: bool, cpu: str) -> Any:
+def make_cortex_m_quantizer(per_channel: bool, is_dynamic: bool, cpu: str) -> Any:
     """Return a quantizer for CMSIS-NN's int8 arithmetic."""
     from executorch.backends.cortex_m.quantizer.quantizer import CortexMQuantizer
 
@@ -292,10 +292,10 @@ def lower_qnn(program: Any, soc: str, precision: str) -> Any:
     specs = qnn.generate_qnn_executorch_compiler_spec(soc_model=chip, backend_options=options)
     passes = get_qnn_pass_manager_cls(options.backend_type)()
     program = passes.transform_for_export_pipeline(program)
-    return _edge(program, QnnPartitioner(specs), transform_passes=passes.get_to_edge_transform_passes(program))
+    return _lower_to_edge(program, QnnPartitioner(specs), transform_passes=passes.get_to_edge_transform_passes(program))
 
 
-def qnn_quantizer(per_channel: bool, is_dynamic: bool, soc: str, precision: str) -> Any:
+def make_qnn_quantizer(per_channel: bool, is_dynamic: bool, soc: str, precision: str) -> Any:
     """Return a quantizer for a ``precision`` of activations and weights: ``8a8w``, ``16a16w``, ``16a8w``, ``16a4w``."""
     from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
     from torchao.quantization.pt2e import MovingAverageMinMaxObserver
@@ -314,52 +314,52 @@ def qnn_quantizer(per_channel: bool, is_dynamic: bool, soc: str, precision: str)
 _VELA = ("ethos-u-vela", "tosa-tools")
 _BUILT_IN: Mapping[str, ExecuTorchBackend] = MappingProxyType(
     {
-        "xnnpack": ExecuTorchBackend(lower_xnnpack, xnnpack_quantizer, needs=("XnnpackBackend",)),
+        "xnnpack": ExecuTorchBackend(lower_xnnpack, make_xnnpack_quantizer, needs=("XnnpackBackend",)),
         "portable": ExecuTorchBackend(lower_portable),
         "openvino": ExecuTorchBackend(
             lower_openvino,
-            openvino_quantizer,
+            make_openvino_quantizer,
             options={"device": "CPU"},
             needs=("OpenvinoBackend",),
             packages=("openvino", "nncf"),
             fold_quantize=False,
         ),
-        "vulkan": ExecuTorchBackend(lower_vulkan, vulkan_quantizer, needs=("VulkanBackend",)),
+        "vulkan": ExecuTorchBackend(lower_vulkan, make_vulkan_quantizer, needs=("VulkanBackend",)),
         "webgpu": ExecuTorchBackend(lower_webgpu, needs=("VulkanBackend",)),
         "coreml": ExecuTorchBackend(
             lower_coreml,
-            coreml_quantizer,
+            make_coreml_quantizer,
             options={"deployment": "iOS17"},
             needs=("CoreMLBackend",),
             packages=("coremltools",),
         ),
         "ethos-u": ExecuTorchBackend(
-            lower_arm, arm_quantizer, options={"target": "ethos-u55-128"}, needs=("EthosUBackend",), packages=_VELA
+            lower_arm, make_arm_quantizer, options={"target": "ethos-u55-128"}, needs=("EthosUBackend",), packages=_VELA
         ),
         "tosa": ExecuTorchBackend(
             lower_arm,
-            arm_quantizer,
+            make_arm_quantizer,
             options={"target": "TOSA-1.0+FP"},
             needs=("TOSABackend",),
             packages=("tosa-tools",),
         ),
         "vgf": ExecuTorchBackend(
             lower_arm,
-            arm_quantizer,
+            make_arm_quantizer,
             options={"target": "vgf:TOSA-1.0+FP"},
             needs=("VgfBackend",),
             packages=("tosa-tools", "ai_ml_sdk_model_converter"),
         ),
         "cortex-m": ExecuTorchBackend(
             lower_cortex_m,
-            cortex_m_quantizer,
+            make_cortex_m_quantizer,
             options={"cpu": "M55"},
             needs=("cortex_m::",),
             packages=("tosa-tools",),  # imported by ExecuTorch's Cortex-M modules
         ),
         "qnn": ExecuTorchBackend(
             lower_qnn,
-            qnn_quantizer,
+            make_qnn_quantizer,
             options={"soc": "SM8650", "precision": "fp16"},
             needs=("QnnBackend",),
             environment=("QNN_SDK_ROOT",),

@@ -12,27 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.storage.paths import exists
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.digest import digest_of
 from hil.core.files import MAX_FILE_BYTES, read_file
-from hil.core.npy import Fits, Npz, is_raw, load_npy, typed
+from hil.core.npy import Fits, Npz, is_raw, load_npy, restore_dtype
 from hil.core.results import Model
 from hil.core.tensors import (
     SUB_BYTE_BITS,
     Array,
     TensorSpec,
-    dtype_name,
-    dtype_of,
-    float_limits,
+    count_bytes,
     from_bytes,
-    nbytes_of,
+    get_dtype_name,
+    get_float_limits,
+    parse_dtype,
     to_bytes,
     type_text,
     unpack,
 )
 from hil.errors import UsageError
-from hil.formats.iree_values import mlir_dtype
+from hil.formats.iree_values import parse_mlir_dtype
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
@@ -75,7 +75,7 @@ def make_inputs(
             chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
     for name, array in chosen.items():
         if name not in by_name:
-            raise UsageError(f"the model has no input {name!r}", hint=_signature(specs))
+            raise UsageError(f"the model has no input {name!r}", hint=_format_signature(specs))
         refuse_misfit(by_name[name], array)
         _bind(by_name[name], array.shape, sizes)
     if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
@@ -89,11 +89,11 @@ def make_inputs(
     for spec in missing:
         shape = [dim if isinstance(dim, int) else sizes[str(dim)] for dim in spec.shape]
         bounds = user_range or (ranges or {}).get(spec.name)
-        chosen[spec.name] = random_tensor(spec, shape, seed=seed, bounds=bounds)
+        chosen[spec.name] = make_random_tensor(spec, shape, seed=seed, bounds=bounds)
     return {spec.name: chosen[spec.name] for spec in specs}
 
 
-def with_sizes_of(model: Model, inputs: Mapping[str, Array]) -> Model:
+def fix_sizes(model: Model, inputs: Mapping[str, Array]) -> Model:
     """Return the model with sizes from the inputs' shapes, so that it is compiled for these sizes.
 
     Compiled programs are returned unchanged.
@@ -131,17 +131,17 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     # Try the longest name first: a name may contain an equals sign or look like a type.
     for name in sorted(by_name, key=len, reverse=True):
         if text.startswith(f"{name}="):
-            return {name: _value(text[len(name) + 1 :], by_name[name], strict)}
+            return {name: _parse_value(text[len(name) + 1 :], by_name[name], strict)}
     if text.endswith(".npz"):
-        return _npz(Path(text.removeprefix("@")), specs, strict)
+        return _read_npz(Path(text.removeprefix("@")), specs, strict)
     form = _IREE_FORM.match(text)
     name, equals, _ = text.partition("=")
     # The text starts with a name, not with a type, file or number.
-    if equals and not text.startswith("@") and not (form and mlir_dtype(form["type"])):
-        raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_signature(specs))
+    if equals and not text.startswith("@") and not (form and parse_mlir_dtype(form["type"])):
+        raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_format_signature(specs))
     if not specs:
         raise UsageError(f"unexpected tensor value {text[:80]!r}: every tensor of the model already has a value")
-    return {specs[0].name: _value(text, specs[0], strict)}
+    return {specs[0].name: _parse_value(text, specs[0], strict)}
 
 
 def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
@@ -157,9 +157,9 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
     if array.dtype.kind == "U":
         array = array.astype(object)
     elif spec is not None and spec.dtype:
-        array = typed(array, spec.dtype)
+        array = restore_dtype(array, spec.dtype)
     try:
-        dtype_name(array.dtype)
+        get_dtype_name(array.dtype)
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     return array
@@ -167,7 +167,7 @@ def as_array(what: str, value: Any, spec: TensorSpec | None = None) -> Array:
 
 def refuse_misfit(spec: TensorSpec, array: Array) -> None:
     """Raise UsageError if a tensor does not match an input's dtype or shape."""
-    _refuse_misfit(spec, dtype_name(array.dtype), array.shape)
+    _refuse_misfit(spec, get_dtype_name(array.dtype), array.shape)
 
 
 def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
@@ -178,14 +178,14 @@ def _refuse_misfit(spec: TensorSpec, found: str, shape: Sequence[int]) -> None:
         )
 
 
-def fits_spec(spec: TensorSpec, strict: bool) -> Fits:
+def make_spec_check(spec: TensorSpec, strict: bool) -> Fits:
     """Return a function that checks if an array in a file matches a spec exactly.
 
     With ``strict``, a mismatch raises UsageError.
     """
 
     def fits(found: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        name = spec.dtype if is_raw(found, spec.dtype) else dtype_name(found)
+        name = spec.dtype if is_raw(found, spec.dtype) else get_dtype_name(found)
         if strict:
             _refuse_misfit(spec, name, shape)
         return bool(spec.dtype) and spec.is_static and spec.accepts(name, shape)
@@ -229,7 +229,7 @@ def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
         raise OpenDimensions(f"{', '.join(texts)}: missing size for {what}", list(needs))
 
 
-def _signature(specs: Sequence[TensorSpec]) -> str:
+def _format_signature(specs: Sequence[TensorSpec]) -> str:
     if not specs:
         return "expected tensors: none"
     if not specs[0].dtype:
@@ -237,14 +237,14 @@ def _signature(specs: Sequence[TensorSpec]) -> str:
     return f"expected tensors: {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
 
 
-def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
+def _parse_value(text: str, spec: TensorSpec, strict: bool) -> Array:
     form = _IREE_FORM.match(text)
-    if form and mlir_dtype(form["type"]):
-        return _iree_value(form, spec, strict)
-    if _NUMBER.match(text) and not exists(text):
+    if form and parse_mlir_dtype(form["type"]):
+        return _parse_iree_value(form, spec, strict)
+    if _NUMBER.match(text) and not path_exists(text):
         if not spec.dtype:
             raise UsageError(f"missing type of {text[:80]!r} for tensor {spec.name!r}", hint=f"f32={text[:80]}")
-        return _elements(text, spec.dtype, (), spec)
+        return _parse_elements(text, spec.dtype, (), spec)
     file, _, key = text.removeprefix("@").partition(".npz:")
     path = Path(f"{file}.npz" if key else file)
     if path.suffix == ".npz":
@@ -256,17 +256,17 @@ def _value(text: str, spec: TensorSpec, strict: bool) -> Array:
                 raise UsageError(
                     f"{path} has no array {key!r}", hint=f"arrays: {', '.join(archive.keys[:20]) or 'none'}"
                 )
-            return typed(archive.read(key, fits_spec(spec, strict)), spec.dtype)
+            return restore_dtype(archive.read(key, make_spec_check(spec, strict)), spec.dtype)
     if path.suffix == ".npy":
-        return load_npy(path, spec.dtype, fits=fits_spec(spec, strict))
+        return load_npy(path, spec.dtype, fits=make_spec_check(spec, strict))
     if path.suffix == ".pb":
         return load_pb(path)
     raise UsageError(f"invalid tensor value {text[:80]!r}", hint=f"expected one of {_FORMS}")
 
 
-def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
+def _parse_iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     shape = tuple(int(size) for size in form["dims"].split("x") if size)
-    name = mlir_dtype(form["type"]) or ""
+    name = parse_mlir_dtype(form["type"]) or ""
     # In iree-run-module, i8 has no sign and may also be bool. The model's input determines the dtype.
     if (form["type"].startswith("i") and spec.dtype == f"u{name}") or (name, spec.dtype) == ("int8", "bool"):
         name = spec.dtype
@@ -274,15 +274,15 @@ def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
     if strict and not (value or "").startswith("@"):
         _refuse_misfit(spec, name, shape)
     if value is None:
-        return _zeros(shape, name)
+        return _make_zeros(shape, name)
     if not value.startswith("@"):
-        return _elements(value, name, shape, spec)
+        return _parse_elements(value, name, shape, spec)
     path = Path(value[1:])
     if path.suffix == ".npy":
-        return load_npy(path, name, fits=fits_spec(spec, strict))
+        return load_npy(path, name, fits=make_spec_check(spec, strict))
     try:
         # Read only as many bytes as the tensor needs, except for strings of unknown length.
-        data = read_file(path, MAX_FILE_BYTES if name == "string" else nbytes_of(name, shape))
+        data = read_file(path, MAX_FILE_BYTES if name == "string" else count_bytes(name, shape))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     if name in SUB_BYTE_BITS and len(data) == -(-math.prod(shape) * SUB_BYTE_BITS[name] // 8):
@@ -293,34 +293,34 @@ def _iree_value(form: re.Match[str], spec: TensorSpec, strict: bool) -> Array:
         raise UsageError(f"{path}: {error.message}", hint=f"for {spec}") from error
 
 
-def _elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) -> Array:
+def _parse_elements(text: str, name: str, shape: tuple[int, ...], spec: TensorSpec) -> Array:
     words = re.sub(r"[\[\],;]", " ", text).split()
     count = math.prod(shape)
     if len(words) not in (1, count):
         raise UsageError(f"{text[:80]!r} has {len(words)} values, expected {count}", hint=f"for {spec}")
     try:
-        values = [_element(word, name) for word in words]
+        values = [_parse_element(word, name) for word in words]
     except ValueError as error:
         raise UsageError(f"invalid {name} value in {text[:80]!r}: {error}", hint=f"for {spec}") from error
     flat = np.array(values, dtype=object if name == "string" else np.complex128 if "complex" in name else None)
     if "int" in name:
-        low, high = _limits_of(name)
+        low, high = _get_limits(name)
         if any(not low <= value <= high for value in values):
             raise UsageError(f"{text[:80]!r} is out of range for {name}", hint=f"for {spec}")
         flat = np.array(values, dtype=np.uint64 if name == "uint64" else np.int64)
-    filled = _zeros(shape, name)
-    filled[...] = flat.astype(dtype_of(name)).reshape(shape if flat.size == count else ())
+    filled = _make_zeros(shape, name)
+    filled[...] = flat.astype(parse_dtype(name)).reshape(shape if flat.size == count else ())
     return filled
 
 
-def _zeros(shape: tuple[int, ...], name: str) -> Array:
+def _make_zeros(shape: tuple[int, ...], name: str) -> Array:
     try:
-        return np.zeros(shape, dtype_of(name))
+        return np.zeros(shape, parse_dtype(name))
     except (MemoryError, ValueError) as error:  # out of memory, or beyond numpy's limits
         raise UsageError(f"cannot allocate {type_text(name, shape)}") from error
 
 
-def _element(word: str, name: str) -> Any:
+def _parse_element(word: str, name: str) -> Any:
     if name == "string":
         return word
     if name == "bool":
@@ -332,7 +332,7 @@ def _element(word: str, name: str) -> Any:
     return complex(word) if "complex" in name else float(word)
 
 
-def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Array]:
+def _read_npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Array]:
     by_name = {spec.name: spec for spec in specs}
     with Npz(path) as archive:
         names = dict(zip(archive.keys, archive.keys, strict=True))
@@ -340,13 +340,13 @@ def _npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str, Arr
             # arr_0, arr_1, ...: numpy's names for unnamed arrays, in order
             if len(names) > len(specs):
                 raise UsageError(
-                    f"{path} has {len(names)} arrays, expected at most {len(specs)}", hint=_signature(specs)
+                    f"{path} has {len(names)} arrays, expected at most {len(specs)}", hint=_format_signature(specs)
                 )
             names = dict(zip(archive.keys, by_name, strict=False))
         if unknown := [name for name in names.values() if name not in by_name]:
-            raise UsageError(f"unknown tensor {unknown[0]!r} in {path}", hint=_signature(specs))
+            raise UsageError(f"unknown tensor {unknown[0]!r} in {path}", hint=_format_signature(specs))
         return {
-            name: typed(archive.read(key, fits_spec(by_name[name], strict)), by_name[name].dtype)
+            name: restore_dtype(archive.read(key, make_spec_check(by_name[name], strict)), by_name[name].dtype)
             for key, name in names.items()
         }
 
@@ -358,7 +358,7 @@ _SMALL_INTEGER = 100
 _WORDS = ("", "a", "hil", "board", "tensor", "naïve", "日本", "two words")
 
 
-def random_tensor(
+def make_random_tensor(
     spec: TensorSpec, shape: Sequence[int], *, seed: int, bounds: tuple[float, float] | None = None
 ) -> Array:
     """Return a random tensor without NaN or infinity, equal on every machine.
@@ -369,38 +369,38 @@ def random_tensor(
     """
     digest = hashlib.blake2b(f"{seed}\0{spec.name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
-    name, dtype, shape = spec.dtype, dtype_of(spec.dtype), tuple(shape)
+    name, dtype, shape = spec.dtype, parse_dtype(spec.dtype), tuple(shape)
     if name == "string":
         words = generator.integers(0, len(_WORDS), shape)
         return np.asarray(np.array(_WORDS, dtype=object)[words], dtype=object).reshape(shape)
     if name == "bool":
         return np.asarray(generator.integers(0, 2, shape), np.bool_).reshape(shape)
-    low, high = _limits_of(name)
+    low, high = _get_limits(name)
     if "int" in name:
         if bounds is not None:
-            low, high = _within(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
-        elif _bits(name) > 8:
+            low, high = _clip_bounds(spec, bounds, math.ceil(max(low, bounds[0])), math.floor(min(high, bounds[1])))
+        elif _count_bits(name) > 8:
             low, high = max(low, -_SMALL_INTEGER), min(high, _SMALL_INTEGER)
         wide = np.uint64 if low >= 0 else np.int64
         return np.asarray(generator.integers(int(low), int(high), shape, wide, endpoint=True)).astype(dtype)
     if name in ("complex64", "complex128"):
         part = np.float32 if name == "complex64" else np.float64
-        real, imaginary = (_floats(generator, shape, part, bounds) for _ in range(2))
+        real, imaginary = (_draw_floats(generator, shape, part, bounds) for _ in range(2))
         return np.asarray(real + 1j * imaginary, dtype).reshape(shape)
     if bounds is not None:
-        bounds = _within(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
-    values = _floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
+        bounds = _clip_bounds(spec, bounds, max(low, bounds[0]), min(high, bounds[1]))
+    values = _draw_floats(generator, shape, np.float64 if name == "float64" else np.float32, bounds)
     if low >= 0 and bounds is None:
         values = np.abs(values)  # unsigned dtype
     return np.clip(values, low, high).astype(dtype)
 
 
-def _bits(name: str) -> int:
+def _count_bits(name: str) -> int:
     """Return the number of bits of a dtype's elements."""
-    return SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+    return SUB_BYTE_BITS.get(name) or parse_dtype(name).itemsize * 8
 
 
-def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[float, float] | None) -> Array:
+def _draw_floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[float, float] | None) -> Array:
     if bounds is None:
         return np.asarray(np.clip(generator.standard_normal(shape, dtype), -_CUT, _CUT), dtype)
     share = np.asarray(generator.random(shape, dtype), dtype)
@@ -408,25 +408,25 @@ def _floats(generator: Any, shape: tuple[int, ...], dtype: Any, bounds: tuple[fl
     return np.asarray(share * dtype(bounds[1]) + (dtype(1) - share) * dtype(bounds[0]), dtype)
 
 
-def _limits_of(name: str) -> tuple[float, float]:
+def _get_limits(name: str) -> tuple[float, float]:
     """Return the lowest and highest finite value of a numeric dtype."""
     if "int" in name:
-        bits = _bits(name)
+        bits = _count_bits(name)
         return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    limits = float_limits(dtype_of(name))
+    limits = get_float_limits(parse_dtype(name))
     if name == "float8_e8m0fnu":
         # float8_e8m0fnu has powers of two from 2^-127 to 2^127. Intermediate results would flush the smallest to zero.
         return float(limits.smallest_normal), float(limits.max)
     return float(limits.min), float(limits.max)
 
 
-def _within(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+def _clip_bounds(spec: TensorSpec, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
     if not low <= high:
         raise UsageError(f"no {spec.dtype} value between {bounds[0]:g} and {bounds[1]:g}", hint=f"for input {spec}")
     return low, high
 
 
-def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
+def make_calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], count: int) -> list[dict[str, Array]]:
     """Return the calibration samples, each with all inputs by name.
 
     The samples are the given samples, the samples of the model's file, or random.
@@ -436,7 +436,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
     """
     specs = model.inputs or ()
     file = model.path.with_name(f"{model.path.stem}.calibration.npz")
-    from_file = not given and exists(file)
+    from_file = not given and path_exists(file)
     if from_file:
         given = _read(file)
     # Use seeds other than 0, which is the default seed of random test inputs.
@@ -455,7 +455,7 @@ def calibration_samples(model: Model, given: Sequence[Mapping[str, Array]], coun
 def digest_of_samples(samples: Sequence[Mapping[str, Array]]) -> str:
     """Return a digest for all samples: names, dtypes, shapes, values, order."""
     texts = [
-        f"{name}\0{dtype_name(array.dtype)}\0{array.shape}\0{digest_of(to_bytes(array))}"
+        f"{name}\0{get_dtype_name(array.dtype)}\0{array.shape}\0{digest_of(to_bytes(array))}"
         for sample in samples
         for name, array in sample.items()
     ]

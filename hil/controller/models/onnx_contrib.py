@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.importers.onnx_nodes import (
-    all_graphs,
-    constants_of,
-    node_label,
-    nodes_and_functions,
-    nodes_of,
+    iter_nodes,
+    label_node,
+    list_graphs,
+    list_nodes,
+    read_constants,
 )
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
@@ -36,7 +36,7 @@ _END = np.iinfo(np.int64).max
 
 def find_contrib(model: Any) -> list[str]:
     """Return the operators in a model that :func:`expand_contrib` expands, sorted."""
-    return sorted({node.op_type for node in nodes_of(model.graph.node) if _is_contrib(node)})
+    return sorted({node.op_type for node in iter_nodes(model.graph.node) if _is_contrib(node)})
 
 
 def expand_contrib(model: Any, opset: int) -> Any:
@@ -55,7 +55,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
     copy.CopyFrom(model)
     shapes = _Shapes(copy)
     # Change inner graphs first, because changing a graph copies its nodes with their subgraphs.
-    for graph in reversed(all_graphs(copy.graph)):
+    for graph in reversed(list_graphs(copy.graph)):
         nodes: list[Any] = []
         for node in graph.node:
             nodes += _Expansion(node, shapes, opset).expand() if _is_contrib(node) else [node]
@@ -67,7 +67,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
 
 def remove_accuracy_levels(model: Any) -> None:
     """Remove all accuracy levels from a model, so that ONNX Runtime does not round activations."""
-    for node in nodes_and_functions(model):
+    for node in list_nodes(model):
         for attribute in [one for one in node.attribute if one.name == ACCURACY]:
             node.attribute.remove(attribute)
 
@@ -82,12 +82,12 @@ class _Shapes:
 
     def __init__(self, model: Any) -> None:
         self._values: dict[str, tuple[int, list[Any]]] = {}
-        for graph in all_graphs(model.graph):
+        for graph in list_graphs(model.graph):
             for value in (*graph.value_info, *graph.output, *graph.input):
                 kind = value.type.tensor_type
                 if kind.HasField("shape"):
                     self._values[value.name] = kind.elem_type, [dim.dim_value or None for dim in kind.shape.dim]
-            for name, tensor in constants_of(graph).items():
+            for name, tensor in read_constants(graph).items():
                 self._values[name] = tensor.data_type, list(tensor.dims)
 
     def shape_of(self, name: str) -> list[int | None] | None:
@@ -123,15 +123,15 @@ class _Expansion:
     def refuse(self, what: str) -> None:
         """Raise CompileFailed for an unsupported part of the operator."""
         raise CompileFailed(
-            f"IREE lacks {self._node.op_type}, and hil cannot expand {node_label(self._node)}: unsupported {what}",
+            f"IREE lacks {self._node.op_type}, and hil cannot expand {label_node(self._node)}: unsupported {what}",
             hint="use the runtime onnxruntime, or export the model with standard operators",
         )
 
-    def attribute(self, name: str, default: Any) -> Any:
+    def get_attribute(self, name: str, default: Any) -> Any:
         """Return an attribute and mark it as supported."""
         return self._attributes.pop(name, default)
 
-    def input(self, place: int) -> str:
+    def get_input(self, place: int) -> str:
         """Return the name of an input; "" if omitted."""
         return self._node.input[place] if place < len(self._node.input) else ""
 
@@ -140,7 +140,7 @@ class _Expansion:
         if any(self._node.input[first:]):
             self.refuse(f"input {first + next(n for n, name in enumerate(self._node.input[first:]) if name)}")
 
-    def output(self, place: int) -> str:
+    def get_output(self, place: int) -> str:
         """Return the name of an output; "" if omitted."""
         return self._node.output[place] if place < len(self._node.output) else ""
 
@@ -152,7 +152,7 @@ class _Expansion:
         self._nodes.append(helper.make_node(op, list(inputs), [output or name], name=name, **attributes))
         return output or name
 
-    def constant(self, value: Array) -> str:
+    def add_constant(self, value: Array) -> str:
         """Add a constant."""
         from onnx import numpy_helper
 
@@ -160,13 +160,13 @@ class _Expansion:
 
     def integers(self, *values: int) -> str:
         """Add a constant vector of int64. Return its name."""
-        return self.constant(np.array(values, np.int64))
+        return self.add_constant(np.array(values, np.int64))
 
     def number(self, value: float, like: str) -> str:
         """Add a number with the type of another tensor."""
-        return self.add("CastLike", self.constant(np.array(value, np.float32)), like)
+        return self.add("CastLike", self.add_constant(np.array(value, np.float32)), like)
 
-    def unsqueeze(self, x: str, *axes: int) -> str:
+    def add_unsqueeze(self, x: str, *axes: int) -> str:
         """Insert axes."""
         return self.add("Unsqueeze", x, self.integers(*axes))
 
@@ -174,13 +174,13 @@ class _Expansion:
         """Return elements ``start`` to ``end`` of the last axis."""
         return self.add("Slice", x, *(self.integers(value) for value in (start, end, -1)))
 
-    def size_of(self, x: str, axis: int) -> str:
+    def add_size(self, x: str, axis: int) -> str:
         """Return the size of an axis as a scalar."""
-        return self.add("Gather", self.add("Shape", x), self.constant(np.array(axis, np.int64)))
+        return self.add("Gather", self.add("Shape", x), self.add_constant(np.array(axis, np.int64)))
 
     def count(self, start: str, stop: str) -> str:
         """Return the integers from start to stop."""
-        return self.add("Range", start, stop, self.constant(np.array(1, np.int64)))
+        return self.add("Range", start, stop, self.add_constant(np.array(1, np.int64)))
 
     def split_heads(self, x: str, heads: int) -> str:
         """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
@@ -199,12 +199,12 @@ class _Expansion:
             mean = self.add("ReduceMean", square, self.integers(-1))
         else:
             mean = self.add("ReduceMean", square, axes=[-1])
-        epsilon = self.constant(np.array(self.attribute("epsilon", 1e-5), np.float32))
+        epsilon = self.add_constant(np.array(self.get_attribute("epsilon", 1e-5), np.float32))
         root = self.add("Sqrt", self.add("Add", mean, epsilon))
         factor = self.add("Reciprocal", root, output=inverse)
         scaled = self.add("Mul", wide, factor)
         product = self.add("Mul", scaled, self.add("Cast", scale, to=_FLOAT))
-        self.add("CastLike", product, scale, output=self.output(0))
+        self.add("CastLike", product, scale, output=self.get_output(0))
 
     def rotate(self, x: str, cos: str, sin: str, width: int, *, interleaved: bool) -> str:
         """Rotate the first ``width`` values of each head [batch, heads, length, size].
@@ -217,25 +217,25 @@ class _Expansion:
         if interleaved:
             pairs = self.add("Reshape", pairs, self.integers(0, 0, 0, half, 2))
             one, other = (
-                self.add("Gather", pairs, self.constant(np.array(part, np.int64)), axis=-1) for part in (0, 1)
+                self.add("Gather", pairs, self.add_constant(np.array(part, np.int64)), axis=-1) for part in (0, 1)
             )
         else:
             one, other = self.slice_last(pairs, 0, half), self.slice_last(pairs, half, width)
         real = self.add("Sub", self.add("Mul", one, cos), self.add("Mul", other, sin))
         imaginary = self.add("Add", self.add("Mul", one, sin), self.add("Mul", other, cos))
         if interleaved:
-            stacked = self.add("Concat", self.unsqueeze(real, -1), self.unsqueeze(imaginary, -1), axis=-1)
+            stacked = self.add("Concat", self.add_unsqueeze(real, -1), self.add_unsqueeze(imaginary, -1), axis=-1)
             parts = [self.add("Reshape", stacked, self.integers(0, 0, 0, width))]
         else:
             parts = [real, imaginary]
         return self.add("Concat", *parts, self.slice_last(x, width, _END), axis=-1)
 
-    def look_up(self, tables: Sequence[str], positions: str, width: int) -> list[str]:
+    def add_lookup(self, tables: Sequence[str], positions: str, width: int) -> list[str]:
         """Return the cosines and sines of positions [batch or 1, length], for each head."""
         rows = [self.slice_last(self.add("Gather", table, positions), 0, width // 2) for table in tables]
-        return [self.unsqueeze(row, 1) for row in rows]
+        return [self.add_unsqueeze(row, 1) for row in rows]
 
-    def width_of(self, table: str) -> int:
+    def get_width(self, table: str) -> int:
         """Return how many values of a head are rotated, from the width of the table of cosines."""
         shape = self._shapes.shape_of(table)
         if not shape or shape[-1] is None:
@@ -245,59 +245,61 @@ class _Expansion:
 
     def unpack(self, packed: str, bits: int) -> str:
         """Unpack unsigned integers from bytes [N, M, bytes], lowest bits first. Return floats [N, M, integers]."""
-        rest, parts, base = self.add("Cast", packed, to=_FLOAT), [], self.constant(np.array(1 << bits, np.float32))
+        rest, parts, base = self.add("Cast", packed, to=_FLOAT), [], self.add_constant(np.array(1 << bits, np.float32))
         for _ in range(8 // bits - 1):
             higher = self.add("Floor", self.add("Div", rest, base))
-            parts.append(self.unsqueeze(self.add("Sub", rest, self.add("Mul", higher, base)), -1))
+            parts.append(self.add_unsqueeze(self.add("Sub", rest, self.add("Mul", higher, base)), -1))
             rest = higher
-        whole = self.add("Concat", *parts, self.unsqueeze(rest, -1), axis=-1)
+        whole = self.add("Concat", *parts, self.add_unsqueeze(rest, -1), axis=-1)
         return self.add("Reshape", whole, self.integers(0, 0, -1))
 
     # The operators
 
     def expand_simplified_normalization(self) -> None:
         """Expand SimplifiedLayerNormalization over the last axis."""
-        axis, shape = self.attribute("axis", -1), self._shapes.shape_of(self.input(0))
+        axis, shape = self.get_attribute("axis", -1), self._shapes.shape_of(self.get_input(0))
         if axis != -1 and (shape is None or axis != len(shape) - 1):
             self.refuse(f"axis {axis}")
-        if self.attribute("stash_type", _FLOAT) != _FLOAT:
+        if self.get_attribute("stash_type", _FLOAT) != _FLOAT:
             self.refuse("stash_type")
-        self.normalize(self.input(0), self.input(1), self.output(1))
+        self.normalize(self.get_input(0), self.get_input(1), self.get_output(1))
 
     def expand_skip_normalization(self) -> None:
         """Expand SkipSimplifiedLayerNormalization."""
-        if self.output(1):
+        if self.get_output(1):
             self.refuse("output mean")
-        x = self.add("Add", self.input(0), self.input(1), output="" if self.input(3) else self.output(3))
-        if self.input(3):
-            x = self.add("Add", x, self.input(3), output=self.output(3))
+        x = self.add(
+            "Add", self.get_input(0), self.get_input(1), output="" if self.get_input(3) else self.get_output(3)
+        )
+        if self.get_input(3):
+            x = self.add("Add", x, self.get_input(3), output=self.get_output(3))
         self._attributes.setdefault("epsilon", 1e-12)
-        self.normalize(x, self.input(2), self.output(2))
+        self.normalize(x, self.get_input(2), self.get_output(2))
 
     def expand_matmul_nbits(self) -> None:
         """Expand MatMulNBits. The weights stay packed in the file."""
-        rows, columns = self.attribute("K", 0), self.attribute("N", 0)
-        bits, block = self.attribute("bits", 4), self.attribute("block_size", 32)
-        self.attribute(ACCURACY, 0)
+        rows, columns = self.get_attribute("K", 0), self.get_attribute("N", 0)
+        bits, block = self.get_attribute("bits", 4), self.get_attribute("block_size", 32)
+        self.get_attribute(ACCURACY, 0)
         if bits not in (2, 4, 8):
             self.refuse(f"bits {bits}")
-        if self.input(4):
+        if self.get_input(4):
             self.refuse("input g_idx")
         self.refuse_inputs(6)
         blocks = -(-rows // block)
         one_each = self.integers(columns, blocks, 1)
-        scales = self.add("Reshape", self.add("Cast", self.input(2), to=_FLOAT), one_each)
-        offsets = self.constant(np.array(1 << (bits - 1), np.float32))
-        if self.input(3):
-            offsets = self.add("Reshape", self.expand_zero_points(self.input(3), columns, blocks, bits), one_each)
-        packed = self.add("Reshape", self.input(1), self.integers(columns, blocks, -1))
+        scales = self.add("Reshape", self.add("Cast", self.get_input(2), to=_FLOAT), one_each)
+        offsets = self.add_constant(np.array(1 << (bits - 1), np.float32))
+        if self.get_input(3):
+            offsets = self.add("Reshape", self.expand_zero_points(self.get_input(3), columns, blocks, bits), one_each)
+        packed = self.add("Reshape", self.get_input(1), self.integers(columns, blocks, -1))
         values = self.add("Mul", self.add("Sub", self.unpack(packed, bits), offsets), scales)
         weights = self.slice_last(self.add("Reshape", values, self.integers(columns, -1)), 0, rows)
-        weights = self.add("CastLike", self.add("Transpose", weights, perm=[1, 0]), self.input(0))
-        bias = self.input(5)
-        product = self.add("MatMul", self.input(0), weights, output="" if bias else self.output(0))
+        weights = self.add("CastLike", self.add("Transpose", weights, perm=[1, 0]), self.get_input(0))
+        bias = self.get_input(5)
+        product = self.add("MatMul", self.get_input(0), weights, output="" if bias else self.get_output(0))
         if bias:
-            self.add("Add", product, bias, output=self.output(0))
+            self.add("Add", product, bias, output=self.get_output(0))
 
     def expand_zero_points(self, name: str, columns: int, blocks: int, bits: int) -> str:
         """Return the zero points of each block as floats.
@@ -314,11 +316,11 @@ class _Expansion:
 
     def expand_rotary_embedding(self) -> None:
         """Expand RotaryEmbedding."""
-        x, positions = self.input(0), self.input(1)
+        x, positions = self.get_input(0), self.get_input(1)
         shape, where = self._shapes.shape_of(x), self._shapes.shape_of(positions)
-        heads, size = self.attribute("num_heads", 0), self.attribute("rotary_embedding_dim", 0)
-        width = size or self.width_of(self.input(2))
-        if self.attribute("scale", 1.0) != 1.0:
+        heads, size = self.get_attribute("num_heads", 0), self.get_attribute("rotary_embedding_dim", 0)
+        width = size or self.get_width(self.get_input(2))
+        if self.get_attribute("scale", 1.0) != 1.0:
             self.refuse("attribute scale")
         if where is None or (shape is None and not heads):
             self.refuse("input of an unknown rank")
@@ -329,53 +331,53 @@ class _Expansion:
         else:
             x4 = self.split_heads(x, heads) if is_flat else x
         if where is not None and len(where) == 1:
-            length = self.size_of(x4, 2)
-            steps = self.count(self.constant(np.array(0, np.int64)), length)
-            positions = self.unsqueeze(self.add("Add", positions, steps), 0)
-        cos, sin = self.look_up((self.input(2), self.input(3)), positions, width)
-        turned = self.rotate(x4, cos, sin, width, interleaved=bool(self.attribute("interleaved", 0)))
+            length = self.add_size(x4, 2)
+            steps = self.count(self.add_constant(np.array(0, np.int64)), length)
+            positions = self.add_unsqueeze(self.add("Add", positions, steps), 0)
+        cos, sin = self.add_lookup((self.get_input(2), self.get_input(3)), positions, width)
+        turned = self.rotate(x4, cos, sin, width, interleaved=bool(self.get_attribute("interleaved", 0)))
         if is_flat:
-            self.join_heads(turned, self.output(0))
+            self.join_heads(turned, self.get_output(0))
         else:
-            self.add("Identity", turned, output=self.output(0))
+            self.add("Identity", turned, output=self.get_output(0))
 
     def expand_group_query_attention(self) -> None:
         """Expand GroupQueryAttention."""
-        heads, kv_heads = self.attribute("num_heads", 0), self.attribute("kv_num_heads", 0)
+        heads, kv_heads = self.get_attribute("num_heads", 0), self.get_attribute("kv_num_heads", 0)
         self.refuse_inputs(11)
-        if self.output(3):
+        if self.get_output(3):
             self.refuse("output 3")
         q, k, v = self.split_queries(heads, kv_heads)
-        past = [self.input(3), self.input(4)]
-        length = self.size_of(q, 2)
-        start = self.size_of(past[0], 2) if past[0] else self.constant(np.array(0, np.int64))
+        past = [self.get_input(3), self.get_input(4)]
+        length = self.add_size(q, 2)
+        start = self.add_size(past[0], 2) if past[0] else self.add_constant(np.array(0, np.int64))
         total = self.add("Add", start, length)
         positions = self.count(start, total)
-        interleaved = bool(self.attribute("rotary_interleaved", 0))
-        if self.attribute("do_rotary", 0):
-            width = self.width_of(self.input(7))
-            where = self.input(9) or self.unsqueeze(positions, 0)
-            cos, sin = self.look_up((self.input(7), self.input(8)), where, width)
+        interleaved = bool(self.get_attribute("rotary_interleaved", 0))
+        if self.get_attribute("do_rotary", 0):
+            width = self.get_width(self.get_input(7))
+            where = self.get_input(9) or self.add_unsqueeze(positions, 0)
+            cos, sin = self.add_lookup((self.get_input(7), self.get_input(8)), where, width)
             q, k = (self.rotate(x, cos, sin, width, interleaved=interleaved) for x in (q, k))
         keys, values = (
             self.add("Concat", old, new, axis=2, output=output) if old else self.add("Identity", new, output=output)
-            for old, new, output in ((past[0], k, self.output(1)), (past[1], v, self.output(2)))
+            for old, new, output in ((past[0], k, self.get_output(1)), (past[1], v, self.get_output(2)))
         )
         group = self.integers(*np.repeat(np.arange(kv_heads), heads // kv_heads).tolist())
         keys, values = (self.add("Gather", one, group, axis=1) for one in (keys, values))
         scores = self.add("MatMul", self.scale_queries(q), self.add("Transpose", keys, perm=[0, 1, 3, 2]))
-        if softcap := self.attribute("softcap", 0.0):
+        if softcap := self.get_attribute("softcap", 0.0):
             limit = self.number(softcap, scores)
             scores = self.add("Mul", self.add("Tanh", self.add("Div", scores, limit)), limit)
         scores = self.mask_scores(scores, positions, total)
-        if self.input(10):
-            scores = self.add("Add", scores, self.input(10))
+        if self.get_input(10):
+            scores = self.add("Add", scores, self.get_input(10))
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
-        self.join_heads(mixed, self.output(0))
+        self.join_heads(mixed, self.get_output(0))
 
     def split_queries(self, heads: int, kv_heads: int) -> tuple[str, str, str]:
         """Return queries, keys and values [batch, heads, length, size] from the inputs, which may be packed."""
-        query, key, value = (self.input(place) for place in range(3))
+        query, key, value = (self.get_input(place) for place in range(3))
         if key:
             return self.split_heads(query, heads), self.split_heads(key, kv_heads), self.split_heads(value, kv_heads)
         packed = self.split_heads(query, heads + 2 * kv_heads)
@@ -389,17 +391,17 @@ class _Expansion:
 
     def scale_queries(self, q: str) -> str:
         """Return the queries multiplied by the scale, by default 1 / sqrt(size)."""
-        if scale := self.attribute("scale", 0.0):
+        if scale := self.get_attribute("scale", 0.0):
             return self.add("Mul", q, self.number(scale, q))
-        size = self.add("CastLike", self.size_of(q, 3), q)
+        size = self.add("CastLike", self.add_size(q, 3), q)
         return self.add("Div", q, self.add("Sqrt", size))
 
     def mask_scores(self, scores: str, positions: str, total: str) -> str:
         """Return scores [batch, heads, length, total], with minus infinity for keys that are hidden from a query."""
-        keys = self.unsqueeze(self.count(self.constant(np.array(0, np.int64)), total), 0)
-        queries = self.unsqueeze(positions, 1)
+        keys = self.add_unsqueeze(self.count(self.add_constant(np.array(0, np.int64)), total), 0)
+        queries = self.add_unsqueeze(positions, 1)
         seen = self.add("LessOrEqual", keys, queries)
-        window = self.attribute("local_window_size", -1)
+        window = self.get_attribute("local_window_size", -1)
         if window > 0:
             first = self.add("Sub", queries, self.integers(window))
             seen = self.add("And", seen, self.add("Greater", keys, first))

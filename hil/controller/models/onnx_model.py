@@ -12,8 +12,8 @@ from typing import Any
 
 from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, EXTERNAL_FROM_ELEMENTS
 from hil.controller.models.importers.onnx import fix_dims
-from hil.controller.models.importers.onnx_data import embed_data, size_of
-from hil.controller.models.importers.onnx_nodes import tensors_of
+from hil.controller.models.importers.onnx_data import compute_size, embed_data
+from hil.controller.models.importers.onnx_nodes import iter_tensors
 from hil.formats.onnx_file import load_onnx
 
 
@@ -29,7 +29,7 @@ def load_model(path: Path, dims: Mapping[str, int]) -> Any:
 
 def is_heavy(model: Any) -> bool:
     """Return True if a model has so much data that large tensors must stay external."""
-    return sum(map(size_of, model.graph.initializer)) > EXTERNAL_FROM_BYTES
+    return sum(map(compute_size, model.graph.initializer)) > EXTERNAL_FROM_BYTES
 
 
 def _load_small(model: Any, folder: Path) -> None:
@@ -37,6 +37,6 @@ def _load_small(model: Any, folder: Path) -> None:
     heavy = is_heavy(model)
     large = (tensor for tensor in model.graph.initializer if math.prod(tensor.dims) >= EXTERNAL_FROM_ELEMENTS)
     kept_out = {tensor.name for tensor in large if heavy}
-    for tensor in tensors_of(model):
+    for tensor in iter_tensors(model):
         if tensor.data_location == tensor.EXTERNAL and tensor.name not in kept_out:
             embed_data(tensor, folder)

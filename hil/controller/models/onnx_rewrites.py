@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hil.controller.models.importers.onnx_nodes import (
-    constants_of,
-    graphs_of,
-    node_label,
-    nodes_and_functions,
-    nodes_of,
+    iter_nodes,
+    iter_subgraphs,
+    label_node,
+    list_nodes,
+    read_constants,
 )
 from hil.controller.models.onnx_contrib import OLDEST_OPSET, expand_contrib, find_contrib
-from hil.controller.storage.screen.texts import first_line, unique_name
+from hil.controller.storage.screen.texts import get_first_line, make_unique_name
 from hil.formats.onnx_functions import inline_functions
 
 # Oldest opset that IREE's importer supports.
@@ -29,18 +29,18 @@ _FLATTENING_UNTIL = 13
 _OLD_RESIZE = 10
 
 
-def needed_rewrites(model: Any) -> list[str]:
-    """Return the names of the rewrites that :func:`rewrites` applies to a model."""
+def list_needed_rewrites(model: Any) -> list[str]:
+    """Return the names of the rewrites that :func:`iter_rewrites` applies to a model."""
     names = [INLINER] if model.functions else []
-    version = opset_of(model)
-    if version and version < OPSET and _changed_operators(model, version):
-        names.append(_converter(version))
+    version = get_opset(model)
+    if version and version < OPSET and _list_changed_operators(model, version):
+        names.append(_name_converter(version))
     if operators := find_contrib(model):
         names.append(_EXPANSION + ", ".join(operators))
     return names
 
 
-def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
+def iter_rewrites(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and result of each rewrite that IREE's importer needs, in order. The last result is final.
 
     If opset 17 does not change the model's operators, only the opset number changes. This does not count as a rewrite.
@@ -50,15 +50,15 @@ def rewrites(model: Any) -> Iterator[tuple[str, Any]]:
         yield INLINER, model
     # Name the nodes before the converter adds nodes, so that hil uses the same names everywhere.
     name_nodes(model)
-    version = opset_of(model)
+    version = get_opset(model)
     if version and version < OPSET:
-        if not _changed_operators(model, version):
+        if not _list_changed_operators(model, version):
             next(item for item in model.opset_import if item.domain in ("", "ai.onnx")).version = OPSET
         elif (converted := _try_convert(model, version)) is not None:
             model = converted
-            yield _converter(version), model
+            yield _name_converter(version), model
     if operators := find_contrib(model):
-        if (version := opset_of(model)) < OLDEST_OPSET:
+        if (version := get_opset(model)) < OLDEST_OPSET:
             print(f"note: cannot expand {', '.join(operators)} in opset {version}, requires {OLDEST_OPSET}", flush=True)
         else:
             yield _EXPANSION + ", ".join(operators), expand_contrib(model, version)
@@ -72,18 +72,18 @@ def _try_convert(model: Any, version: int) -> Any:
     try:
         return convert_opset(model, OPSET)
     except Exception as error:
-        print(f"note: cannot convert opset {version}: {first_line(error)}", flush=True)
+        print(f"note: cannot convert opset {version}: {get_first_line(error)}", flush=True)
         return None
 
 
-def rewritten(model: Any) -> Any:
+def rewrite_model(model: Any) -> Any:
     """Return a model with all rewrites that IREE's importer needs."""
-    for _, result in rewrites(model):
+    for _, result in iter_rewrites(model):
         model = result
     return model
 
 
-def opset_of(model: Any) -> int:
+def get_opset(model: Any) -> int:
     """Return the version of ONNX's standard opset that a model uses, or 0."""
     return next((int(item.version) for item in model.opset_import if item.domain in ("", "ai.onnx")), 0)
 
@@ -91,8 +91,8 @@ def opset_of(model: Any) -> int:
 def name_nodes(model: Any) -> None:
     """Give every node a unique name, including nodes in subgraphs."""
     taken: set[str] = set()
-    for number, node in enumerate(nodes_of(model.graph.node)):
-        node.name = unique_name(node.name or f"{node.op_type}_{number}", taken)
+    for number, node in enumerate(iter_nodes(model.graph.node)):
+        node.name = make_unique_name(node.name or f"{node.op_type}_{number}", taken)
 
 
 def convert_opset(model: Any, version: int) -> Any:
@@ -108,10 +108,10 @@ def convert_opset(model: Any, version: int) -> Any:
     """
     from onnx import ModelProto, helper, version_converter
 
-    before = opset_of(model)
+    before = get_opset(model)
     source = ModelProto()
     source.CopyFrom(model)
-    graphs = [source.graph, *(inner for node in nodes_of(source.graph.node) for inner in graphs_of(node))]
+    graphs = [source.graph, *(inner for node in iter_nodes(source.graph.node) for inner in iter_subgraphs(node))]
     # The key is an output, because the converter creates nodes without names.
     sampling: dict[str, tuple[str, str]] = {}
     # Inner graphs first: changing a graph copies its nodes with their subgraphs.
@@ -120,9 +120,9 @@ def convert_opset(model: Any, version: int) -> Any:
             _flatten_hardmax(graph)
         for node in graph.node:
             if node.op_type == "Upsample" or (node.op_type == "Resize" and before == _OLD_RESIZE):
-                sampling[node.output[0]] = node.name, _rounding(node, graph)
+                sampling[node.output[0]] = node.name, _choose_rounding(node, graph)
     converted = version_converter.convert_version(source, version)
-    for node in nodes_of(converted.graph.node):
+    for node in iter_nodes(converted.graph.node):
         if node.op_type == "Resize" and node.output[0] in sampling:
             node.name, rounding = sampling[node.output[0]]
             node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
@@ -130,23 +130,23 @@ def convert_opset(model: Any, version: int) -> Any:
     return converted
 
 
-def _rounding(node: Any, graph: Any) -> str:
+def _choose_rounding(node: Any, graph: Any) -> str:
     """Return the rounding to the nearest pixel of ``Resize`` 10 or ``Upsample``: up if the image shrinks, else down."""
     from onnx import numpy_helper
 
     is_nearest = all(attribute.s == b"nearest" for attribute in node.attribute if attribute.name == "mode")
     if node.op_type == "Upsample" or not is_nearest:
         return "floor"
-    scales = constants_of(graph).get(node.input[1])
+    scales = read_constants(graph).get(node.input[1])
     if scales is None or scales.data_location == scales.EXTERNAL:
-        raise ValueError(f"the scales of {node_label(node)} are not constant")
+        raise ValueError(f"the scales of {label_node(node)} are not constant")
     values = numpy_helper.to_array(scales)
     if (values >= 1).all():
         return "floor"
     if (values <= 1).all():
         return "ceil"
     raise ValueError(
-        f"{node_label(node)} enlarges some axes and shrinks others, which Resize {_OLD_RESIZE} rounds differently"
+        f"{label_node(node)} enlarges some axes and shrinks others, which Resize {_OLD_RESIZE} rounds differently"
     )
 
 
@@ -172,17 +172,17 @@ def _flatten_hardmax(graph: Any) -> None:
     graph.node.extend(nodes)
 
 
-def _converter(version: int) -> str:
+def _name_converter(version: int) -> str:
     return f"onnx.version_converter {version} -> {OPSET}"
 
 
-def _changed_operators(model: Any, version: int) -> set[str]:
+def _list_changed_operators(model: Any, version: int) -> set[str]:
     """Return the model's operators that have other inputs, outputs, attributes or defaults in the newer opset."""
-    used = {node.op_type for node in nodes_and_functions(model) if node.domain in ("", "ai.onnx")}
-    return {name for name in used if _signature(name, version) != _signature(name, OPSET)}
+    used = {node.op_type for node in list_nodes(model) if node.domain in ("", "ai.onnx")}
+    return {name for name in used if _read_signature(name, version) != _read_signature(name, OPSET)}
 
 
-def _signature(operator: str, version: int) -> Any:
+def _read_signature(operator: str, version: int) -> Any:
     from onnx import defs
 
     if not defs.has(operator, max_inclusive_version=version):

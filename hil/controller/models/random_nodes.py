@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of
+from hil.controller.models.importers.onnx_nodes import iter_subgraphs, read_constants
 
 # Operators of ONNX's standard domain that always draw.
 DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
@@ -25,7 +25,7 @@ _OF_SHAPES = frozenset(["Shape", "Size"])
 _SHOWN = 100
 
 
-def random_nodes(model: Any) -> dict[str, list[str]]:
+def find_random_nodes(model: Any) -> dict[str, list[str]]:
     """Find nodes in a ModelProto that draw random numbers and affect the outputs.
 
     Returns:
@@ -33,10 +33,12 @@ def random_nodes(model: Any) -> dict[str, list[str]]:
         none.
     """
     finder = _Finder(model.functions)
-    constants = constants_of(model.graph)
+    constants = read_constants(model.graph)
     random: set[str] = set()
     for node in model.graph.node:
-        if finder.draws(node, constants) or (node.op_type not in _OF_SHAPES and not random.isdisjoint(_reads(node))):
+        if finder.is_random(node, constants) or (
+            node.op_type not in _OF_SHAPES and not random.isdisjoint(_list_reads(node))
+        ):
             random.update(filter(None, node.output))
     outputs = [value.name for value in model.graph.output if value.name in random]
     if not outputs:
@@ -46,13 +48,13 @@ def random_nodes(model: Any) -> dict[str, list[str]]:
     for node in reversed(model.graph.node):
         if needed.isdisjoint(node.output) or random.isdisjoint(node.output):
             continue
-        if finder.draws(node, constants):
+        if finder.is_random(node, constants):
             drawing.append(_label(node))
-        needed.update(_reads(node))
+        needed.update(_list_reads(node))
     return {"nodes": drawing[::-1][:_SHOWN], "outputs": outputs}
 
 
-def draws(node: Any, constants: Mapping[str, Any], functions: Sequence[Any] = ()) -> bool:
+def is_random(node: Any, constants: Mapping[str, Any], functions: Sequence[Any] = ()) -> bool:
     """Return True if a node, its subgraphs or its function draw random numbers.
 
     Args:
@@ -60,7 +62,7 @@ def draws(node: Any, constants: Mapping[str, Any], functions: Sequence[Any] = ()
         constants: name -> TensorProto, to recognise a Dropout in inference mode.
         functions: the model's local functions.
     """
-    return _Finder(functions).draws(node, constants)
+    return _Finder(functions).is_random(node, constants)
 
 
 class _Finder:
@@ -70,19 +72,21 @@ class _Finder:
         self._functions = {(one.domain, one.name): one for one in functions}
         self._known: dict[Any, bool] = {}
 
-    def draws(self, node: Any, constants: Mapping[str, Any]) -> bool:
+    def is_random(self, node: Any, constants: Mapping[str, Any]) -> bool:
         kind = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
         if (body := self._functions.get((node.domain, node.op_type))) is not None:
-            return self._function_draws(body, node, constants)
+            return self._is_function_random(body, node, constants)
         if kind in _DROPOUTS:
-            return _drops(node, constants, *_DROPOUTS[kind])
+            return _is_dropout_active(node, constants, *_DROPOUTS[kind])
         if kind[1] in (DRAWING if not kind[0] else _DRAWING_CONTRIB if kind[0] == "com.microsoft" else ()):
             return True
         return any(
-            self.draws(inner, {**constants, **constants_of(graph)}) for graph in graphs_of(node) for inner in graph.node
+            self.is_random(inner, {**constants, **read_constants(graph)})
+            for graph in iter_subgraphs(node)
+            for inner in graph.node
         )
 
-    def _function_draws(self, body: Any, call: Any, constants: Mapping[str, Any]) -> bool:
+    def _is_function_random(self, body: Any, call: Any, constants: Mapping[str, Any]) -> bool:
         given = {
             formal: constants[actual]
             for formal, actual in zip(body.input, call.input, strict=False)
@@ -91,12 +95,12 @@ class _Finder:
         key = (body.domain, body.name, tuple((name, id(tensor)) for name, tensor in given.items()))
         if key not in self._known:
             self._known[key] = False  # the search must also end for recursive functions, which are invalid
-            inner = {**given, **constants_of(body)}
-            self._known[key] = any(self.draws(node, inner) for node in body.node)
+            inner = {**given, **read_constants(body)}
+            self._known[key] = any(self.is_random(node, inner) for node in body.node)
         return self._known[key]
 
 
-def _drops(node: Any, constants: Mapping[str, Any], ratio: int, training: int) -> bool:
+def _is_dropout_active(node: Any, constants: Mapping[str, Any], ratio: int, training: int) -> bool:
     """Return True if a Dropout may be in training mode with a ratio above 0."""
     if len(node.input) <= training or not node.input[training]:
         return False
@@ -113,13 +117,13 @@ def _may_be_set(node: Any, position: int, constants: Mapping[str, Any]) -> bool:
     return bool(numpy_helper.to_array(tensor).any())
 
 
-def _reads(node: Any) -> set[str]:
+def _list_reads(node: Any) -> set[str]:
     """Return the values that a node and its subgraphs read."""
     found = set(node.input)
-    for graph in graphs_of(node):
+    for graph in iter_subgraphs(node):
         found.update(value.name for value in graph.output)
         for inner in graph.node:
-            found |= _reads(inner)
+            found |= _list_reads(inner)
     return found
 
 

@@ -14,15 +14,15 @@ import numpy as np
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.models.onnx_contrib import remove_accuracy_levels
-from hil.controller.models.onnx_rewrites import INLINER, rewrites
+from hil.controller.models.onnx_rewrites import INLINER, iter_rewrites
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
+from hil.controller.storage.isolation.isolated import convert_errors
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name, float_limits
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import Array, get_dtype_name, get_float_limits
 from hil.errors import ImportFailed
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ def check_rewrites(
         dims=dict(model.dims),
         inputs=digest_of_samples([inputs]),
         names=names,
-        tools=[version("onnx"), version("onnxruntime")],
-        code=code_digest(*ONNX_REWRITING, "controller/models/rewrite_check.py"),
+        tools=[get_version("onnx"), get_version("onnxruntime")],
+        code=digest_code(*ONNX_REWRITING, "controller/models/rewrite_check.py"),
     )
 
     def ask() -> dict[str, str]:
-        with temporary_folder("hil-rewrites-") as folder:
+        with make_temporary_folder("hil-rewrites-") as folder:
             save_tensors(Path(folder), inputs)
             arguments = {"path": str(model.path.absolute()), "dims": dict(model.dims), "inputs": folder, "names": names}
             what = f"checking the rewrites of {model.path.name}"
-            with naming_errors("import", what, ImportFailed, f"{what} failed"):
+            with convert_errors("import", what, ImportFailed, f"{what} failed"):
                 return {"change": call_isolated(find_change, arguments, work)}
 
     found, _ = work["cache"].get_or_compute(key, {"model": model.name, "rewrites": ", ".join(names)}, ask)
@@ -93,17 +93,17 @@ def find_change(path: str, dims: Mapping[str, int], inputs: str, names: Sequence
     remove_accuracy_levels(original)
     if (before := run_plainly(original.SerializeToString(), file.parent, given)) is None:
         return ""
-    for name, model in rewrites(original):
+    for name, model in iter_rewrites(original):
         if name not in names:
             break
         if (after := run_plainly(model.SerializeToString(), file.parent, given)) is None:
             return ""
-        if change := difference(before, after):
+        if change := find_difference(before, after):
             return f"{name} changed {change}"
     return ""
 
 
-def difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons: float = _EPSILONS) -> str:
+def find_difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons: float = _EPSILONS) -> str:
     """Return the first difference between the outputs of two models, or "".
 
     Args:
@@ -112,7 +112,9 @@ def difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons
     """
     for (name, old), new in zip(before.items(), after.values(), strict=True):
         if (old.dtype, old.shape) != (new.dtype, new.shape):
-            return f"output {name}: {dtype_name(new.dtype)} {new.shape}, was {dtype_name(old.dtype)} {old.shape}"
+            return (
+                f"output {name}: {get_dtype_name(new.dtype)} {new.shape}, was {get_dtype_name(old.dtype)} {old.shape}"
+            )
         wrong = ~_are_equal(old, new, epsilons)
         if wrong.any():
             first = tuple(int(place) for place in np.argwhere(wrong)[0])
@@ -122,12 +124,12 @@ def difference(before: Mapping[str, Array], after: Mapping[str, Array], epsilons
 
 
 def _are_equal(old: Array, new: Array, epsilons: float) -> Array:
-    if "float" not in dtype_name(old.dtype):
+    if "float" not in get_dtype_name(old.dtype):
         return np.asarray(old == new)
     one, other = old.astype(np.float64), new.astype(np.float64)
     scale = np.max(np.abs(one), where=np.isfinite(one), initial=0.0)
     with np.errstate(invalid="ignore"):
-        close = np.abs(one - other) <= epsilons * float(float_limits(old.dtype).eps) * scale
+        close = np.abs(one - other) <= epsilons * float(get_float_limits(old.dtype).eps) * scale
     return np.asarray(close | (one == other) | (np.isnan(one) & np.isnan(other)))
 
 
@@ -141,20 +143,21 @@ def run_plainly(model: str | bytes, folder: Path, given: Mapping[str, Array]) ->
     """
     import onnxruntime as ort
 
-    from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
+    from hil.formats.ort_values import copy_from_ort, make_plain_options, parse_type, to_ort
 
-    options = plain_options()
+    options = make_plain_options()
     if isinstance(model, bytes):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         values = session.run_with_ort_values(None, {name: to_ort(array) for name, array in given.items()})
-        kinds: list[Any] = [dtype_of_type(node.type) for node in session.get_outputs()]
+        kinds: list[Any] = [parse_type(node.type) for node in session.get_outputs()]
         if None in kinds:
             return None
     except Exception as error:  # raised by ONNX Runtime, or UsageError for an unsupported dtype
         print(f"note: not checked: {error}", flush=True)
         return None
     return {
-        node.name: from_ort(value, kind) for node, value, kind in zip(session.get_outputs(), values, kinds, strict=True)
+        node.name: copy_from_ort(value, kind)
+        for node, value, kind in zip(session.get_outputs(), values, kinds, strict=True)
     }

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.exported.pt2 import is_tensor, user_inputs
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.importers.exported.pt2 import is_tensor, list_user_inputs
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ImportFailed, UsageError
-from hil.formats.torch_values import from_torch, to_torch
+from hil.formats.torch_values import convert_from_torch, to_torch
 
 
 def is_torch(model: object) -> bool:
@@ -49,12 +49,12 @@ def export_module(
         UsageError: the model has an unsupported type, or the arguments are invalid.
         ImportFailed: torch cannot export the model.
     """
-    program, _ = exported(model, example_inputs, dynamic_shapes=dynamic_shapes)
+    program, _ = export_program(model, example_inputs, dynamic_shapes=dynamic_shapes)
     save_program(program, Path(path))
     return Path(path)
 
 
-def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[Any, Mapping[str, Array]]:
+def export_program(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[Any, Mapping[str, Array]]:
     """Export a module as a program. Return the program, and the inputs under hil's names.
 
     Args:
@@ -73,12 +73,12 @@ def exported(model: Any, inputs: Any, *, dynamic_shapes: Any = None) -> tuple[An
     import torch
 
     if isinstance(model, torch.export.ExportedProgram):
-        return model, _named(model, inputs)
-    args, kwargs = torch.utils._pytree.tree_map(_tensor, _call("module", inputs))
+        return model, _match_named(model, inputs)
+    args, kwargs = torch.utils._pytree.tree_map(_make_tensor, _call("module", inputs))
     hint = "" if inputs else "pass example inputs: torch.export requires them for tracing"
-    with foreign_errors(ImportFailed, f"torch.export cannot export {type(model).__name__}", hint=hint):
+    with convert_foreign_errors(ImportFailed, f"torch.export cannot export {type(model).__name__}", hint=hint):
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-    return program, _traced(program, (args, kwargs))
+    return program, _match_traced(program, (args, kwargs))
 
 
 def _call(what: str, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -101,16 +101,16 @@ def save_program(program: Any, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error}") from error
 
 
-def _traced(program: Any, inputs: Any) -> dict[str, Array]:
+def _match_traced(program: Any, inputs: Any) -> dict[str, Array]:
     """Return the tensors with which a module was traced, under the program's input names."""
     import torch
 
     leaves = torch.utils._pytree.tree_leaves(inputs)
-    named = zip(user_inputs(program), leaves, strict=True)
-    return {name: from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
+    named = zip(list_user_inputs(program), leaves, strict=True)
+    return {name: convert_from_torch(leaf) for (name, _), leaf in named if isinstance(leaf, torch.Tensor)}
 
 
-def _named(program: Any, inputs: Any) -> dict[str, Array]:
+def _match_named(program: Any, inputs: Any) -> dict[str, Array]:
     """Return the tensors in a call under the program's input names.
 
     A mapping by name may be incomplete. The missing inputs are random.
@@ -118,14 +118,16 @@ def _named(program: Any, inputs: Any) -> dict[str, Array]:
     call = _call("program", inputs)
     if not inputs:
         return {}
-    wanted = user_inputs(program)
+    wanted = list_user_inputs(program)
     names = [name for name, spec in wanted if is_tensor(spec.arg)]
     nested = any(isinstance(value, Mapping | list | tuple) for value in call[1].values())
     if isinstance(inputs, Mapping) and inputs.keys() <= set(names) and not nested:
-        return {name: _array(name, value) for name, value in inputs.items()}
+        return {name: _make_array(name, value) for name, value in inputs.items()}
     takes = f"tensor inputs: {', '.join(names)}"
-    places = dict(zip(_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True))
-    given = _places(program, call)
+    places = dict(
+        zip(_list_places(program, program.call_spec.in_spec.unflatten(range(len(wanted)))), wanted, strict=True)
+    )
+    given = _list_places(program, call)
     if unknown := given.keys() - places.keys():
         raise UsageError(f"unknown input of the program: {min(unknown)}", hint=takes)
     found: dict[str, Array] = {}
@@ -133,13 +135,13 @@ def _named(program: Any, inputs: Any) -> dict[str, Array]:
         if is_tensor(spec.arg):
             if place not in given:
                 raise UsageError(f"missing input of the program: {place}", hint=takes)
-            found[name] = _array(name, given[place])
+            found[name] = _make_array(name, given[place])
         elif place in given and not _is_same(given[place], spec.arg.value):
             raise UsageError(f"the program was exported with {place} = {spec.arg.value!r}, not {given[place]!r:.80}")
     return found
 
 
-def _places(program: Any, call: Any) -> dict[str, Any]:
+def _list_places(program: Any, call: Any) -> dict[str, Any]:
     """Return the parts of a call ``(args, kwargs)`` by path, such as ``batch['image']``."""
     import torch
 
@@ -158,15 +160,15 @@ def _is_same(value: Any, constant: Any) -> bool:
     return isinstance(value, int | float | str | None) and value == constant
 
 
-def _array(name: str, value: Any) -> Array:
+def _make_array(name: str, value: Any) -> Array:
     import torch
 
-    tensor = _tensor(value)
+    tensor = _make_tensor(value)
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"expected a tensor for {name}, got {value!r:.80}")
-    return from_torch(tensor)
+    return convert_from_torch(tensor)
 
 
-def _tensor(value: Any) -> Any:
+def _make_tensor(value: Any) -> Any:
     """Convert a numpy array to a tensor. Other values are returned unchanged."""
     return to_torch(value) if isinstance(value, np.ndarray) else value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice, pinned
+from hil.controller.devices.board_choice import BoardChoice, pin_choice
 from hil.controller.devices.choosing.board_factory import open_board, reconnect
 from hil.controller.pipeline.board_session import BoardSession
 from hil.core.text import TextSink
@@ -98,7 +98,7 @@ class BoardPool:
 
     def is_open(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> bool:
         """Return True if a board is open."""
-        entry = self._entries.get(_board_key(choice, faults))
+        entry = self._entries.get(_make_board_key(choice, faults))
         return entry is not None and entry.session is not None
 
     @property
@@ -109,7 +109,7 @@ class BoardPool:
     def give_back(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> None:
         """Close a board if it is open."""
         with self._mutex:
-            entry = self._entries.pop(_board_key(choice, faults), None)
+            entry = self._entries.pop(_make_board_key(choice, faults), None)
         if entry is not None:
             session, entry.session = entry.session, None
             if session is not None:
@@ -131,7 +131,8 @@ class BoardPool:
             if self._closed:
                 raise BoardLost("the boards were released", board=choice.name)
             return self._entries.setdefault(
-                _board_key(choice, faults), _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults))
+                _make_board_key(choice, faults),
+                _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults)),
             )
 
     def _open_board(self, entry: _PoolEntry) -> Board:
@@ -150,7 +151,7 @@ class BoardPool:
             board.close()
             raise
         # For a selector, a farm chose this board. Later connections must use the same board.
-        entry.choice = pinned(entry.choice, board.name)
+        entry.choice = pin_choice(entry.choice, board.name)
         return board
 
     def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
@@ -172,5 +173,5 @@ class BoardPool:
         self.close()
 
 
-def _board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
+def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
     return choice.name, choice.config.path, tuple(faults)

@@ -41,7 +41,7 @@ class BoardSession:
         Returns:
             The program, and True if this call loaded it.
         """
-        key = _program_key(artifact)
+        key = _make_program_key(artifact)
         if self._failed is not None and self._failed[0] == key:
             raise self._failed[1]
         if instructions and key in self._loaded and not self._loaded[key].wants_instructions:
@@ -64,9 +64,9 @@ class BoardSession:
 
     def has(self, artifact: Artifact) -> bool:
         """Return True if a program is loaded."""
-        return _program_key(artifact) in self._loaded
+        return _make_program_key(artifact) in self._loaded
 
-    def after_run(self, artifact: Artifact, *, broken: bool) -> None:
+    def unload_after_run(self, artifact: Artifact, *, broken: bool) -> None:
         """Unload a program after a run, unless the program may stay loaded.
 
         Args:
@@ -80,7 +80,7 @@ class BoardSession:
 
     def unload(self, artifact: Artifact) -> None:
         """Unload a program if it is loaded."""
-        if (program := self._loaded.pop(_program_key(artifact), None)) is not None:
+        if (program := self._loaded.pop(_make_program_key(artifact), None)) is not None:
             program.unload()
 
     def close(self) -> None:
@@ -97,6 +97,6 @@ class BoardSession:
         self._loaded.clear()
 
 
-def _program_key(artifact: Artifact) -> Hashable:
+def _make_program_key(artifact: Artifact) -> Hashable:
     # Use the digests of all files, because weights may be in a separate file.
     return (*sorted(artifact.digests.items()), artifact.function)

@@ -12,20 +12,20 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Capture
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.core.tensors import Array
 from hil.core.timeline import InvokeTiming, Span
 from hil.errors import HilError
 
 # Period for counter samples: short enough to detect clock throttling, and takes 1 % of a slow core.
-PERIOD_S = 0.05
+PERIOD_SECONDS = 0.05
 TIMED, PROFILED = "timed", "profiled"
 # Maximum iterations and nanoseconds to profile. IREE's profiler writes about 0.8 KB per dispatch, so the file stays
 # under about 100 MB. The minimum number of iterations that distinguishes operations always runs.
 _MOST_ITERATIONS, _MOST_NS = 1000, 1_000_000_000
 
 
-def bounded(asked: int, typical_ns: float) -> int:
+def limit_iterations(asked: int, typical_ns: float) -> int:
     """Return the number of iterations to profile.
 
     Args:
@@ -48,10 +48,10 @@ class CaptureRecorder:
     def __init__(self, board: Board) -> None:
         self.capture = Capture(board.name)
         self._board = board
-        self._watch = board.watch_counters(PERIOD_S)
+        self._watch = board.watch_counters(PERIOD_SECONDS)
         self._began_ns = 0
 
-    def timed(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def record_run(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Record the run whose outputs are compared."""
         if call.board_ns is not None:
             host = _make_transfer_span("timed run", call.host_ns, _count_bytes(inputs), _count_bytes(outputs))
@@ -63,12 +63,14 @@ class CaptureRecorder:
     def profile(
         self, program: LoadedProgram, inputs: Mapping[str, Array], *, warmup: int, iterations: int, timeout: float
     ) -> None:
-        """Run the program under the profiler, for the requested iterations limited by :func:`bounded`.
+        """Run the program under the profiler, for the requested iterations limited by :func:`limit_iterations`.
 
         Errors become notes, because the run itself already succeeded.
         """
         times = [end - start for call in self.capture.calls for start, end in call.iterations_ns]
-        runs, cold = (bounded(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup))
+        runs, cold = (
+            limit_iterations(asked, float(np.median(times)) if times else 0.0) for asked in (iterations, warmup)
+        )
         if (runs, cold) != (iterations, warmup):
             asked = f"{iterations} iterations after {warmup} warm-up iterations"
             self.capture.notes.append(
@@ -92,7 +94,7 @@ class CaptureRecorder:
         # The run itself reports a lost board.
         with contextlib.suppress(HilError):
             self._board.ping()
-        self._began_ns = now_ns()
+        self._began_ns = get_time_ns()
         self._watch.__enter__()
         return self
 

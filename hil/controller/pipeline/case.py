@@ -105,12 +105,12 @@ class Case:
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
 
-    def ended(self, error: errors.HilError, stage: Stage) -> Case:
+    def with_error(self, error: errors.HilError, stage: Stage) -> Case:
         """Return the case with an error as its end.
 
         ``stage`` is used only if the error does not name a stage.
         """
-        error.located(stage=stage.value)
+        error.locate(stage=stage.value)
         return replace(
             self,
             error=error,
@@ -120,7 +120,7 @@ class Case:
             reason=error.message,
         )
 
-    def timed(self, **seconds: float | None) -> Case:
+    def with_timings(self, **seconds: float | None) -> Case:
         """Return the case with updated timings, in seconds."""
         return replace(self, timings=replace(self.timings, **seconds))
 

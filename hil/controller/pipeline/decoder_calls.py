@@ -10,8 +10,8 @@ import numpy as np
 
 from hil.controller.backends.references.generation import EXACT, run_generation
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import with_all_tokens, with_one_prompt
-from hil.controller.pipeline.tools import reference_settings
+from hil.controller.pipeline.generation import force_all_tokens, merge_prompt
+from hil.controller.pipeline.tools import make_reference_settings
 from hil.controller.storage.run_context import RunContext
 from hil.core.steps import (
     PROMPT,
@@ -20,7 +20,7 @@ from hil.core.steps import (
     make_empty_cache,
     make_rule_inputs,
 )
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def list_calls(case: Case) -> Iterator[DecoderCall]:
     decoder, model = case.decoder, case.model
     assert decoder is not None and model is not None and model.inputs is not None
     assert case.inputs is not None and case.result is not None
-    places = TokenPlaces.of_turns(case.inputs[PROMPT], case.result.outputs[TOKENS])
+    places = TokenPlaces.from_turns(case.inputs[PROMPT], case.result.outputs[TOKENS])
     size = 1 if decoder.plan.takes_single_tokens(model.inputs) else decoder.plan.chunk
     position, count = 0, places.chosen[-1] + 1
     while position < count:
@@ -61,7 +61,7 @@ def make_call_inputs(case: Case, call: DecoderCall, context: RunContext, log: Pa
     """
     decoder, model, reference = case.decoder, case.model, case.reference_decoder
     assert decoder is not None and reference is not None and model is not None and model.inputs is not None
-    inputs = with_one_prompt(with_all_tokens(case))
+    inputs = merge_prompt(force_all_tokens(case))
     tokens = inputs[PROMPT]
     made = make_rule_inputs(model.inputs, decoder.plan, tokens[call.begin : call.end].tolist(), call.begin)
     if call.begin:
@@ -70,14 +70,14 @@ def make_call_inputs(case: Case, call: DecoderCall, context: RunContext, log: Pa
         is_alike = reference.decoder.cache == decoder.cache
         used = reference if is_alike else replace(reference, model=model, decoder=decoder)
         plan = replace(used.decoder.plan, steps=0, stop=())
-        settings = reference_settings(case.options, context, log)
+        settings = make_reference_settings(case.options, context, log)
         before = {**inputs, PROMPT: tokens[: call.begin]}
         outputs = run_generation(used.model, before, plan, EXACT, **settings).outputs
         cache = [outputs[one.output] for one in used.decoder.cache]
     else:
         cache = list(make_empty_cache(model.inputs, decoder.plan).values())
     for (place, _), content in zip(decoder.plan.feedback, cache, strict=True):
-        made[place] = content.astype(dtype_of(model.inputs[place].dtype))
+        made[place] = content.astype(parse_dtype(model.inputs[place].dtype))
     constant = {name: np.asarray(inputs[name]) for name in decoder.inputs}
     named = {**{model.inputs[place].name: array for place, array in made.items()}, **constant}
     return {spec.name: named[spec.name] for spec in model.inputs}

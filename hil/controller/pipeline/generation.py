@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hil import errors
-from hil.compare.criteria import check_outputs, criteria_for
+from hil.compare.criteria import check_outputs, select_criteria
 from hil.compare.generation import (
     CacheRows,
     FaultKind,
@@ -35,9 +35,9 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.pipeline.case import Case, ReferenceDecoder
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.tools import Tools, make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
-from hil.controller.pipeline.verdicts.in_arithmetic import arithmetic_of
+from hil.controller.pipeline.verdicts.in_arithmetic import get_arithmetic
 from hil.controller.storage.run_context import RunContext
 from hil.core.arithmetic import FLOAT32
 from hil.core.files import open_file
@@ -56,13 +56,13 @@ from hil.core.steps import (
     TokenPlaces,
     join_turns,
     make_rule_inputs,
+    make_stepped_outputs,
     split_turns,
-    stepped_outputs,
 )
-from hil.core.tensors import Array, TensorSpec, dtype_name, dtype_of, shape_text
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, parse_dtype, shape_text
 
 # Minimum number of runs before the timed runs. Between two runs, the board runs another prompt.
-_LEAST_WARMUP = 1
+_MIN_WARMUP = 1
 # Number of cache positions for checking a rewrite.
 _PAST = 3
 # Maximum number of outputs that a message names.
@@ -101,7 +101,7 @@ def begin_generation(case: Case, context: RunContext) -> Case:
     spec = read_spec(options.generate)
     decoder = detect_roles(model.inputs, model.outputs, spec)
     decoder = add_prompt_functions(decoder, model, isolated=context.isolated, cache=context.cache)
-    check_outputs(load_rules(options.accept), _logits_names(model, decoder))
+    check_outputs(load_rules(options.accept), _list_logits(model, decoder))
     prompt = _choose_prompt(spec, options)
     _check_tokens(prompt, model.outputs[decoder.plan.logits])
     _check_bound(prompt, decoder.plan, "model")
@@ -181,7 +181,7 @@ def _detect_reference(other: Model, spec: GenerateSpec, roles: Mapping[str, Any]
     return detect_roles(other.inputs or (), other.outputs or (), msgspec.structs.replace(spec, roles=Roles(**roles)))
 
 
-def _logits_names(model: Model, decoder: Decoder) -> tuple[str, ...]:
+def _list_logits(model: Model, decoder: Decoder) -> tuple[str, ...]:
     """Return the names for the logits in criteria."""
     return tuple(dict.fromkeys((LOGITS, (model.outputs or ())[decoder.plan.logits].name)))
 
@@ -191,7 +191,7 @@ def _make_prompt_inputs(prompt: Prompt, decoder: Decoder) -> dict[str, Array]:
     other = [*reversed(tokens), tokens[0]][: plan.bound or None]
     if other == tokens:
         other = [tokens[0] + (1 if tokens[0] == 0 else -1)] * len(tokens)
-    all_tokens, forced = prompt.joined(plan.steps)
+    all_tokens, forced = prompt.join_turns(plan.steps)
     values = {PROMPT: all_tokens, FORCED: forced, OTHER_PROMPT: other}
     return {name: np.array(value, np.int64) for name, value in values.items()}
 
@@ -212,7 +212,7 @@ def _make_constant_inputs(model: Model, decoder: Decoder, options: Options) -> M
     )
 
 
-def steps_arguments(case: Case) -> dict[str, Any]:
+def make_steps_arguments(case: Case) -> dict[str, Any]:
     """Return the arguments that make :meth:`LoadedProgram.run` generate tokens; none for a case without a decoder."""
     decoder = case.decoder
     if decoder is None:
@@ -221,7 +221,7 @@ def steps_arguments(case: Case) -> dict[str, Any]:
     return {
         "steps": decoder.plan,
         "names": names,
-        "warmup": max(case.options.warmup, _LEAST_WARMUP),
+        "warmup": max(case.options.warmup, _MIN_WARMUP),
     }
 
 
@@ -237,7 +237,7 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
     assert case.decoder is not None and case.model is not None
     outputs, turns = result.outputs, split_turns(inputs[PROMPT])
     forced = split_turns(inputs[FORCED]) if inputs[FORCED].size else None
-    specs = {spec.name: spec for spec in stepped_outputs(case.model.outputs or (), plan)}
+    specs = {spec.name: spec for spec in make_stepped_outputs(case.model.outputs or (), plan)}
     for name in (*OUTPUTS, *(one.output for one in case.decoder.cache)):
         if name not in outputs or not _is_like(specs[name], outputs[name]):
             raise errors.ProtocolBroken(f"the board returned no valid output {specs[name]}")
@@ -248,7 +248,7 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
         0 < len(turn) <= count + 1 and (len(turn) > count or (forced is None and turn[-1] in plan.stop))
         for turn, count in zip(picked, steps, strict=False)
     )
-    places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
+    places = TokenPlaces.from_turns(inputs[PROMPT], outputs[TOKENS])
     is_ordered = (
         is_whole
         and positions == sorted(set(positions))
@@ -273,8 +273,8 @@ def _check_outputs(case: Case, result: RunResult, inputs: Mapping[str, Array], p
 
 def _is_like(spec: TensorSpec, array: Array) -> bool:
     """Return True if an array matches a spec. A compiler may change the dtype of floats, so any float dtype matches."""
-    are_floats = array.dtype.kind in _FLOATS and dtype_of(spec.dtype).kind in _FLOATS
-    return spec.accepts(spec.dtype if are_floats else dtype_name(array.dtype), array.shape)
+    are_floats = array.dtype.kind in _FLOATS and parse_dtype(spec.dtype).kind in _FLOATS
+    return spec.accepts(spec.dtype if are_floats else get_dtype_name(array.dtype), array.shape)
 
 
 def run_prefill(case: Case, program: LoadedProgram) -> Case:
@@ -284,11 +284,11 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     """
     decoder, result, model = case.decoder, case.result, case.model
     assert decoder is not None and result is not None and model is not None and model.inputs is not None
-    if decoder.plan.takes_single_tokens(model.inputs) or _scales_calls(case):
+    if decoder.plan.takes_single_tokens(model.inputs) or _is_scaled_dynamically(case):
         return case
-    inputs = with_one_prompt(with_all_tokens(case))
+    inputs = merge_prompt(force_all_tokens(case))
     plan = replace(decoder.plan, steps=0)
-    arguments = {**steps_arguments(case), "steps": plan, "warmup": 0}
+    arguments = {**make_steps_arguments(case), "steps": plan, "warmup": 0}
     try:
         prefill, _ = program.run(inputs, timeout=case.options.timeout, **arguments)
     except errors.StageError as error:
@@ -299,7 +299,7 @@ def run_prefill(case: Case, program: LoadedProgram) -> Case:
     return replace(case, prefill=prefill)
 
 
-def _scales_calls(case: Case) -> bool:
+def _is_scaled_dynamically(case: Case) -> bool:
     """Return True if the model quantizes activations dynamically. The results of steps and prompts then differ."""
     reference = case.reference_decoder
     if reference is None or reference.model.format != "onnx":
@@ -308,7 +308,7 @@ def _scales_calls(case: Case) -> bool:
         return data.find(b"DynamicQuantize") >= 0
 
 
-def _fed_tokens(case: Case) -> Array:
+def _get_fed_tokens(case: Case) -> Array:
     """Return the tokens of the steps: the forced tokens, or the tokens that the board chose."""
     assert case.inputs is not None
     forced = np.asarray(case.inputs[FORCED], np.int64)
@@ -317,16 +317,16 @@ def _fed_tokens(case: Case) -> Array:
     return np.array(join_turns(turn[:-1] for turn in split_turns(case.result.outputs[TOKENS])), np.int64)
 
 
-def _known_tokens(case: Case) -> Array:
+def _get_known_tokens(case: Case) -> Array:
     """Return the token of each position; -1 for tokens that the board chose."""
-    inputs = with_all_tokens(case)
-    tokens = with_one_prompt(inputs)[PROMPT]
+    inputs = force_all_tokens(case)
+    tokens = merge_prompt(inputs)[PROMPT]
     if case.inputs is not None and case.result is not None and not case.inputs[FORCED].size:
-        tokens[list(TokenPlaces.of_turns(inputs[PROMPT], case.result.outputs[TOKENS]).steps)] = -1
+        tokens[list(TokenPlaces.from_turns(inputs[PROMPT], case.result.outputs[TOKENS]).steps)] = -1
     return tokens
 
 
-def with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
+def merge_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return inputs without steps: the tokens of all turns and steps become one prompt."""
     turns, empty = split_turns(inputs[PROMPT]), np.empty(0, np.int64)
     pairs = itertools.zip_longest(turns, split_turns(inputs[FORCED]), fillvalue=())
@@ -334,21 +334,21 @@ def with_one_prompt(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {**inputs, PROMPT: np.array(tokens, np.int64), FORCED: empty, OTHER_PROMPT: empty}
 
 
-def with_all_tokens(case: Case) -> dict[str, Array]:
+def force_all_tokens(case: Case) -> dict[str, Array]:
     """Return the inputs with the tokens of all steps as forced tokens. A reference then runs the same tokens."""
-    return {**(case.inputs or {}), FORCED: _fed_tokens(case), OTHER_PROMPT: np.empty(0, np.int64)}
+    return {**(case.inputs or {}), FORCED: _get_fed_tokens(case), OTHER_PROMPT: np.empty(0, np.int64)}
 
 
 def refer_generation(case: Case, tools: Tools) -> Iterator[Case]:
     """Compute the reference of a generation."""
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    reference = _run_on_host(case, tools, EXACT, "reference.log", with_all_tokens(case))
+    reference = _run_on_host(case, tools, EXACT, "reference.log", force_all_tokens(case))
     model, artifact = case.model, case.artifact
     if model is not None and artifact is not None and is_rewritten(model, [artifact.compiler]):
-        settings = reference_settings(case.options, tools.context, case.folder / "logs" / "reference.log")
+        settings = make_reference_settings(case.options, tools.context, case.folder / "logs" / "reference.log")
         check_rewrites(model, _make_call(case), **settings)
-    yield (case := replace(case, references=(reference,)).timed(refer_s=time.monotonic() - start))
+    yield (case := replace(case, references=(reference,)).with_timings(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
 
@@ -363,7 +363,7 @@ def _make_call(case: Case) -> dict[str, Array]:
     call = {specs[place].name: made for place, made in make_rule_inputs(specs, plan, prompt[:count], past).items()}
     for (place, _), shape in zip(plan.feedback, plan.shapes, strict=True):
         values = random.standard_normal([size or past for size in shape])
-        call[specs[place].name] = values.astype(dtype_of(specs[place].dtype))
+        call[specs[place].name] = values.astype(parse_dtype(specs[place].dtype))
     return {**{name: inputs[name] for name in decoder.inputs}, **call}
 
 
@@ -377,8 +377,8 @@ def _run_control(case: Case, tools: Tools, arithmetic: str) -> tuple[RunResult, 
         The result in the arithmetic, and an exact result of the same calls. The exact result is None if the tokens did
         not run as one prompt.
     """
-    inputs = with_all_tokens(case)
-    whole = with_one_prompt(inputs)
+    inputs = force_all_tokens(case)
+    whole = merge_prompt(inputs)
     if case.prefill is not None and len(case.prefill.outputs[LOGITS]) == len(whole[PROMPT]):
         baseline = _run_on_host(case, tools, EXACT, "control.log", whole)
         if len(baseline.outputs[LOGITS]) == len(whole[PROMPT]):
@@ -391,7 +391,7 @@ def _run_on_host(case: Case, tools: Tools, arithmetic: str, log: str, inputs: Ma
     reference = case.reference_decoder
     assert reference is not None
     plan = replace(reference.decoder.plan, steps=len(inputs[FORCED]), stop=())
-    settings = reference_settings(case.options, tools.context, case.folder / "logs" / log)
+    settings = make_reference_settings(case.options, tools.context, case.folder / "logs" / log)
     return run_generation(reference.model, inputs, plan, arithmetic, **settings)
 
 
@@ -401,22 +401,22 @@ def compare_generation(case: Case, tools: Tools) -> Iterator[Case]:
     assert decoder is not None and host is not None and result is not None
     _check_reference(result, reference)
     start = time.monotonic()
-    arithmetic = arithmetic_of(result) or FLOAT32
+    arithmetic = get_arithmetic(result) or FLOAT32
     tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic}")
-    inputs = with_all_tokens(case)
+    inputs = force_all_tokens(case)
     control, baseline = _run_control(case, tools, arithmetic)
     # Without a baseline, the board's program or the reference returns only the last row of logits.
     prefill = None if case.prefill is None or baseline is None else case.prefill.outputs[LOGITS]
-    board = replace(_generated(decoder, inputs, result.outputs, prefill), text=_known_tokens(case))
-    exact, rounded = (_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
+    board = replace(_make_generated(decoder, inputs, result.outputs, prefill), text=_get_known_tokens(case))
+    exact, rounded = (_make_generated(host.decoder, inputs, one.outputs) for one in (reference, control))
     if host.decoder.cache != decoder.cache:
         board = replace(board, cache=match_cache(board.cache, exact.cache))
-    calls = None if baseline is None else _generated(host.decoder, inputs, baseline.outputs)
+    calls = None if baseline is None else _make_generated(host.decoder, inputs, baseline.outputs)
     judged = judge_generation(board, exact, rounded, calls)
     verdict = _make_verdict(case, result, reference, judged)
     judged = replace(judged, outcome=verdict.outcome, reason=verdict.reason if not verdict else judged.reason)
     case = replace(case, generation=judged, verdicts=(verdict,), outcome=judged.outcome, reason=judged.reason)
-    yield mark_unstable(case).timed(compare_s=time.monotonic() - start)
+    yield mark_unstable(case).with_timings(compare_s=time.monotonic() - start)
 
 
 def mark_unstable(case: Case) -> Case:
@@ -427,11 +427,11 @@ def mark_unstable(case: Case) -> Case:
     is_finite = fault is None or fault.kind is not FaultKind.NONFINITE
     if repetition is None or repetition.is_stable or not is_finite:
         return case
-    inputs = with_all_tokens(case)
-    first = _generated(decoder, inputs, result.outputs)
+    inputs = force_all_tokens(case)
+    first = _make_generated(decoder, inputs, result.outputs)
     others = [one.outputs for one in repetition.answers[1:] if one.outputs is not None]
     if again := [one for one in others if _is_alike(one, result.outputs)]:
-        fault = find_stale(first, _generated(decoder, inputs, again[0])) or fault
+        fault = find_stale(first, _make_generated(decoder, inputs, again[0])) or fault
     where = f"{fault}" if fault is not None and fault.kind is FaultKind.STALE else "stale cache"
     what = ", ".join(repetition.differing[:_SHOWN]) + (", ..." if len(repetition.differing) > _SHOWN else "")
     reason = f"{where}: the prompt returned different {what or 'outputs'} when it ran after another prompt"
@@ -463,12 +463,12 @@ def _check_reference(result: RunResult, reference: RunResult) -> None:
         )
 
 
-def _generated(
+def _make_generated(
     decoder: Decoder, inputs: Mapping[str, Array], outputs: Mapping[str, Array], prefill: Array | None = None
 ) -> Generated:
-    places = TokenPlaces.of_turns(inputs[PROMPT], outputs[TOKENS])
+    places = TokenPlaces.from_turns(inputs[PROMPT], outputs[TOKENS])
     tokens = np.asarray(outputs[TOKENS])[np.asarray(outputs[TOKENS]) != TURN_END]
-    count = len(with_one_prompt(inputs)[PROMPT])
+    count = len(merge_prompt(inputs)[PROMPT])
     cache = tuple(_cache_rows(one, outputs[one.output], count) for one in decoder.cache)
     return Generated(places, outputs[POSITIONS], outputs[LOGITS], tokens, cache, prefill)
 
@@ -492,7 +492,7 @@ def _make_verdict(case: Case, result: RunResult, reference: RunResult, judged: G
     rules, decoder, model = load_rules(case.options.accept), case.decoder, case.model
     if rules:
         assert decoder is not None and model is not None
-        name = next(one for one in _logits_names(model, decoder) if criteria_for(one, rules))
+        name = next(one for one in _list_logits(model, decoder) if select_criteria(one, rules))
         output = replace(compare_output(name, actual, expected, accept=rules), name=LOGITS)
     unmet = output.reason if output.criteria and not output.passed else ""
     reason = "; ".join(filter(None, (judged.reason, unmet)))

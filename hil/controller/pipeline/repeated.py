@@ -89,7 +89,7 @@ def _get_repetition(result: RunResult) -> Repetition:
     return result.repetition or Repetition((Answer(1, 0, result.outputs),))
 
 
-def with_profile(
+def add_profile_pass(
     result: RunResult, taken: ProfilePass | None, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 ) -> RunResult:
     """Add the outputs of the profile pass to the repetition of a result.
@@ -103,8 +103,8 @@ def with_profile(
     if repetition is None:
         note = "the outputs of the profile pass were not checked: the profiler does not return them"
         return replace(result, provenance={**result.provenance, "notes": [*result.provenance.get("notes", ()), note]})
-    repetition = repetition.converted(convert)
+    repetition = repetition.convert(convert)
     given = list(repetition.answers[0].outputs or {})
     if len(given) == len(result.outputs):
-        repetition = repetition.renamed(dict(zip(given, result.outputs, strict=True)))
+        repetition = repetition.rename(dict(zip(given, result.outputs, strict=True)))
     return replace(result, repetition=result.repetition and merge([result.repetition, repetition]))

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from hil import errors
-from hil.controller.backends.references import EXPECTED_HINT, default_references
+from hil.controller.backends.references import EXPECTED_HINT, choose_default_references
 from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.models.inputs import OpenDimensions, with_sizes_of
+from hil.controller.models.inputs import OpenDimensions, fix_sizes
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.generation import mark_unstable
-from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
 from hil.controller.pipeline.tools import Tools
@@ -39,7 +39,7 @@ _STEPS = {step.stage: step for step in PIPELINE}
 _ON_BOARD = (Stage.PUSH, Stage.LOAD, Stage.RUN)
 
 
-def bad_usage_is_raised(error: errors.UsageError, stage: Stage) -> errors.HilError:
+def raise_usage_error(error: errors.UsageError, stage: Stage) -> errors.HilError:
     """Raise the error unconditionally, so that invalid usage never becomes a case outcome."""
     raise error
 
@@ -49,7 +49,7 @@ class Runner(Tools):
     """Runs cases through the stages."""
 
     # called for invalid usage in a stage: raises the error, or returns the error for the case.
-    of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = bad_usage_is_raised
+    of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = raise_usage_error
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
         """Import a model and validate the user's inputs, so that later stages do not fail because of invalid inputs.
@@ -62,12 +62,12 @@ class Runner(Tools):
         Raises:
             UsageError: missing file, unknown function, inputs that do not match the model, or a range of sizes.
         """
-        options = for_model(options, path)
+        options = apply_model_settings(options, path)
         refuse_ranges(options)
         case = self._run_step(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case
-        if not (case.decoder or options.expected or options.references or default_references(case.model)):
+        if not (case.decoder or options.expected or options.references or choose_default_references(case.model)):
             is_bundled = path.suffix == ".bpte"
             raise errors.UsageError(
                 f"no reference supports {case.model.format} models",
@@ -82,7 +82,7 @@ class Runner(Tools):
             except OpenDimensions as error:
                 error.suggest(suggest_sizes(case.model, self.context))
                 raise
-            case = replace(case, model=with_sizes_of(case.model, inputs), inputs=inputs)
+            case = replace(case, model=fix_sizes(case.model, inputs), inputs=inputs)
         return case
 
     def compile(self, case: Case, config: BoardConfig) -> Case:
@@ -117,7 +117,7 @@ class Runner(Tools):
         Computes the references first if neither ``case`` nor ``early`` has them.
         """
         if early is not None:
-            case = self.with_references(case, early)
+            case = self.add_references(case, early)
         return self._run_stages(case, Stage.REFER, Stage.COMPARE)
 
     def judge_repetition(self, case: Case) -> Case:
@@ -129,7 +129,7 @@ class Runner(Tools):
             return mark_unstable(case)
         return self._run_step(case, PipelineStep(Stage.COMPARE, judge_repetition, lambda case: True))
 
-    def with_references(self, case: Case, early: Case) -> Case:
+    def add_references(self, case: Case, early: Case) -> Case:
         """Add the result of :meth:`refer_early` to a case: references, or an error."""
         if case.outcome:
             return case
@@ -141,11 +141,11 @@ class Runner(Tools):
             plain_reference=early.plain_reference,
             unanswered=early.unanswered,
             spans=(*case.spans, *(span for span in early.spans if span not in case.spans)),
-        ).timed(refer_s=early.timings.refer_s)
+        ).with_timings(refer_s=early.timings.refer_s)
         self.sink.keep(case, "references")
         return case
 
-    def whole(self, case: Case, session: BoardSession) -> Case:
+    def run_on_board(self, case: Case, session: BoardSession) -> Case:
         """Run the remaining stages of an imported case on a board."""
         return self.judge(self.execute(self.compile(case, session.board.config), session))
 
@@ -168,7 +168,7 @@ class Runner(Tools):
         lost: errors.BoardError | None = None
         config = choice.config
 
-        def session() -> BoardSession:
+        def open_session() -> BoardSession:
             return pool.session(choice, runtimes=(runtime,), faults=faults)
 
         with concurrent.futures.ThreadPoolExecutor(
@@ -178,7 +178,7 @@ class Runner(Tools):
             try:
                 if not all(case.outcome or knows_target(config, case.options.runtime) for case in cases):
                     try:
-                        config = session().board.config
+                        config = open_session().board.config
                     except errors.BoardError as error:
                         lost = error
                 compiling.extend(
@@ -196,11 +196,11 @@ class Runner(Tools):
                         self.sink.keep(case, "references")
                     if not case.outcome and lost is None:
                         try:
-                            case = self._run_on_board(case, session(), pool, choice, faults)
+                            case = self._run_on_board(case, open_session(), pool, choice, faults)
                         except errors.BoardError as error:
                             lost = error
                     if not case.outcome and lost is not None:
-                        case = case.ended(lost, Stage.PUSH)
+                        case = case.with_error(lost, Stage.PUSH)
                     early = _await_result(referring)
                     yield self.judge(case, early)
             except BaseException:
@@ -231,17 +231,17 @@ class Runner(Tools):
     def _run_step(self, case: Case, step: PipelineStep) -> Case:
         """Run a stage. An error ends the case."""
         case = replace(case, stage=step.stage.value)
-        start = clock.now_ns()
+        start = clock.get_time_ns()
         try:
             for made in step.run(case, self):
                 case = made
         except errors.UsageError as error:
-            case = case.ended(self.of_usage(error, step.stage), step.stage)
+            case = case.with_error(self.of_usage(error, step.stage), step.stage)
         except errors.HilError as error:
-            case = case.ended(error, step.stage)
+            case = case.with_error(error, step.stage)
         if case.error is not None:
             self.sink.ended(case)
-        return replace(case, spans=(*case.spans, Span(step.stage.value, start, clock.now_ns())))
+        return replace(case, spans=(*case.spans, Span(step.stage.value, start, clock.get_time_ns())))
 
 
 def _await_result(future: concurrent.futures.Future[T]) -> T:

@@ -18,20 +18,20 @@ from hil.bundles.cases import Signature, check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import (
-    expected_result,
+    load_references,
+    read_expected,
     refer_each,
-    references,
     run_reference_with_fallback,
 )
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.models.default_inputs import with_given_defaults
+from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
-from hil.controller.models.sizing.sizes import range_text
+from hil.controller.models.sizing.sizes import format_range
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
@@ -39,24 +39,24 @@ from hil.controller.pipeline.generation import (
     begin_generation,
     check_generation,
     compare_generation,
+    make_steps_arguments,
     refer_generation,
     run_prefill,
-    steps_arguments,
 )
 from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
-from hil.controller.pipeline.repeated import load_arguments, run_repeatedly, with_profile
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Job, Options, check_counts
-from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.repeated import add_profile_pass, load_arguments, run_repeatedly
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Job, Options, check_counts
+from hil.controller.pipeline.tools import Tools, make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
-from hil.controller.pipeline.verdicts.independence import runtime_of
+from hil.controller.pipeline.verdicts.independence import get_runtime
 from hil.controller.pipeline.verdicts.judging import PLAIN, compare_case
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import COMPILE_FAILURE, storing
+from hil.controller.storage.runs import COMPILE_FAILURE, convert_write_errors
 from hil.core import clock
 from hil.core.results import Artifact, RunResult, Stage
-from hil.core.runtimes import compiler_for, runtime_for
+from hil.core.runtimes import choose_compiler, choose_runtime
 from hil.core.tensors import Array, TensorSpec, read_as
 
 
@@ -78,7 +78,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     if not options.timeout > 0:
         raise errors.UsageError("--timeout must be above 0 seconds")
     for name in options.references:
-        pick("reference", references(), name)
+        pick("reference", load_references(), name)
     runtime = options.runtime or choice.config.runtime
     if choice.config.devices and runtime not in choice.config.devices:
         raise errors.UsageError(
@@ -91,12 +91,12 @@ def refuse_ranges(options: Options) -> None:
     """Raise UsageError if a dimension has a range of sizes instead of a size."""
     for name, sizes in options.dim_ranges.items():
         raise errors.UsageError(
-            f"--dim {name}={range_text(sizes)} is a range, expected a single size",
+            f"--dim {name}={format_range(sizes)} is a range, expected a single size",
             hint=f"use --dim {name}={sizes[1]}; hil run, hil suite run, hil bundle create and pytest support ranges",
         )
 
 
-def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
+def choose_board(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
     """Return the board for a job. Raises UsageError if the board does not exist or does not support the options.
 
     Args:
@@ -104,7 +104,7 @@ def choice_of(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
     """
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
     choice = choose(job.board, job.hw_type, **keys)
-    check_options(job.options(), choice, takes_ranges=takes_ranges)
+    check_options(job.make_options(), choice, takes_ranges=takes_ranges)
     return choice
 
 
@@ -115,12 +115,12 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     model = choose_importer(options.generate)(
         case.path, function=options.function, dims=options.dims, isolated=context.isolated, cache=context.cache
     )
-    model, inputs = with_given_defaults(model, options.inputs, context)
-    options = replace(options, runtime=runtime_for(model.format, options.runtime), inputs=inputs)
+    model, inputs = add_given_defaults(model, options.inputs, context)
+    options = replace(options, runtime=choose_runtime(model.format, options.runtime), inputs=inputs)
     case = replace(case, model=model, options=options)
     if options.generate is not None:
         case = begin_generation(case, context)
-    yield case.timed(import_s=time.monotonic() - start)
+    yield case.with_timings(import_s=time.monotonic() - start)
 
 
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
@@ -130,7 +130,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     runtime = case.options.runtime or config.runtime
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
-    compiler = case.options.compiler or compiler_for(model.format, runtime)
+    compiler = case.options.compiler or choose_compiler(model.format, runtime)
     start = time.monotonic()
     order: dict[str, Any] = {
         "compiler": compiler,
@@ -141,21 +141,21 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
         "debug_ir": case.options.debug_ir,
         "debug_ir_passes": case.options.debug_ir_passes,
         "failure": case.folder / "logs" / COMPILE_FAILURE if tools.lasting else None,
-        "timeout": COMPILE_TIMEOUT_S,
+        "timeout": COMPILE_TIMEOUT_SECONDS,
         "log": log,
     }
     artifact = compile_model(model, cache=context.cache, **order)
     if (count := case.options.recompile) > 1:
 
-        def again(folder: Path) -> Artifact:
+        def compile_again(folder: Path) -> Artifact:
             tools.sink.stage(case, Stage.COMPILE, f"{folder.name} of {count}")
             return compile_model(model, cache=Cache(folder), **{**order, "debug_ir": None, "debug_ir_passes": False})
 
-        compilations = compile_repeatedly(artifact, count, again, case.folder / "recompiled")
+        compilations = compile_repeatedly(artifact, count, compile_again, case.folder / "recompiled")
         case = replace(case, compilations=compilations)
-    yield (case := replace(case, artifact=artifact).timed(compile_s=time.monotonic() - start))
+    yield (case := replace(case, artifact=artifact).with_timings(compile_s=time.monotonic() - start))
     note = "from the cache" if artifact.cached else "done"
-    with storing(log.parent), log.open("a") as file:
+    with convert_write_errors(log.parent), log.open("a") as file:
         file.write(f"{artifact.compiler}: {note}\n")
     tools.sink.stage(case, Stage.COMPILE, note)
 
@@ -168,12 +168,12 @@ def _push_program(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.PUSH, "")
     sent: list[tuple[int, int]] = []
 
-    def pushed(done: int, total: int) -> None:
-        sent.append((clock.now_ns(), done))
+    def report_progress(done: int, total: int) -> None:
+        sent.append((clock.get_time_ns(), done))
         tools.sink.stage(case, Stage.PUSH, f"{done >> 10} of {total >> 10} KiB")
 
-    size = session.board.push(artifact, pushed)
-    yield replace(case, pushed_bytes=size, sent=tuple(sent)).timed(push_s=time.monotonic() - start)
+    size = session.board.push(artifact, report_progress)
+    yield replace(case, pushed_bytes=size, sent=tuple(sent)).with_timings(push_s=time.monotonic() - start)
 
 
 def _load_program(case: Case, tools: Tools) -> Iterator[Case]:
@@ -189,7 +189,7 @@ def _load_program(case: Case, tools: Tools) -> Iterator[Case]:
 
     _, loaded = session.load(artifact, **load_arguments(options), check=check)
     if loaded:
-        yield case.timed(load_s=time.monotonic() - start)
+        yield case.with_timings(load_s=time.monotonic() - start)
 
 
 def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
@@ -214,18 +214,18 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             with watch_run(case, session.board) as watch:
                 start = time.monotonic()
                 program, result, call = run_repeatedly(
-                    session, artifact, others, inputs, options, **steps_arguments(case)
+                    session, artifact, others, inputs, options, **make_steps_arguments(case)
                 )
                 spent = time.monotonic() - start
             convert = _make_sign_converter(program.loaded.outputs, case.signature)
             result = replace(
                 result,
                 outputs=convert(result.outputs),
-                repetition=result.repetition and result.repetition.converted(convert),
+                repetition=result.repetition and result.repetition.convert(convert),
             )
-            if arithmetic := options.arithmetic or session.board.config.arithmetic_of(artifact.runtime):
+            if arithmetic := options.arithmetic or session.board.config.get_arithmetic(artifact.runtime):
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
-            case = replace(case, result=result).timed(
+            case = replace(case, result=result).with_timings(
                 warmup_s=call.warmup_ns / 1e9 if options.warmup and session.board.config.has_time else None,
                 # Not below 0: the warm-up time is from the board's clock, which may jump.
                 run_s=max(spent - call.fetch_s - call.warmup_ns / 1e9, 0.0),
@@ -240,17 +240,17 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             if case.decoder is not None:
                 yield (case := run_prefill(case, program))
             if recorder is not None:
-                recorder.timed(call, inputs, result.outputs)
+                recorder.record_run(call, inputs, result.outputs)
                 tools.sink.stage(case, Stage.RUN, "second run, with the profiler")
                 recorder.profile(program, inputs, **counts)
-                yield (case := replace(case, result=with_profile(result, recorder.capture.taken, convert)))
+                yield (case := replace(case, result=add_profile_pass(result, recorder.capture.taken, convert)))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout, errors.BoardUnfit):
         broken = True
         raise
     finally:
-        session.after_run(artifact, broken=broken)
+        session.unload_after_run(artifact, broken=broken)
 
 
 def _make_sign_converter(
@@ -281,10 +281,10 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     assert model is not None and inputs is not None
     start = time.monotonic()
     tools.sink.stage(case, Stage.REFER, "")
-    settings = reference_settings(options, context, case.folder / "logs" / "reference.log")
-    answers = [expected_result(options.expected, model.outputs)] if options.expected else []
+    settings = make_reference_settings(options, context, case.folder / "logs" / "reference.log")
+    answers = [read_expected(options.expected, model.outputs)] if options.expected else []
     unanswered: Mapping[str, errors.StageError] = {}
-    runtime = runtime_of(case, tools.config)
+    runtime = get_runtime(case, tools.config)
     if options.references:
         try:
             more, unanswered = refer_each(options.references, model, inputs, runtime=runtime, **settings)
@@ -308,7 +308,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
         case = replace(case, plain_reference=_run_plain_reference(inputs, options, context, log))
     except errors.StageError as error:
         case = replace(case, unanswered={**case.unanswered, PLAIN: error})
-    yield (case := case.timed(refer_s=time.monotonic() - start))
+    yield (case := case.with_timings(refer_s=time.monotonic() - start))
     tools.sink.keep(case, "references")
 
 
@@ -325,7 +325,7 @@ def _run_plain_reference(
     if options.plain_model is None:
         return None
     model = import_model(options.plain_model, dims=options.dims, isolated=context.isolated, cache=context.cache)
-    settings = reference_settings(options, context, log)
+    settings = make_reference_settings(options, context, log)
     if options.references:
         return refer_each(options.references, model, inputs, **settings)[0][0]
     return run_reference_with_fallback(model, inputs, **settings)[0]

@@ -25,7 +25,7 @@ class Tools:
     logs: bool = True  # fetch the program's stderr after a successful run; a crash always includes it
 
 
-def reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
+def make_reference_settings(options: Options, context: RunContext, log: Path) -> dict[str, Any]:
     """Return the arguments to run and to measure references."""
     return {
         "cache": context.cache,

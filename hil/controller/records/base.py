@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from hil.core.bounded_json import read_json
 from hil.core.files import MAX_FILE_BYTES
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 R = TypeVar("R", bound="Record")
@@ -27,7 +27,7 @@ class Record(msgspec.Struct):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        values: dict[str, Any] = jsonable(msgspec.to_builtins(self, enc_hook=lambda value: value.item()))
+        values: dict[str, Any] = convert_to_json(msgspec.to_builtins(self, enc_hook=lambda value: value.item()))
         return values
 
     def replace(self: R, **values: Any) -> R:
@@ -65,13 +65,13 @@ def check_schema(values: Any, folder: Path) -> None:
 
 
 def make_record(values: Any, kind: type[R]) -> R:
-    """Convert parsed JSON, or values that :func:`hil.core.text.jsonable` converts to JSON, to a record.
+    """Convert parsed JSON, or values that :func:`hil.core.text.convert_to_json` converts to JSON, to a record.
 
     Raises:
         UsageError: a field is missing or has a wrong type. The message names the field.
     """
     try:
-        return msgspec.convert(jsonable(values), kind)
+        return msgspec.convert(convert_to_json(values), kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         # msgspec cannot compare lone surrogates with the names of fields.
         raise UsageError(f"invalid record: {error}") from error

@@ -39,13 +39,13 @@ class LayerFinding(Record, kw_only=True):
     ]
     cumulative: Annotated[BisectFinding | None, note("the layer within the whole model")]
 
-    def by(self, way: BisectWay) -> BisectFinding | None:
+    def get_finding(self, way: BisectWay) -> BisectFinding | None:
         """Return the finding, isolated or cumulative."""
         return self.isolated if way == "isolated" else self.cumulative
 
     def outcome(self, way: BisectWay) -> Outcome | None:
         """Return the outcome, isolated or cumulative; None if not requested."""
-        finding = self.by(way)
+        finding = self.get_finding(way)
         return finding.outcome if finding else None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from hil.controller.records.base import Count, Number, Record, note
-from hil.core.results import Outcome, Relation, placement_text
+from hil.core.results import Outcome, Relation, format_node_counts
 
 DType = Annotated[str, note("a name of numpy or ml_dtypes, or `string`")]
 Shape = list[Count]
@@ -127,7 +127,7 @@ Placement = Annotated[
 
 def format_placement(placement: Placement) -> str:
     """Format the devices that ran a program, such as ``XnnpackBackend (1 node), portable (4 nodes)``."""
-    return placement_text((part.device, part.nodes) for part in placement or ())
+    return format_node_counts((part.device, part.nodes) for part in placement or ())
 
 
 class Origin(Record, kw_only=True):

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from hil.core import scratch
 from hil.core.bounded_json import read_json
-from hil.core.cancellation import LOOK_S, check_cancelled
+from hil.core.cancellation import LOOK_SECONDS, check_cancelled
 from hil.core.digest import digest_of
 from hil.core.files import digest_file, open_file, read_file
-from hil.core.storage_errors import storage_errors
+from hil.core.storage_errors import convert_os_errors
 from hil.errors import UnreadableFile
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Cache:
 
     def __init__(self, root: Path | None = None) -> None:
         self.shared: dict[str, str] = {}
-        self.root = root or default_root()
+        self.root = root or choose_default_root()
         self._uses = Uses(self.root)
         self._recomputed: set[str] = set()
         self._private: dict[str, Path] = {}
@@ -83,12 +83,12 @@ class Cache:
     def key(kind: str, **parts: Any) -> str:
         """Return the key for content that depends only on these parts, which must be JSON values."""
         text = json.dumps({"kind": kind, **parts}, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return _checked(f"{kind}-{digest_of(text.encode()).split(':')[1]}")
+        return _check_key(f"{kind}-{digest_of(text.encode()).split(':')[1]}")
 
     def get(self, key: str) -> Path | None:
         """Return the directory of an intact entry and record the use. Returns None if it is missing or corrupt."""
-        path = self._private.get(key) or self._path(key)
-        with self._storage():
+        path = self._private.get(key) or self._get_path(key)
+        with self._convert_errors():
             if not path.exists():
                 return None
         # Register the use before checking the entry. Otherwise, _evict could delete the entry in between.
@@ -105,17 +105,17 @@ class Cache:
         An intact entry that others use is not replaced, because compilers may write different bytes each time. In this
         case, only this object uses the new files. Their directory is deleted when the process ends.
         """
-        path = self._path(key)
+        path = self._get_path(key)
         self._uses.add(key)
-        with self._storage():
+        with self._convert_errors():
             temporary = self.making() / secrets.token_hex(16)
             temporary.mkdir()
         try:
-            with self._storage(temporary):
+            with self._convert_errors(temporary):
                 fill(temporary)
-            with self._storage():
+            with self._convert_errors():
                 content = {
-                    file.relative_to(temporary).as_posix(): {"digest": digest_file(file), **_look(file)}
+                    file.relative_to(temporary).as_posix(): {"digest": digest_file(file), **_read_stamp(file)}
                     for file in sorted(temporary.rglob("*"))
                     if file.is_file()
                 }
@@ -123,11 +123,11 @@ class Cache:
                 (temporary / META).write_text(json.dumps(document, indent=1))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 is_intact = _is_intact(path)  # check before locking, because the check may take long
-                with self._uses.nobody_new() as in_use:
+                with self._uses.block_new_users() as in_use:
                     if is_intact and key in in_use:
                         self._private[key] = temporary
                         return temporary
-                    older = self._buried(path)
+                    older = self._rename_away(path)
                     temporary.rename(path)
                 self._private.pop(key, None)
         finally:
@@ -181,12 +181,12 @@ class Cache:
         """Lock an entry, so that no other user creates or evicts it. Not reentrant."""
         import filelock
 
-        with self._storage():
+        with self._convert_errors():
             lock = self._lock_file(key)
             while not lock.is_locked:
                 check_cancelled()
                 with contextlib.suppress(filelock.Timeout):
-                    lock.acquire(timeout=LOOK_S)
+                    lock.acquire(timeout=LOOK_SECONDS)
         try:
             yield
         finally:
@@ -197,12 +197,12 @@ class Cache:
 
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
-        return filelock.FileLock(folder / f"{_checked(key)}.lock")
+        return filelock.FileLock(folder / f"{_check_key(key)}.lock")
 
     def ls(self, kinds: Collection[str] = ()) -> list[Entry]:
         """Return all entries, or only the entries of some kinds, most recently used first."""
         entries = []
-        with self._storage():
+        with self._convert_errors():
             found = [path for kind in kinds or ("*",) for path in self.root.glob(f"{kind}/*/{META}")]
         for meta_path in found:
             key = f"{meta_path.parent.parent.name}-{meta_path.parent.name}"
@@ -220,7 +220,7 @@ class Cache:
     ) -> list[Entry]:
         """Evict entries that were unused for ``max_age`` seconds, then the least recently used above ``max_bytes``.
 
-        Entries that are being created (:meth:`lock`) or are in use by others (:meth:`in_use`) are not evicted.
+        Entries that are being created (:meth:`lock`) or are in use by others (:meth:`list_in_use`) are not evicted.
 
         Args:
             kinds: Kinds of entries to consider; all by default.
@@ -233,8 +233,8 @@ class Cache:
         now = time.time()
         kept = 0
         evicted = []
-        with self._storage():
-            in_use = self.in_use()
+        with self._convert_errors():
+            in_use = self.list_in_use()
             for entry in self.ls(kinds):
                 too_old = max_age is not None and now - entry.last_used > max_age
                 too_much = max_bytes is not None and kept + entry.size > max_bytes
@@ -259,49 +259,49 @@ class Cache:
         Raises:
             StorageError: the directory cannot be created.
         """
-        with self._storage():
+        with self._convert_errors():
             return scratch.place_below(self.root / f"making-{os.geteuid()}")
 
-    def _path(self, key: str) -> Path:
-        kind, _, name = _checked(key).rpartition("-")
+    def _get_path(self, key: str) -> Path:
+        kind, _, name = _check_key(key).rpartition("-")
         return self.root / kind / name
 
-    def in_use(self) -> set[str]:
+    def list_in_use(self) -> set[str]:
         """Return the keys of entries that other users of the cache may still read, in this or other processes."""
-        with self._storage():
-            return self._uses.of_others()
+        with self._convert_errors():
+            return self._uses.list_others()
 
     def _evict(self, entry: Entry) -> bool:
         """Remove a locked entry. Returns False if another user requested the entry in the meantime."""
         # Users register a use before they check that the entry exists. So each user is either registered now, or will
         # not find the entry.
-        with self._uses.nobody_new() as in_use:
+        with self._uses.block_new_users() as in_use:
             if entry.key in in_use:
                 return False
-            grave = self._buried(entry.path)
+            grave = self._rename_away(entry.path)
         if grave is not None:
             shutil.rmtree(grave, ignore_errors=True)
         return grave is not None
 
-    def _buried(self, path: Path) -> Path | None:
+    def _rename_away(self, path: Path) -> Path | None:
         """Rename an entry away, so that no user sees a partly deleted entry. Returns None if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             return path.rename(self.making() / secrets.token_hex(16))
         return None
 
-    def _storage(self, only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
-        """Convert errors in the cache directory to StorageError: see :func:`storage_errors`."""
+    def _convert_errors(self, only_below: Path | None = None) -> contextlib.AbstractContextManager[None]:
+        """Convert errors in the cache directory to StorageError: see :func:`convert_os_errors`."""
         hint = "free disk space with `hil cache gc`, or set HIL_CACHE_DIR to a writable directory"
-        return storage_errors(f"cannot write to the cache {self.root}", hint, only_below=only_below)
+        return convert_os_errors(f"cannot write to the cache {self.root}", hint, only_below=only_below)
 
 
-def digests_in(entry: Path) -> dict[str, str]:
+def read_digests(entry: Path) -> dict[str, str]:
     """Return the files of an entry (from :meth:`Cache.get_or_make`) with their digests."""
     _, files = _read_meta(entry / META)
     return {name: item["digest"] for name, item in files.items()}
 
 
-def default_root() -> Path:
+def choose_default_root() -> Path:
     """Return ``$HIL_CACHE_DIR``, or else the user's cache directory."""
     if chosen := os.environ.get("HIL_CACHE_DIR"):
         return Path(chosen)
@@ -310,7 +310,7 @@ def default_root() -> Path:
     return Path(platformdirs.user_cache_dir("hil", appauthor=False))
 
 
-def _checked(key: str) -> str:
+def _check_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise ValueError(f"invalid cache key {key!r}")
     return key
@@ -346,13 +346,13 @@ def _is_intact(path: Path) -> bool:
 
 
 def _is_as_written(file: Path, written: Mapping[str, Any]) -> bool:
-    look = _look(file)
+    look = _read_stamp(file)
     if look["size"] > _DIGEST_UP_TO and all(written.get(name) == value for name, value in look.items()):
         return True
     return bool(look["size"] == written["size"] and digest_file(file) == written["digest"])
 
 
-def _look(file: Path) -> dict[str, int]:
+def _read_stamp(file: Path) -> dict[str, int]:
     """Return the file attributes that show a change of the content. Users cannot set the time ``changed_ns``."""
     status = file.stat()
     return {"size": status.st_size, "inode": status.st_ino, "changed_ns": status.st_ctime_ns}
@@ -378,17 +378,17 @@ class Uses:
         with self._lock, contextlib.suppress(OSError):
             if key not in self._keys:
                 self._file = self._open() if self._file is None else self._file
-                with self._through_gate(fcntl.LOCK_SH):
+                with self._lock_gate(fcntl.LOCK_SH):
                     os.write(self._file, f"{key}\n".encode())
                 self._keys.add(key)
 
     @contextlib.contextmanager
-    def nobody_new(self) -> Iterator[set[str]]:
-        """Yield the keys in use by others (:meth:`of_others`). Block new registrations inside the context."""
-        with self._through_gate(fcntl.LOCK_EX):
-            yield self.of_others()
+    def block_new_users(self) -> Iterator[set[str]]:
+        """Yield the keys in use by others (:meth:`list_others`). Block new registrations inside the context."""
+        with self._lock_gate(fcntl.LOCK_EX):
+            yield self.list_others()
 
-    def of_others(self) -> set[str]:
+    def list_others(self) -> set[str]:
         """Return the keys in use by others, and remove stale files."""
         found: set[str] = set()
         for path in self._folder.glob("[0-9a-f]*"):
@@ -404,7 +404,7 @@ class Uses:
         return found
 
     @contextlib.contextmanager
-    def _through_gate(self, how: int) -> Iterator[None]:
+    def _lock_gate(self, how: int) -> Iterator[None]:
         # Open the file read-only, which is sufficient for a lock: the file may belong to a different user. Do not
         # block, because opening a named pipe would wait for a writer.
         flags = os.O_RDONLY | os.O_NONBLOCK

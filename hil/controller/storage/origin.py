@@ -20,14 +20,14 @@ LABELS = "HIL_LABELS"
 _BRANCH = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_BRANCH")
 # One command for the commit and the branch (or HEAD), because each call takes a few milliseconds.
 _GIT = ("git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-_GIT_S = 5.0
+_GIT_SECONDS = 5.0
 _STATUS = ("git", "status", "--porcelain", "--untracked-files=no")
-_STATUS_S = 30.0
+_STATUS_SECONDS = 30.0
 _given: ContextVar[Origin | None] = ContextVar("origin", default=None)
 _typed: ContextVar[str] = ContextVar("typed", default="")
 
 
-def origin_of(labels: Iterable[str] = ()) -> Origin:
+def find_origin(labels: Iterable[str] = ()) -> Origin:
     """Return the origin for a new record.
 
     Branch and commit describe the current git working tree. Both are "" without a working tree, without git, or if
@@ -39,22 +39,22 @@ def origin_of(labels: Iterable[str] = ()) -> Origin:
     if (known := _given.get()) is not None:
         return known
     more = os.environ.get(LABELS, "").split(",")
-    branch, commit = _tree()
+    branch, commit = _read_tree()
     # Imported here because every command imports this module.
     from hil.controller.records.outputs import Origin
 
     return Origin(labels=_clean_labels([*labels, *more]), branch=branch, commit=commit)
 
 
-def origin_of_request(request: Mapping[str, Any]) -> Origin:
+def find_request_origin(request: Mapping[str, Any]) -> Origin:
     """Return the origin for a run or suite, with the labels of the request."""
     settings = request.get("settings")
     holder = settings if isinstance(settings, Mapping) else request
-    return origin_of(holder.get("labels") or ())
+    return find_origin(holder.get("labels") or ())
 
 
 @contextlib.contextmanager
-def coming_from(origin: Origin) -> Iterator[None]:
+def use_origin(origin: Origin) -> Iterator[None]:
     """Use this origin for records within the context. A farm host runs jobs that other users submitted."""
     token = _given.set(origin)
     try:
@@ -64,16 +64,16 @@ def coming_from(origin: Origin) -> Iterator[None]:
 
 
 def note_typed(command: str) -> None:
-    """Set the current command for :func:`typed_command`."""
+    """Set the current command for :func:`get_typed_command`."""
     _typed.set(command)
 
 
-def typed_command() -> str:
+def get_typed_command() -> str:
     """Return the user's command, which repeats the work; "" if hil is used as a library."""
     return _typed.get() if _given.get() is None else ""
 
 
-def origin_text(origin: Origin | None) -> str:
+def format_origin(origin: Origin | None) -> str:
     """Format an origin: ``nightly, main 1a2b3c4d5``; "" if the record has none."""
     if origin is None:
         return ""
@@ -87,13 +87,13 @@ def _clean_labels(texts: Iterable[str]) -> list[str]:
 
 def is_tree_dirty() -> bool | None:
     """Return True if the working tree has uncommitted changes of tracked files; None if unknown."""
-    found = _call_git(_STATUS, _STATUS_S)
+    found = _call_git(_STATUS, _STATUS_SECONDS)
     return None if found is None else bool(found)
 
 
-def _tree() -> tuple[str, str]:
+def _read_tree() -> tuple[str, str]:
     """Return branch and commit of the working tree."""
-    lines = (_call_git(_GIT, _GIT_S) or "").splitlines()
+    lines = (_call_git(_GIT, _GIT_SECONDS) or "").splitlines()
     if len(lines) != 2:
         return "", ""
     commit, branch = lines

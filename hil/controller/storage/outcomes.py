@@ -22,7 +22,7 @@ def is_failing(outcome: str) -> bool:
     return exit_code_for(outcome) != EXIT_OK
 
 
-def kind_of(outcome: str) -> str:
+def classify_outcome(outcome: str) -> str:
     """Return an outcome's kind: ``pass``, ``fail`` (mismatch), ``error``, ``board`` or ``quiet`` (no action needed)."""
     if outcome == Outcome.PASS.value:
         return "pass"

@@ -13,7 +13,7 @@ ONNX_REWRITING = ("controller/models/onnx_*.py", "controller/models/importers/on
 
 
 @cache
-def code_digest(*patterns: str) -> str:
+def digest_code(*patterns: str) -> str:
     """Return the digest of the files of the package ``hil`` that match patterns.
 
     Raises:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hil.core.field_types import check_fields
-from hil.core.guarded import guarded, package_text, shown
-from hil.core.installed import points, version
-from hil.errors import UsageError, did_you_mean, one_of
+from hil.core.guarded import format_package, format_value, guard_plugin
+from hil.core.installed import get_version, list_entry_points
+from hil.errors import UsageError, did_you_mean, format_expected
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def needed_version(package: str, extra: str = "", folders: Sequence[str] = ()) -> str:
+def require_version(package: str, extra: str = "", folders: Sequence[str] = ()) -> str:
     """Return the version of a package.
 
     Args:
@@ -32,21 +32,21 @@ def needed_version(package: str, extra: str = "", folders: Sequence[str] = ()) -
     """
     for name in (package, f"{package}-cpu"):
         try:
-            return version(name, folders)
+            return get_version(name, folders)
         except ModuleNotFoundError:
             continue
-    raise _missing(package, extra)
+    raise _make_missing_error(package, extra)
 
 
-def package_folder(name: str, extra: str = "") -> Path:
+def find_package_folder(name: str, extra: str = "") -> Path:
     """Return a package's directory without importing it. Raises UsageError if the package is not installed."""
     spec = importlib.util.find_spec(name)
     for place in (spec.submodule_search_locations or ()) if spec else ():
         return Path(place)
-    raise _missing(name, extra)
+    raise _make_missing_error(name, extra)
 
 
-def _missing(package: str, extra: str) -> UsageError:
+def _make_missing_error(package: str, extra: str) -> UsageError:
     hint = f"pip install 'hil[{extra}]'" if extra else f"pip install {package}"
     return UsageError(f"requires {package}, which is not installed", hint=hint)
 
@@ -67,7 +67,7 @@ class Registered(dict[str, T]):
         if error := self.broken.get(name):
             raise UsageError(error.message, hint=error.hint) from error
 
-    def broken_text(self) -> str:
+    def format_broken(self) -> str:
         """Return the errors of broken entry points, as text for the end of a hint about an unknown name.
 
         A broken entry point may define the unknown name. The text is "" without broken entry points.
@@ -75,7 +75,7 @@ class Registered(dict[str, T]):
         return "".join(f"; {error.message}" for error in self.broken.values())
 
 
-def registered(
+def load_registered(
     group: str,
     built_in: Mapping[str, T],
     kind: type | None = None,
@@ -89,7 +89,7 @@ def registered(
         kind, check: See :func:`load`.
     """
     found, broken = dict(built_in), {}
-    for point in points(group):
+    for point in list_entry_points(group):
         try:
             found[point.name] = load(point, kind, check)
         except UsageError as error:
@@ -108,39 +108,39 @@ def load(point: EntryPoint, kind: type | None = None, check: Callable[[Any], obj
     Raises:
         UsageError: the entry point cannot be loaded or is invalid. The message names the package.
     """
-    broken = partial(_broken, point)
-    with guarded(f"loading {where(point)}", broken):
+    broken = partial(_make_broken_error, point)
+    with guard_plugin(f"loading {describe_entry_point(point)}", broken):
         thing = point.load()
     if not (callable(thing) if kind is None else isinstance(thing, kind)):
         wanted = "function" if kind is None else f"hil.plugins.{kind.__name__}"
-        raise refused(point, f"must be a {wanted}, got {shown(thing)}")
-    with guarded(f"checking {where(point)}", broken, UsageError):
+        raise make_refused_error(point, f"must be a {wanted}, got {format_value(thing)}")
+    with guard_plugin(f"checking {describe_entry_point(point)}", broken, UsageError):
         try:
             if is_dataclass(thing):
                 check_fields(thing)
             if check is not None:
                 check(thing)
         except (TypeError, ValueError) as error:
-            raise refused(point, f"is invalid: {error}") from error
+            raise make_refused_error(point, f"is invalid: {error}") from error
     return thing
 
 
-def _broken(point: EntryPoint, message: str, **more: Any) -> UsageError:
+def _make_broken_error(point: EntryPoint, message: str, **more: Any) -> UsageError:
     return UsageError(message, **{**more, "hint": _repair(point)})
 
 
 def _repair(point: EntryPoint) -> str:
-    return f"repair or uninstall the package {package_text(point)}"
+    return f"repair or uninstall the package {format_package(point)}"
 
 
-def refused(point: EntryPoint, why: str) -> UsageError:
+def make_refused_error(point: EntryPoint, why: str) -> UsageError:
     """Return the error for an unusable entry point."""
-    return UsageError(f"{where(point)} {why}", hint=_repair(point))
+    return UsageError(f"{describe_entry_point(point)} {why}", hint=_repair(point))
 
 
-def where(point: EntryPoint) -> str:
+def describe_entry_point(point: EntryPoint) -> str:
     """Return the description of an entry point for error messages."""
-    return f"the entry point {point.name!r} of {point.group} (package {package_text(point)})"
+    return f"the entry point {point.name!r} of {point.group} (package {format_package(point)})"
 
 
 def pick(group: str, found: Mapping[str, T], name: str) -> T:
@@ -148,6 +148,6 @@ def pick(group: str, found: Mapping[str, T], name: str) -> T:
     if isinstance(found, Registered):
         found.check(name)
     if name not in found:
-        hint = f"{did_you_mean(name, found)}{one_of(sorted(found))}"
+        hint = f"{did_you_mean(name, found)}{format_expected(sorted(found))}"
         raise UsageError(f"{group} {name!r} not found", hint=hint)
     return found[name]

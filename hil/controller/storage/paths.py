@@ -18,12 +18,12 @@ def is_folder(path: str | Path) -> bool:
     return os.path.isdir(path)
 
 
-def exists(path: str | Path) -> bool:
+def path_exists(path: str | Path) -> bool:
     """Return True if a path exists; False for an invalid path."""
     return os.path.exists(path)
 
 
-def located(name: str | Path, base: Path, *, board: str = "") -> Path | None:
+def locate(name: str | Path, base: Path, *, board: str = "") -> Path | None:
     """Resolve a path of a board's config against ``base``; None for "". Raises UsageError for an unknown ``~USER``."""
     try:
         return base / Path(name).expanduser() if name else None

@@ -23,16 +23,16 @@ from hil.controller.records.base import check_schema, read_record
 from hil.controller.records.commands.stored import RunSummary
 from hil.controller.records.outputs import StoredTensor
 from hil.controller.records.run import RunHead, RunRecord, make_run
-from hil.controller.storage.origin import origin_of_request, origin_text
+from hil.controller.storage.origin import find_request_origin, format_origin
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import save_files
 from hil.core.bounded_json import read_json
-from hil.core.config_files import user_folder
-from hil.core.files import read_file, read_text, within, write_atomic
+from hil.core.config_files import get_user_folder
+from hil.core.files import read_file, read_text, resolve_within, write_atomic
 from hil.core.npy import load_npy
-from hil.core.storage_errors import storage_errors
+from hil.core.storage_errors import convert_os_errors
 from hil.core.tensors import Array
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 RECORD = "run.json"
@@ -90,10 +90,10 @@ class Run:
         """Delete the run's directory: see :func:`discard_folder`."""
         discard_folder(self.folder, made_root=self._made_root)
 
-    def case_folder(self, name: str) -> Path:
+    def make_case_folder(self, name: str) -> Path:
         """Return the directory of a case, created if necessary."""
         folder = self.folder / name
-        with storing(folder):
+        with convert_write_errors(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -104,7 +104,7 @@ class Run:
     def own(self, name: str) -> Path:
         """Return the path of a file in the run. Raises UsageError for a path outside the run: records are untrusted."""
         try:
-            return within(self.folder, self.folder / name)
+            return resolve_within(self.folder, self.folder / name)
         except (UsageError, TypeError) as error:
             raise UsageError(f"{self.folder}/run.json: {name!r} is not a file of the run") from error
 
@@ -120,16 +120,16 @@ def discard_folder(folder: Path, *, made_root: bool) -> None:
 def store_tensors(folder: Path, case: str, kind: str, tensors: Mapping[str, Array]) -> list[StoredTensor]:
     """Write a case's tensors as .npy files in ``folder/case/kind``. Return their entries for a record."""
     numbered = enumerate(tensors.items())
-    files = {f"{number}-{safe_name(name)}.npy": (name, array) for number, (name, array) in numbered}
-    with storing(folder / case / kind):
+    files = {f"{number}-{make_safe_name(name)}.npy": (name, array) for number, (name, array) in numbered}
+    with convert_write_errors(folder / case / kind):
         entries = save_files(folder / case / kind, files)
     return [StoredTensor(**{**entry, "file": f"{case}/{kind}/{entry['file']}"}) for entry in entries]
 
 
-def new_id(title: str) -> str:
+def make_id(title: str) -> str:
     """Return an id for a stored object: time, title, and a random suffix."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return f"{stamp}-{safe_name(title)}-{secrets.token_hex(2)}"
+    return f"{stamp}-{make_safe_name(title)}-{secrets.token_hex(2)}"
 
 
 class RunStore:
@@ -148,12 +148,12 @@ class RunStore:
         Raises:
             StorageError: the directory is not writable.
         """
-        name = name or new_id(title)
+        name = name or make_id(title)
         record = RunRecord(
             schema=1,
             id=name,
             created=time.time(),
-            origin=origin_of_request(request),
+            origin=find_request_origin(request),
             request=request,
             command=command or UNSET,
             board=None,
@@ -162,7 +162,7 @@ class RunStore:
             exit_code=None,
             finished=False,
         )
-        with storing(self.root):
+        with convert_write_errors(self.root):
             run = Run(self.root / name, record, made_root=not self.root.exists())
             run.folder.mkdir(parents=True)
             seal(run.folder, request)
@@ -170,17 +170,17 @@ class RunStore:
         return run
 
     def open(self, name: str) -> Run:
-        """Open a stored run: see :meth:`folder_of`.
+        """Open a stored run: see :meth:`find_folder`.
 
         Raises:
             UsageError: the run does not exist, the name is ambiguous or names a matrix, or the record is unreadable.
         """
-        folder = self.folder_of(name)
+        folder = self.find_folder(name)
         if not (folder / RECORD).is_file():
             raise UsageError(f"{name} is a matrix of runs", hint=f"specify one run: {folder}/TARGET")
         return _read(folder, RECORD)
 
-    def folder_of(self, name: str) -> Path:
+    def find_folder(self, name: str) -> Path:
         """Return the directory of a stored run or matrix.
 
         Args:
@@ -199,7 +199,7 @@ class RunStore:
             raise UsageError(f"{what} in {self.root}", hint="list them with hil runs list")
         return self.root / found[0]
 
-    def summaries(self) -> list[RunSummary]:
+    def list_summaries(self) -> list[RunSummary]:
         """Return the stored runs, oldest first."""
         import sqlite3  # imported here because most commands do not list runs
 
@@ -209,12 +209,12 @@ class RunStore:
         try:
             # Do not write to a database outside of this directory through a symlink. A pipe is not a database.
             is_ours = not index.is_symlink() and (is_file(index) or not index.exists())
-            return self._listed(index if is_ours else ":memory:")
+            return self._list_indexed(index if is_ours else ":memory:")
         except sqlite3.DatabaseError:
             # The directory is not writable, or the index is corrupt. It can be rebuilt.
-            return self._listed(":memory:")
+            return self._list_indexed(":memory:")
 
-    def _listed(self, index: Path | str) -> list[RunSummary]:
+    def _list_indexed(self, index: Path | str) -> list[RunSummary]:
         import sqlite3
 
         with contextlib.closing(sqlite3.connect(index, timeout=10)) as database, database:
@@ -240,7 +240,7 @@ class RunStore:
                         head.outcome,
                         head.exit_code,
                         head.finished,
-                        origin_text(head.origin),
+                        format_origin(head.origin),
                         stamp,
                     )
                     database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -250,13 +250,13 @@ class RunStore:
 
     def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
         """Delete finished runs that are older than ``older_than_s``, except the newest ``keep``. Return the ids."""
-        runs = self.summaries()
+        runs = self.list_summaries()
         gone = []
         for run in runs[: max(len(runs) - keep, 0)]:
             if (self.root / run.id).is_symlink():
                 continue  # do not delete the target of a symlink
             if run.finished and time.time() - run.created >= older_than_s:
-                with storing(self.root):
+                with convert_write_errors(self.root):
                     shutil.rmtree(self.root / run.id)
                 gone.append(run.id)
         return gone
@@ -274,13 +274,13 @@ def _read(folder: Path, file: str) -> Run:
         raise UsageError(f"{folder}/{file} is not a run record: {error.message}") from error
 
 
-def storing(folder: Path, option: str = "--out") -> contextlib.AbstractContextManager[None]:
+def convert_write_errors(folder: Path, option: str = "--out") -> contextlib.AbstractContextManager[None]:
     """Convert write errors to StorageError.
 
     The hint suggests the option ``option``, which selects a different directory.
     """
     hint = "free disk space or check permissions" + (f"; {option} selects another directory" if option else "")
-    return storage_errors(f"cannot write to {folder}", hint, stage="report")
+    return convert_os_errors(f"cannot write to {folder}", hint, stage="report")
 
 
 @contextlib.contextmanager
@@ -289,7 +289,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     import filelock
 
     lock = filelock.FileLock(folder / _LOCK, timeout=0)
-    with storing(folder):
+    with convert_write_errors(folder):
         try:
             lock.acquire()
         except filelock.Timeout as error:
@@ -304,7 +304,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_folder: bool = False) -> None:
     """Write a file atomically. Raises StorageError."""
-    with storing(path.parent, option):
+    with convert_write_errors(path.parent, option):
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
@@ -312,10 +312,10 @@ def write_file(path: Path, data: str | bytes, *, option: str = "--out", make_fol
 
 def write_json(path: Path, document: Mapping[str, Any], *, option: str = "--out") -> None:
     """Write a document as indented JSON: see :func:`write_file`."""
-    write_file(path, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n", option=option)
+    write_file(path, json.dumps(convert_to_json(document), indent=1, allow_nan=False) + "\n", option=option)
 
 
-def safe_name(text: str) -> str:
+def make_safe_name(text: str) -> str:
     """Convert a text to a part of a file name with at most :data:`_NAME_BYTES` bytes."""
     plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in text)
     return plain.encode()[:_NAME_BYTES].decode(errors="ignore").strip(".") or "_"
@@ -330,7 +330,7 @@ def seal(folder: Path, request: Mapping[str, Any]) -> None:
 
     Without a home directory for the key, the run cannot be resumed.
     """
-    if key := _key(make=True):
+    if key := _read_key(make=True):
         (folder / _SEAL).write_text(_mark(key, folder, request) + "\n")
 
 
@@ -345,20 +345,20 @@ def check_seal(folder: Path, request: Mapping[str, Any]) -> None:
 
 def is_sealed(folder: Path, request: Mapping[str, Any]) -> bool:
     """Return True if the user created the run in this directory with this request."""
-    key, found = _key(make=False), ""
+    key, found = _read_key(make=False), ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = read_text(folder / _SEAL).strip()
     return bool(key) and hmac.compare_digest(found.encode(), _mark(key, folder, request).encode())
 
 
 def _mark(key: bytes, folder: Path, request: Mapping[str, Any]) -> str:
-    text = json.dumps([str(folder.resolve()), jsonable(request)], sort_keys=True)
+    text = json.dumps([str(folder.resolve()), convert_to_json(request)], sort_keys=True)
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def _key(*, make: bool) -> bytes:
+def _read_key(*, make: bool) -> bytes:
     """Return the user's key, or b"" if there is no key."""
-    home = user_folder()
+    home = get_user_folder()
     if home is None:
         return b""
     path = home / _KEY

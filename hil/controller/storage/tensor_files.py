@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from hil.core.bounded_json import read_json
-from hil.core.files import MAX_MODEL_BYTES, MAX_TEXT_BYTES, read_file, within
+from hil.core.files import MAX_MODEL_BYTES, MAX_TEXT_BYTES, read_file, resolve_within
 from hil.core.named import resolve
-from hil.core.npy import Npz, load_npy, save_npy, typed
-from hil.core.tensors import Array, dtype_name
+from hil.core.npy import Npz, load_npy, restore_dtype, save_npy
+from hil.core.tensors import Array, get_dtype_name
 from hil.errors import UsageError
 
 # Maximum elements per byte: elements in an ONNX tensor have at least two bits.
@@ -32,7 +32,7 @@ def load_npz(path: Path, dtypes: Mapping[str, str] | None = None) -> dict[str, A
         UsageError: the file is not a valid .npz file.
     """
     with Npz(path) as archive:
-        return {key: typed(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
+        return {key: restore_dtype(archive.read(key), (dtypes or {}).get(key, "")) for key in archive.keys}
 
 
 def save_npz(path: Path, tensors: Mapping[str, Array]) -> None:
@@ -99,7 +99,7 @@ def save_files(folder: Path, files: Mapping[str, tuple[str, Array]]) -> list[dic
     entries = []
     for file, (name, array) in files.items():
         save_npy(folder / file, array)
-        entries.append({"name": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape), "file": file})
+        entries.append({"name": name, "dtype": get_dtype_name(array.dtype), "shape": list(array.shape), "file": file})
     return entries
 
 
@@ -110,12 +110,12 @@ def load_tensors(folder: Path) -> dict[str, Array]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read tensors in {folder}: {error}") from error
     try:
-        return {item["name"]: load_npy(within(folder, folder / item["file"]), item["dtype"]) for item in index}
+        return {item["name"]: load_npy(resolve_within(folder, folder / item["file"]), item["dtype"]) for item in index}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise UsageError(f"invalid {folder / INDEX}: {type(error).__name__}: {error}") from error
 
 
-def on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
+def call_on_files(run: str, inputs: str, outputs: str, **arguments: Any) -> None:
     """Call a function with the tensors of a directory, and write the returned tensors to a directory.
 
     Isolated processes call this function.

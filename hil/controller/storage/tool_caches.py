@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hil.controller.storage.cache import default_root
+from hil.controller.storage.cache import choose_default_root
 
 _MATPLOTLIB = "MPLCONFIGDIR"
 # Variable -> directory of the tool in hil's cache.
@@ -19,9 +19,9 @@ _DIRECTORIES = {_MATPLOTLIB: "matplotlib", "ZIG_GLOBAL_CACHE_DIR": "zig", "KERAS
 _SETTINGS = {"KERAS_HOME": ".keras/keras.json"}
 
 
-def tool_environment() -> dict[str, str]:
+def make_tool_environment() -> dict[str, str]:
     """Return the environment variables for processes of these tools, except variables that the user configured."""
-    root = default_root().absolute()
+    root = choose_default_root().absolute()
     return {
         variable: str(root / name)
         for variable, name in _DIRECTORIES.items()
@@ -30,12 +30,12 @@ def tool_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def matplotlib_directory() -> Iterator[None]:
+def set_matplotlib_directory() -> Iterator[None]:
     """Set matplotlib's directory during its import.
 
     matplotlib remembers the directory, and other processes do not inherit it.
     """
-    directory = tool_environment().get(_MATPLOTLIB)
+    directory = make_tool_environment().get(_MATPLOTLIB)
     if directory is None:
         yield
         return

@@ -10,15 +10,17 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 # Minimum seconds between events to a page, because a run may write constantly.
-PACE_S = 1.0
+PACE_SECONDS = 1.0
 # Seconds between keep-alive comments, which detect dead connections.
-ALIVE_S = 15.0
+ALIVE_SECONDS = 15.0
 # Maximum streams, so that streams do not use all connections. At the limit, the server ends the oldest stream, and the
 # browser reconnects.
-MOST_STREAMS = 128
+MAX_STREAMS = 128
 
 
-def told_of(event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]) -> StreamingResponse:
+def stream_counts(
+    event: str, request: Request, count: Callable[[], int], is_over: Callable[[], bool]
+) -> StreamingResponse:
     """Return an event stream that sends the result of ``count`` after every change of the result.
 
     The stream ends with the server or the connection.
@@ -29,7 +31,7 @@ def told_of(event: str, request: Request, count: Callable[[], int], is_over: Cal
     async def stream() -> AsyncIterator[str]:
         ended, seen, quiet = asyncio.Event(), -1, 0.0
         streams[ended] = None
-        if len(streams) > MOST_STREAMS:
+        if len(streams) > MAX_STREAMS:
             oldest = next(iter(streams))
             del streams[oldest]
             oldest.set()
@@ -38,12 +40,12 @@ def told_of(event: str, request: Request, count: Callable[[], int], is_over: Cal
                 if count() != seen:
                     seen, quiet = count(), 0.0
                     yield f"event: {event}\ndata: {seen}\n\n"
-                elif quiet >= ALIVE_S:
+                elif quiet >= ALIVE_SECONDS:
                     quiet = 0.0
                     yield ": still here\n\n"
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(ended.wait(), PACE_S)
-                quiet += PACE_S
+                    await asyncio.wait_for(ended.wait(), PACE_SECONDS)
+                quiet += PACE_SECONDS
         finally:
             streams.pop(ended, None)
 

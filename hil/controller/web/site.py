@@ -28,7 +28,7 @@ FARM_NAVIGATION = (("/boards", "Boards"), ("/queue", "Queue"))
 
 @dataclass(frozen=True)
 class WebSite:
-    """Shared state of the server. Use :func:`site_of` to get it for a request."""
+    """Shared state of the server. Use :func:`get_site` to get it for a request."""
 
     roots: Sequence[Path]
     reader: IndexReader
@@ -42,7 +42,7 @@ class WebSite:
         """Whether the history may exist."""
         return self.history is not None and self.history.may_exist()
 
-    def page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    def render_page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """Render a template. An htmx request with ``HX-Target`` gets only that block."""
         part = request.headers.get("hx-target", "")
         common: dict[str, Any] = {"path": request.url.path, "query": str(request.url.query), "navigation": NAVIGATION}
@@ -61,7 +61,7 @@ class WebSite:
         return HTMLResponse(found.render(**common, **values), status)
 
 
-def site_of(request: Request) -> WebSite:
+def get_site(request: Request) -> WebSite:
     """Return the site of a request."""
     site: WebSite = request.app.state.site
     return site

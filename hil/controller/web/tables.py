@@ -12,12 +12,12 @@ from urllib.parse import urlencode
 from hil.controller.records.gate import GateRecord, GateSide, GateVerdictName
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
-from hil.controller.web.readers.analyses import WHOLES, row_name, row_toolchain
-from hil.controller.web.readers.fields import mapping, mappings, read_grade
-from hil.controller.web.readers.matrices import targets_of
-from hil.controller.web.readers.runs import named_sides
-from hil.controller.web.text.entries import real, text, whole
-from hil.controller.web.text.numbers import spent
+from hil.controller.web.readers.analyses import WHOLES, make_row_name, read_row_toolchain
+from hil.controller.web.readers.fields import read_grade, read_mapping, read_mappings
+from hil.controller.web.readers.matrices import list_targets
+from hil.controller.web.readers.runs import name_sides
+from hil.controller.web.text.entries import read_int, read_real, read_text
+from hil.controller.web.text.numbers import format_seconds_or_blank
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, list_details
 from hil.controller.workloads.history.tables import describe_key
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
@@ -66,14 +66,18 @@ class SessionTable:
 def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bisection's layers, isolated and cumulative (within the whole model)."""
     rows: list[Sequence[TableCell]] = []
-    for layer in mappings(document.get("layers")):
-        name = text(layer.get("name"))
-        head = [TableCell(text(layer.get("depth"))), TableCell(name, case=name), TableCell(text(layer.get("op")))]
-        alone, within = mapping(layer.get("isolated")), mapping(layer.get("cumulative"))
-        reason = text(alone.get("reason")) or text(within.get("reason"))
-        rows.append([*head, *_finding_cells(alone), *_finding_cells(within), TableCell(reason)])
+    for layer in read_mappings(document.get("layers")):
+        name = read_text(layer.get("name"))
+        head = [
+            TableCell(read_text(layer.get("depth"))),
+            TableCell(name, case=name),
+            TableCell(read_text(layer.get("op"))),
+        ]
+        alone, within = read_mapping(layer.get("isolated")), read_mapping(layer.get("cumulative"))
+        reason = read_text(alone.get("reason")) or read_text(within.get("reason"))
+        rows.append([*head, *_make_finding_cells(alone), *_make_finding_cells(within), TableCell(reason)])
     for name in WHOLES:
-        if found := mapping(document.get(name)):
+        if found := read_mapping(document.get(name)):
             called = {"whole": "unmodified model", "exposed": "with intermediate outputs"}[name]
             empty = [TableCell()] * 3
             rows.append(
@@ -82,8 +86,8 @@ def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
                     TableCell(called, case=name),
                     TableCell(),
                     *empty,
-                    *_finding_cells(found),
-                    TableCell(text(found.get("reason"))),
+                    *_make_finding_cells(found),
+                    TableCell(read_text(found.get("reason"))),
                 ]
             )
     columns = [("Depth", True), ("Layer", False), ("Operator", False)]
@@ -92,33 +96,35 @@ def bisect_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     return _make_table("Layers", [*columns, ("Reason", False)], rows, most)
 
 
-def _finding_cells(found: Mapping[str, Any]) -> list[TableCell]:
+def _make_finding_cells(found: Mapping[str, Any]) -> list[TableCell]:
     return [
-        TableCell(outcome=text(found.get("outcome"))),
+        TableCell(outcome=read_text(found.get("outcome"))),
         _number_cell(found.get("max_abs")),
         _number_cell(found.get("sqnr_db")),
     ]
 
 
-def study_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
+def make_study_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a study's rows: a row per experiment and compiler, a column per stage."""
-    found = mappings(document.get("rows"))
-    names = list(dict.fromkeys(text(one.get("name")) for row in found for one in mappings(row.get("stages"))))[:32]
+    found = read_mappings(document.get("rows"))
+    names = list(
+        dict.fromkeys(read_text(one.get("name")) for row in found for one in read_mappings(row.get("stages")))
+    )[:32]
     rows: list[Sequence[TableCell]] = []
     for row in found:
-        stages = {text(one.get("name")): one for one in mappings(row.get("stages"))}
-        worst = mapping(row.get("worst"))
+        stages = {read_text(one.get("name")): one for one in read_mappings(row.get("stages"))}
+        worst = read_mapping(row.get("worst"))
         far = _number_cell(worst.get("max_abs")).text
-        where = f"{far} in {text(worst.get('of'))}, step {text(worst.get('step'))}" if far else ""
+        where = f"{far} in {read_text(worst.get('of'))}, step {read_text(worst.get('step'))}" if far else ""
         rows.append(
             [
-                TableCell(text(row.get("experiment")), case=row_name(row)),
-                TableCell(row_toolchain(row)),
-                TableCell(outcome=text(row.get("outcome"))),
-                *(_stage_cell(mapping(stages.get(name))) for name in names),
-                TableCell(text(row.get("steps"))),
+                TableCell(read_text(row.get("experiment")), case=make_row_name(row)),
+                TableCell(read_row_toolchain(row)),
+                TableCell(outcome=read_text(row.get("outcome"))),
+                *(_stage_cell(read_mapping(stages.get(name))) for name in names),
+                TableCell(read_text(row.get("steps"))),
                 TableCell(where),
-                TableCell(text(row.get("message"))),
+                TableCell(read_text(row.get("message"))),
             ]
         )
     columns = [("Experiment", False), ("Compiler", False), ("Outcome", False), *((name, True) for name in names)]
@@ -128,29 +134,29 @@ def study_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
 
 
 def _stage_cell(stage: Mapping[str, Any]) -> TableCell:
-    took, outcome = real(stage.get("seconds")), text(stage.get("outcome"))
+    took, outcome = read_real(stage.get("seconds")), read_text(stage.get("outcome"))
     if outcome in ("", "pass"):
-        return TableCell(spent(took), value=took, unit="s" if took is not None else "")
-    return TableCell(" ".join(filter(None, (outcome, spent(took)))))
+        return TableCell(format_seconds_or_blank(took), value=took, unit="s" if took is not None else "")
+    return TableCell(" ".join(filter(None, (outcome, format_seconds_or_blank(took)))))
 
 
-def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
+def make_bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bench's sides with the uncertainty of times."""
     rows: list[Sequence[TableCell]] = []
-    for name, side in named_sides(document):
-        times = mapping(side.get("times"))
-        median = mapping(times.get("median"))
+    for name, side in name_sides(document):
+        times = read_mapping(side.get("times"))
+        median = read_mapping(times.get("median"))
         low, high = (_time_cell(median.get(end)).text for end in ("low", "high"))
-        drift = mapping(times.get("drift"))
+        drift = read_mapping(times.get("drift"))
         rows.append(
             [
-                TableCell(text(side.get("label"))),
+                TableCell(read_text(side.get("label"))),
                 TableCell(name, case=name),
-                TableCell(outcome=text(side.get("outcome"))),
+                TableCell(outcome=read_text(side.get("outcome"))),
                 _time_cell(times.get("p50_ns")),
                 TableCell(f"{low} to {high}" if low and high else ""),
                 *(_time_cell(times.get(key)) for key in ("p90_ns", "p99_ns", "min_ns")),
-                TableCell(text(whole(times.get("iterations")))),
+                TableCell(read_text(read_int(times.get("iterations")))),
                 _number_cell(side.get("iterations_per_s")),
                 TableCell("drifts" if drift.get("marked") is True else ""),
                 TableCell(read_grade(side)),
@@ -164,14 +170,14 @@ def bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
 
 def evaluation_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return the samples of an evaluation whose scores are worse on the board than on the reference."""
-    scores = mapping(document.get("scores"))
+    scores = read_mapping(document.get("scores"))
     rows: list[Sequence[TableCell]] = [
         [
-            TableCell(text(one.get("name"))),
+            TableCell(read_text(one.get("name"))),
             *(_number_cell(one.get(side)) for side in ("board", "reference")),
             *(TableCell(_answer_text(one.get(f"{side}_answer"))) for side in ("board", "reference")),
         ]
-        for one in mappings(scores.get("worst"))
+        for one in read_mappings(scores.get("worst"))
     ]
     columns = [("Sample", False), ("Board", True), ("Reference", True)]
     columns += [("Answer of the board", False), ("Answer of the reference", False)]
@@ -179,17 +185,19 @@ def evaluation_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTa
 
 
 def _answer_text(answer: Any) -> str:
-    return "" if answer is None else text(json.dumps(answer))
+    return "" if answer is None else read_text(json.dumps(answer))
 
 
-def matrix_table(
+def make_matrix_table(
     database: sqlite3.Connection, document: Mapping[str, Any], children: Sequence[IndexedSession], most: int = ROWS
 ) -> SessionTable:
     """Return a matrix with a row per case and a column per target. Differing and failing rows are first."""
     by_name = {one.id.rpartition("/")[2]: one for one in children}
-    errors = {text(one.get("name")): mapping(one.get("error")) for one in mappings(document.get("targets"))}
-    names = targets_of(document)
-    known, further = matrix_rows(database, names, by_name, errors)
+    errors = {
+        read_text(one.get("name")): read_mapping(one.get("error")) for one in read_mappings(document.get("targets"))
+    }
+    names = list_targets(document)
+    known, further = read_matrix_rows(database, names, by_name, errors)
     rows = sorted(known, key=lambda row: (not row.differs, not row.fails))
     drawn: list[Sequence[TableCell]] = []
     for row in rows:
@@ -204,7 +212,7 @@ def matrix_table(
     return _make_table("Cases on targets", columns, drawn, most, further)
 
 
-def matrix_rows(
+def read_matrix_rows(
     database: sqlite3.Connection,
     names: Sequence[str],
     children: Mapping[str, IndexedSession],
@@ -229,7 +237,7 @@ def matrix_rows(
     )
     found: dict[str, dict[str, MatrixCell]] = {}
     for case, outcome, message, device_ns, key in database.execute(query, values):
-        told = message or spent(None if device_ns is None else device_ns / 1e9)
+        told = message or format_seconds_or_blank(None if device_ns is None else device_ns / 1e9)
         found.setdefault(case, {})[called[key]] = MatrixCell(outcome or NOT_RUN, None, told)
     every = database.execute(f"select count(distinct name) from cases where {of_targets}", values).fetchone()[0]
     rows = []
@@ -238,7 +246,7 @@ def matrix_rows(
         for name in names:
             error = errors.get(name) or {}
             absent = NOT_RUN if name not in children or not children[name].finished else ABSENT
-            other = MatrixCell(text(error.get("outcome")) or absent, None, text(error.get("message")))
+            other = MatrixCell(read_text(error.get("outcome")) or absent, None, read_text(error.get("message")))
             filled.append(cells.get(name, other))
         rows.append(MatrixRow(case, "", "", "", tuple(filled)))
     return rows, every - len(rows)
@@ -270,9 +278,9 @@ def gate_table(record: GateRecord, runs: Mapping[str, str], most: int = ROWS) ->
         rows.append(
             [
                 TableCell(one.verdict, kind=_VERDICT_KINDS[one.verdict]),
-                TableCell(text(describe_key(one.key)), series=one.series),
+                TableCell(read_text(describe_key(one.key)), series=one.series),
                 *(ratio, TableCell(bounds), TableCell(str(one.rounds or ""))),
-                TableCell(text("; ".join((one.reason, *list_details(one))))),
+                TableCell(read_text("; ".join((one.reason, *list_details(one))))),
                 *_gate_side_cells(one.old, runs),
                 *_gate_side_cells(one.new, runs),
             ]
@@ -288,20 +296,24 @@ def _gate_side_cells(side: GateSide | None, runs: Mapping[str, str]) -> list[Tab
     if side is None:
         return [TableCell()] * 3
     return [
-        TableCell(text(side.commit)[:COMMIT_DIGITS]),
-        TableCell(text(side.run), session=runs.get(side.run, "")),
-        TableCell(outcome=text(side.outcome)) if is_failing(side.outcome) else _time_cell(side.p50_ns),
+        TableCell(read_text(side.commit)[:COMMIT_DIGITS]),
+        TableCell(read_text(side.run), session=runs.get(side.run, "")),
+        TableCell(outcome=read_text(side.outcome)) if is_failing(side.outcome) else _time_cell(side.p50_ns),
     ]
 
 
 def _number_cell(value: Any) -> TableCell:
-    number = real(value)
+    number = read_real(value)
     return TableCell("" if number is None else f"{number:.3g}", value=number)
 
 
 def _time_cell(value: Any) -> TableCell:
-    found = real(value)
-    return TableCell(spent(None if found is None else found / 1e9), value=found, unit="ns" if found is not None else "")
+    found = read_real(value)
+    return TableCell(
+        format_seconds_or_blank(None if found is None else found / 1e9),
+        value=found,
+        unit="ns" if found is not None else "",
+    )
 
 
 def _make_table(
@@ -310,14 +322,14 @@ def _make_table(
     return SessionTable(label, columns, rows[:most], max(len(rows) - most, 0) + further)
 
 
-def plain_rows(table: SessionTable) -> tuple[list[str], list[list[Any]]]:
+def make_plain_rows(table: SessionTable) -> tuple[list[str], list[list[Any]]]:
     """Convert a table for a spreadsheet: header, and rows with unrounded numbers."""
     head = []
     for place, (name, _) in enumerate(table.columns):
         unit = next((row[place].unit for row in table.rows if row[place].unit), "")
         head.append(f"{name} ({unit})" if unit else name)
-    return head, [[_plain_value(cell) for cell in row] for row in table.rows]
+    return head, [[_make_plain_value(cell) for cell in row] for row in table.rows]
 
 
-def _plain_value(cell: TableCell) -> Any:
+def _make_plain_value(cell: TableCell) -> Any:
     return " ".join(filter(None, (cell.outcome, cell.text))) if cell.value is None else cell.value

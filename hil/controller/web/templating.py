@@ -9,15 +9,15 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined
 
 from hil.compare.stats import STATISTICS
-from hil.controller.analysis.profile.show import si
+from hil.controller.analysis.profile.show import format_si
 from hil.controller.farm.client.turns import turn_text
-from hil.controller.farm.client.wording import duration, labels_text
-from hil.controller.farm.timeline import moment
-from hil.controller.storage.screen.texts import counted
-from hil.controller.web.text.entries import gravest_kind, real
-from hil.controller.web.text.names import said
-from hil.controller.web.text.numbers import spent
-from hil.core.text import visible
+from hil.controller.farm.client.wording import format_duration, format_labels
+from hil.controller.farm.timeline import parse_moment
+from hil.controller.storage.screen.texts import format_count
+from hil.controller.web.text.entries import find_worst_kind, read_real
+from hil.controller.web.text.names import escape_name
+from hil.controller.web.text.numbers import format_seconds_or_blank
+from hil.core.text import escape_controls
 
 # Number of digits per statistic, so that 0.9998 does not become 1.
 _DIGITS = {one.key: one.digits for one in STATISTICS}
@@ -38,7 +38,7 @@ class _Environment(Environment):
         return None if isinstance(obj, dict) and isinstance(found, Undefined) else found
 
 
-def environment() -> Environment:
+def make_environment() -> Environment:
     """Create the environment for ``templates/``. Undefined values are errors.
 
     Templates are not reloaded. After an update of hil, new templates could need values that the running code does not
@@ -53,25 +53,25 @@ def environment() -> Environment:
     )
     made.filters |= {
         "visible": _escape_value,
-        "said": lambda name: said(str(name)),
-        "kind": lambda outcome: gravest_kind([outcome], finished=True),
-        "when": when,
-        "nanoseconds": lambda value: spent(None if value is None else value / 1e9),
-        "moment": lambda text: when(moment(text)),
-        "elapsed": elapsed,
-        "labels": labels_text,
+        "said": lambda name: escape_name(str(name)),
+        "kind": lambda outcome: find_worst_kind([outcome], finished=True),
+        "when": format_time,
+        "nanoseconds": lambda value: format_seconds_or_blank(None if value is None else value / 1e9),
+        "moment": lambda text: format_time(parse_moment(text)),
+        "elapsed": format_elapsed,
+        "labels": format_labels,
         "turn": turn_text,
-        "seconds": spent,
+        "seconds": format_seconds_or_blank,
         "number": number,
-        "ratio": ratio,
-        "statistic": lambda value, key="": number(real(value), _DIGITS.get(key, 3)),
-        "bytes": size,
-        "si": lambda value, unit: "" if value is None else si(value, unit),
+        "ratio": format_ratio,
+        "statistic": lambda value, key="": number(read_real(value), _DIGITS.get(key, 3)),
+        "bytes": format_size,
+        "si": lambda value, unit: "" if value is None else format_si(value, unit),
         "query": lambda values: urlencode(
             {key: value for key, value in values.items() if value not in ("", None)}, doseq=True
         ),
     }
-    made.globals |= {"counted": counted, "saved": False, "duration": duration}
+    made.globals |= {"counted": format_count, "saved": False, "duration": format_duration}
     made.globals["parts"] = made.get_template("parts.html").module
     made.globals["shown"] = made.get_template("farm_parts.html").module
     return made
@@ -79,10 +79,10 @@ def environment() -> Environment:
 
 def _escape_value(value: Any) -> str:
     """Escape control characters and bidirectional overrides."""
-    return visible(str(value))
+    return escape_controls(str(value))
 
 
-def when(value: float | None) -> str:
+def format_time(value: float | None) -> str:
     """Format a time in UTC, to the second. Missing and out-of-range values become ""."""
     try:
         return "" if value is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(value))
@@ -90,10 +90,10 @@ def when(value: float | None) -> str:
         return ""
 
 
-def elapsed(begun: str | None, ended: str | None = None) -> str:
+def format_elapsed(begun: str | None, ended: str | None = None) -> str:
     """Format the duration of a farm event, up to now if it has not ended. Return "" if it has not begun."""
-    since, until = moment(begun), moment(ended)
-    return "" if since is None else duration((time.time() if until is None else until) - since)
+    since, until = parse_moment(begun), parse_moment(ended)
+    return "" if since is None else format_duration((time.time() if until is None else until) - since)
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -101,14 +101,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """Format a ratio with three decimals near 1, otherwise with three digits. None becomes ""."""
     if value is None:
         return ""
     return f"{value:.3f}x" if 0.1 <= value < 100 else f"{value:.3g}x"
 
 
-def size(value: int | None) -> str:
+def format_size(value: int | None) -> str:
     """Format bytes with a decimal unit. None becomes ""."""
     if value is None:
         return ""

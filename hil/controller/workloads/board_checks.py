@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, check_login, firmware_bits
+from hil.controller.devices.health import FAIL, PASS, SKIP, WARN, check_login, parse_firmware_bits
 from hil.controller.records.commands.boards import BoardCheck, CheckState
 from hil.core.board_config import Power, Recover
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardUnfit, HilError, NotRun, UsageError
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
     from hil.controller.pipeline.board_session import BoardSession
 
-_CONNECT_S = 10.0
+_CONNECT_SECONDS = 10.0
 _DISK_MIB = 200
 _MEMORY_MIB = 64
-_CLOCK_S = 2.0
-_PROGRAM_S = 60.0
+_CLOCK_SECONDS = 2.0
+_PROGRAM_SECONDS = 60.0
 
 
 def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambda text: None) -> Iterator[BoardCheck]:
@@ -49,10 +49,10 @@ def check_board(choice: BoardChoice, *, runtime: str = "", say: TextSink = lambd
             except BoardError as error:
                 yield BoardCheck("system", FAIL, error.message, error.hint or error.detail)
                 return
-    yield from _agent(choice, runtime, say)
+    yield from _check_agent(choice, runtime, say)
 
 
-def untouched(choice: BoardChoice) -> BoardChoice:
+def remove_power_hooks(choice: BoardChoice) -> BoardChoice:
     """Return the board without power hooks, so that checks never reset it."""
     return replace(choice, config=replace(choice.config, power=Power(), recover=Recover()))
 
@@ -67,60 +67,62 @@ def _place(shell: Shell, choice: BoardChoice) -> Iterator[BoardCheck]:
     yield BoardCheck("system", PASS, f"{seen.system} on {seen.machine}")
     noexec = f"programs cannot run in {seen.folder}: the file system is mounted noexec" if seen.noexec else ""
     fix = "set a different directory in the config: [connection] folder"
-    yield _judged("folder", FAIL, seen.unusable or noexec, seen.folder, fix)
+    yield _make_check("folder", FAIL, seen.unusable or noexec, seen.folder, fix)
     if seen.free_bytes is not None:
         free = f"{seen.free_bytes / 2**20:.0f} MiB free in {seen.folder}"
         low = f"{free}; the agent requires about 75 MiB" if seen.free_bytes < _DISK_MIB * 2**20 else ""
         fix = "free disk space, or set a different directory in the config: [connection] folder"
-        yield _judged("disk", WARN, low, free, fix)
+        yield _make_check("disk", WARN, low, free, fix)
     shared = shell.run(["sh", "-c", "test -w /dev/shm && df -Pk /dev/shm | tail -n 1"], check=False).text.split()
     there = len(shared) > 3 and re.fullmatch("[0-9]{1,15}", shared[3])
     found = f"{int(shared[3]) / 1024:.0f} MiB free in /dev/shm" if there else ""
     fix = "mount -t tmpfs tmpfs /dev/shm; some runtimes require it"
-    yield _judged("shared memory", WARN, "" if there else "/dev/shm is missing or not writable", found, fix)
-    yield _python(seen, choice)
+    yield _make_check("shared memory", WARN, "" if there else "/dev/shm is missing or not writable", found, fix)
+    yield _check_python(seen, choice)
 
 
-def _judged(name: str, state: CheckState, wrong: str, fine: str, fix: str) -> BoardCheck:
+def _make_check(name: str, state: CheckState, wrong: str, fine: str, fix: str) -> BoardCheck:
     """Return a passing check if ``wrong`` is empty, else a check with ``state`` and the hint."""
     return BoardCheck(name, state, wrong, fix) if wrong else BoardCheck(name, PASS, fine)
 
 
-def _python(seen: Seen, choice: BoardChoice) -> BoardCheck:
+def _check_python(seen: Seen, choice: BoardChoice) -> BoardCheck:
     """Check that the board has a Python that can run the agent."""
-    from hil.controller.devices.choosing.board_resolver import capabilities_of
-    from hil.controller.devices.deploy.ensure import usable_interpreters
+    from hil.controller.devices.choosing.board_resolver import read_capabilities
+    from hil.controller.devices.deploy.ensure import list_usable_interpreters
     from hil.controller.devices.deploy.packages import NoAgentHere
 
-    if not capabilities_of(choice).python:
+    if not read_capabilities(choice).python:
         return BoardCheck("python", SKIP, "no agent configured")
     try:
-        usable = usable_interpreters(seen)
+        usable = list_usable_interpreters(seen)
     except NoAgentHere as error:
         return BoardCheck("python", WARN, "; ".join([error.message, *error.detail.splitlines()]), error.hint)
     return BoardCheck("python", PASS, ", ".join(one.text for one in usable))
 
 
-def _agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[BoardCheck]:
+def _check_agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[BoardCheck]:
     from hil.controller.pipeline.board_pool import BoardPool
 
     start = time.monotonic()
-    with BoardPool("hil board check", wait_s=_CONNECT_S, say=say) as pool:
+    with BoardPool("hil board check", wait_s=_CONNECT_SECONDS, say=say) as pool:
         try:
-            session = pool.session(untouched(choice), runtimes=(runtime,))
+            session = pool.session(remove_power_hooks(choice), runtimes=(runtime,))
         except BoardError as error:
             yield BoardCheck("agent", FAIL, error.message, error.hint or error.detail)
             return
         board = session.board
         asked = time.time_ns()
-        yield BoardCheck("agent", *_agent_text(board.info, time.monotonic() - start))
-        yield from of_info(board.info, asked)
-        usable = yield from _runtime(board.info, runtime or board.config.runtime)
-        if usable and (yield from _command(board)):
-            yield _program(session, runtime)[0]
+        yield BoardCheck("agent", *_describe_agent(board.info, time.monotonic() - start))
+        yield from check_info(board.info, asked)
+        usable = yield from _check_runtime(board.info, runtime or board.config.runtime)
+        if usable and (yield from _check_command(board)):
+            yield _check_program(session, runtime)[0]
 
 
-def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: float = _PROGRAM_S) -> HilError | None:
+def find_inference_fault(
+    choice: BoardChoice, *, runtime: str = "", timeout_s: float = _PROGRAM_SECONDS
+) -> HilError | None:
     """Run a tiny model on a board, as `hil run` does. Return the error, or None if the outputs are correct.
 
     Args:
@@ -128,15 +130,15 @@ def find_inference_fault(choice: BoardChoice, *, runtime: str = "", timeout_s: f
     """
     from hil.controller.pipeline.board_pool import BoardPool
 
-    with BoardPool("hil board recover", wait_s=_CONNECT_S) as pool:
+    with BoardPool("hil board recover", wait_s=_CONNECT_SECONDS) as pool:
         try:
-            session = pool.session(untouched(choice), runtimes=(runtime,))
+            session = pool.session(remove_power_hooks(choice), runtimes=(runtime,))
         except BoardError as error:
             return error
-        return _program(session, runtime, timeout_s)[1]
+        return _check_program(session, runtime, timeout_s)[1]
 
 
-def _agent_text(info: Mapping[str, Any], took: float) -> tuple[CheckState, str]:
+def _describe_agent(info: Mapping[str, Any], took: float) -> tuple[CheckState, str]:
     if missing := info.get("not_measured"):
         return SKIP, f"no agent: a command runs the programs; not measured: {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
@@ -144,7 +146,7 @@ def _agent_text(info: Mapping[str, Any], took: float) -> tuple[CheckState, str]:
     return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, responds after {took:.1f} s"
 
 
-def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:
+def check_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:
     """Yield checks of an agent's board description. Skip readings that the board does not report.
 
     Args:
@@ -152,29 +154,35 @@ def of_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:
     """
     if "wall_ns" in info:
         off = (int(info["wall_ns"]) - now_ns) / 1e9
-        how = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's" if abs(off) >= _CLOCK_S else ""
+        how = (
+            f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} this machine's"
+            if abs(off) >= _CLOCK_SECONDS
+            else ""
+        )
         fix = "set the clock (date -s, NTP): TLS and file dates depend on it, hil's timings do not"
-        yield _judged("clock", WARN, how, "matches this machine", fix)
+        yield _make_check("clock", WARN, how, "matches this machine", fix)
     readings = {one["name"]: one for one in info.get("readings", ())}
     governors = {name.split()[0]: one.get("text", "") for name, one in readings.items() if name.endswith(" governor")}
     if governors:
         found = ", ".join(f"{cpu} {governor}" for cpu, governor in governors.items())
         slow = found if "powersave" in governors.values() else ""
         fix = "echo performance > /sys/devices/system/cpu/cpufreq/policyN/scaling_governor, on the board"
-        yield _judged("governor", WARN, slow, found, fix)
+        yield _make_check("governor", WARN, slow, found, fix)
     cooling = [one for name, one in readings.items() if name.startswith("cooling_device") and one.get("value")]
     hot = [f"{one['name']} at step {one['value']:.0f}" for one in cooling]
-    if (firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
+    if (parse_firmware_bits(bits := readings.get("firmware throttling", {}).get("text", "")) or 0) & 0xF:
         hot.append(f"firmware throttling {bits}")
     if hot:
         yield BoardCheck("throttling", WARN, ", ".join(hot), "cool the board, and use a stronger power supply")
     if "free memory" in readings:
         free = float(readings["free memory"].get("value", 0.0))
         found = f"{free:.0f} MiB free"
-        yield _judged("memory", WARN, found if free < _MEMORY_MIB else "", found, "stop other programs on the board")
+        yield _make_check(
+            "memory", WARN, found if free < _MEMORY_MIB else "", found, "stop other programs on the board"
+        )
 
 
-def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[BoardCheck, None, bool]:
+def _check_runtime(info: Mapping[str, Any], wanted: str) -> Generator[BoardCheck, None, bool]:
     """Yield checks of the board's runtimes. Return whether the wanted runtime is usable."""
     found = {one["name"]: one for one in info.get("runtimes", ())}
     usable = False
@@ -184,14 +192,14 @@ def _runtime(info: Mapping[str, Any], wanted: str) -> Generator[BoardCheck, None
             yield BoardCheck(f"runtime {name}", FAIL if name == wanted else SKIP, f"cannot be used: {error}", fix)
         else:
             usable = usable or name == wanted
-            yield BoardCheck(f"runtime {name}", PASS, runtime_text(one))
+            yield BoardCheck(f"runtime {name}", PASS, describe_runtime(one))
     if wanted not in found:
         fix = f"hil board deploy ADDR --runtime {wanted}, or use an installed runtime: {', '.join(found)}"
         yield BoardCheck(f"runtime {wanted}", FAIL, "not available on the board", fix)
     return usable
 
 
-def _command(board: Board) -> Generator[BoardCheck, None, bool]:
+def _check_command(board: Board) -> Generator[BoardCheck, None, bool]:
     """Check that the board has the configured program, if any. Return False if the program does not exist."""
     try:
         if place := board.client.find_command():
@@ -202,7 +210,7 @@ def _command(board: Board) -> Generator[BoardCheck, None, bool]:
     return True
 
 
-def runtime_text(runtime: Mapping[str, Any]) -> str:
+def describe_runtime(runtime: Mapping[str, Any]) -> str:
     """Return the version and devices of a runtime from Describe, or the command of an agentless board."""
     devices, command = ", ".join(runtime.get("devices", ())), runtime.get("command", "")
     words = (runtime.get("version"), devices and f"on {devices}", command and f"by the command {command}")
@@ -212,9 +220,11 @@ def runtime_text(runtime: Mapping[str, Any]) -> str:
 # ---- a program
 
 
-def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S) -> tuple[BoardCheck, HilError | None]:
+def _check_program(
+    session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_SECONDS
+) -> tuple[BoardCheck, HilError | None]:
     """Compile, push, run and compare a tiny model, as `hil run` does. Return the check, and the error if any."""
-    from hil.controller.backends.compilers import compilers
+    from hil.controller.backends.compilers import load_compilers
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
@@ -223,15 +233,17 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
 
     wanted = runtime or session.board.config.runtime
     # A vendor's compiler may accept ONNX models.
-    if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in compilers()):
+    if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in load_compilers()):
         found = f"no test program for runtime {wanted}"
         return BoardCheck("program", SKIP, found, "test the board with: hil run MODEL"), None
-    with temporary_folder("hil-") as folder, open_context() as context:
+    with make_temporary_folder("hil-") as folder, open_context() as context:
         (Path(folder) / "logs").mkdir()
         runner = Runner(context, lasting=False)
         try:
-            case = runner.begin(tiny_model(Path(folder)), Options(runtime=runtime, timeout=timeout_s), Path(folder))
-            case = runner.whole(case, session)
+            case = runner.begin(
+                write_tiny_model(Path(folder)), Options(runtime=runtime, timeout=timeout_s), Path(folder)
+            )
+            case = runner.run_on_board(case, session)
         except UsageError as error:
             return BoardCheck("program", FAIL, error.message, error.hint), error
     if case.outcome is Outcome.PASS:
@@ -245,7 +257,7 @@ def _program(session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_S)
     return BoardCheck("program", FAIL, found, wrong.hint), wrong
 
 
-def tiny_model(folder: Path) -> Path:
+def write_tiny_model(folder: Path) -> Path:
     """Write a model that any board can run. Return the path."""
     import onnx
     from onnx import TensorProto, helper

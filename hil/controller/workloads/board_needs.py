@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.workloads.board_checks import tiny_model
+from hil.controller.workloads.board_checks import write_tiny_model
 from hil.core.files import digest_file
 from hil.core.text import TextSink
 from hil.errors import BoardUnfit
@@ -18,7 +18,7 @@ MIN_FREE_MEMORY_MIB, MIN_STORE_MIB = 32, 16
 # Size of the weights in the check's model. Boards with less memory than the second value get a model without weights.
 MODEL_MIB, _MODEL_MEMORY_MIB = 4, 128
 _WRITTEN_BYTES = 64 << 10
-_WAIT_S = 10.0
+_WAIT_SECONDS = 10.0
 
 
 def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) -> bool:
@@ -33,20 +33,20 @@ def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) 
     """
     from hil.controller.pipeline.board_pool import BoardPool
 
-    with BoardPool("farm check", wait_s=_WAIT_S, say=say) as pool:
+    with BoardPool("farm check", wait_s=_WAIT_SECONDS, say=say) as pool:
         board = pool.session(choice, runtimes=(runtime,)).board
-        if lack := lack_of_memory(board.info):
+        if lack := find_lack_of_memory(board.info):
             raise BoardUnfit(lack, board=choice.name, hint="stop other programs on the board")
-        if lack := lack_of_disk(board.info):
+        if lack := find_lack_of_disk(board.info):
             raise BoardUnfit(lack, board=choice.name, hint="remove files on the board, or set a different directory")
         # Use new content in every check, because the agent does not write blobs that it already has.
         file = folder / "written"
         file.write_bytes(os.urandom(_WRITTEN_BYTES))
         board.client.put({digest_file(file): (file, 0)})
-        return _memory_mib(board.info) >= _MODEL_MEMORY_MIB
+        return _compute_memory_mib(board.info) >= _MODEL_MEMORY_MIB
 
 
-def lack_of_memory(info: Mapping[str, Any]) -> str:
+def find_lack_of_memory(info: Mapping[str, Any]) -> str:
     """Return the problem with a board's free memory, or "" if none is known.
 
     Args:
@@ -58,13 +58,13 @@ def lack_of_memory(info: Mapping[str, Any]) -> str:
     return f"{float(free.get('value', 0.0)):.0f} MiB of memory free, jobs require {MIN_FREE_MEMORY_MIB} MiB"
 
 
-def lack_of_disk(info: Mapping[str, Any]) -> str:
+def find_lack_of_disk(info: Mapping[str, Any]) -> str:
     """Return the problem with the free space of a board's program store, or "" if none is known."""
     room_mib = int(info.get("store_room_bytes", MIN_STORE_MIB << 20)) / 2**20
     return f"store has {room_mib:.0f} MiB free, jobs require {MIN_STORE_MIB} MiB" if room_mib < MIN_STORE_MIB else ""
 
 
-def _memory_mib(info: Mapping[str, Any]) -> float:
+def _compute_memory_mib(info: Mapping[str, Any]) -> float:
     limit = int(info.get("memory_limit_bytes", 0)) or int(info.get("machine", {}).get("memory_bytes", 0))
     return limit / 2**20
 
@@ -78,7 +78,7 @@ def write_model(path: Path, *, weights: bool) -> None:
     import onnx
     from onnx import helper, numpy_helper
 
-    model = load_onnx(tiny_model(path.parent))
+    model = load_onnx(write_tiny_model(path.parent))
     if weights:
         # Powers of 2 without sums are exact in any arithmetic, even one that the board does not declare.
         powers = np.array([-2, -1, -0.5, 0.5, 1, 2], np.float32)

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.models.default_inputs import with_given_defaults
+from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
@@ -21,17 +21,17 @@ from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import STAGES, choice_of
+from hil.controller.pipeline.stages import STAGES, choose_board
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, lent
+from hil.controller.storage.isolation.isolated import Isolated, lend_pool
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import Run, RunStore, check_seal, safe_name
-from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, failure_text, sized_cases
+from hil.controller.storage.runs import Run, RunStore, check_seal, make_safe_name
+from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, format_failure, list_sized_cases
 from hil.core.results import Outcome, Stage
-from hil.core.text import jsonable, numbered
+from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import HilError, StorageError, UsageError
 
 
@@ -71,16 +71,16 @@ def run_job(
         if (run.folder / "eval.json").exists():
             raise UsageError(f"cannot resume evaluation {run.id}", hint=f"use: hil eval --resume {run.id}")
         check_seal(run.folder, run.record.request)
-        job = replace(Job.of_record(run.record.request), out=job.out)
+        job = replace(Job.from_record(run.record.request), out=job.out)
     if job.flagfile:
         job = read_flagfile(job)
     if not job.models:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
-    choice = choice or choice_of(job, takes_ranges=True)
+    choice = choice or choose_board(job, takes_ranges=True)
     _check_profiles(job)
-    with lent(isolated) as workers:
+    with lend_pool(isolated) as workers:
         context = RunContext(Cache(), workers)
-        planned = sized_cases(job, replace(job.options(), inputs=tuple(job.inputs)), context)
+        planned = list_sized_cases(job, replace(job.make_options(), inputs=tuple(job.inputs)), context)
         kept = {case.name: case for case in run.record.cases if case.outcome} if run else {}
         changed: set[str] = set()
         for one in planned:
@@ -109,15 +109,15 @@ def run_job(
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
             check_accepted_outputs((case.options.accept, case.model) for case in cases)
-        runtime = _common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+        runtime = _find_common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
         title = planned[0].model if len(job.models) == 1 else f"{len(job.models)}-models"
-        stored = run or store.create(title, jsonable(asdict(job)), run_id)
+        stored = run or store.create(title, convert_to_json(asdict(job)), run_id)
         search = FailureSearch(planned)
 
         def report(outcomes: Mapping[str, Outcome]) -> None:
-            if found := list(search.smallest(outcomes)):
+            if found := list(search.iter_smallest(outcomes)):
                 stored.record.smallest_failing = found
-            for text in (*map(failure_text, found), *describe_texts(stored.record.cases)):
+            for text in (*map(format_failure, found), *describe_texts(stored.record.cases)):
                 screen.note(text)
 
         return run_cases(
@@ -131,8 +131,8 @@ def run_job(
             runtime=runtime,
             purpose=f"hil run {stored.id}",
             resumable=not run_id,
-            after=lambda case: _with_profiles(case, job, stored, context),
-            more=lambda outcomes: [begin(one) for one in search.next_cases(outcomes)],
+            after=lambda case: _write_profiles(case, job, stored, context),
+            more=lambda outcomes: [begin(one) for one in search.choose_next_cases(outcomes)],
             report=report,
         )
 
@@ -149,7 +149,7 @@ def _has_changed(record: RunCase, one: SizedCase, context: RunContext) -> bool:
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:
         model = import_model(one.path, function=options.function, dims=options.dims, **work)
-        return bool(was != with_given_defaults(model, options.inputs, context)[0].digest)
+        return bool(was != add_given_defaults(model, options.inputs, context)[0].digest)
     except UsageError:
         return False
     except HilError:
@@ -160,7 +160,7 @@ def _check_profiles(job: Job) -> None:
     """Raise UsageError for unusable profile directories before anything runs."""
     if job.profile is not None and job.profile == job.compile_time_profile:
         raise UsageError("--profile and --compile-time-profile require different directories")
-    names = numbered([safe_name(path.stem) for path in job.models])
+    names = make_names_unique([make_safe_name(path.stem) for path in job.models])
     for name in names if not job.dim_ranges else [""]:
         for kind, folder in _profile_folders(job, name).items():
             from hil.controller.analysis.profile.collect import check_folder
@@ -175,7 +175,7 @@ def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     return {kind: folder / case if several else folder for kind, folder in kinds.items() if folder}
 
 
-def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
+def _write_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
     """Write the requested profiles.
 
     Yield the case with the data of every profile, as soon as the profile is complete.
@@ -187,7 +187,7 @@ def _with_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Itera
             yield replace(case, profiles=profiles)
 
 
-def _common_runtime(runtimes: Iterable[str], wanted: str) -> str:
+def _find_common_runtime(runtimes: Iterable[str], wanted: str) -> str:
     """Return the runtime that all cases share, or ``wanted`` if there are no cases. "" is the board's default."""
     needed = sorted(set(runtimes))
     if len(needed) > 1:
@@ -235,13 +235,13 @@ def run_cases(
     """
     is_new = not run.record.cases
 
-    def placed(cases: Iterable[Case]) -> list[Case]:
-        made = [replace(case, folder=run.case_folder(case.name)) for case in cases]
+    def place_cases(cases: Iterable[Case]) -> list[Case]:
+        made = [replace(case, folder=run.make_case_folder(case.name)) for case in cases]
         for case in made:
             screen.begin(case.name, len(STAGES))
         return made
 
-    cases = placed(cases)
+    cases = place_cases(cases)
     recorder = Recorder(run, order or [case.name for case in cases], cases)
 
     def watch(case: Case, stage: Stage, note: str) -> None:
@@ -249,13 +249,13 @@ def run_cases(
         if not note:
             recorder.write_soon(case)
 
-    def opened(board: Board) -> None:
+    def note_board(board: Board) -> None:
         if board.target and not all(case.artifact for case in cases):
             screen.note(f"compiling for {board.target}")
         run.record.board = record_board(board)
 
     runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
-    pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=opened, most_loaded=most_loaded)
+    pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=note_board, most_loaded=most_loaded)
     try:
         with pool:
             while True:
@@ -265,7 +265,7 @@ def run_cases(
                     recorder.end(case)
                     for changed in after(case):
                         recorder.write(changed)
-                cases = placed(more(recorder.outcomes))
+                cases = place_cases(more(recorder.outcomes))
                 if not cases:
                     break
                 recorder.add(cases)

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and, if ``hil_models`` is set, the hooks that turn models into tests."""
     config.addinivalue_line("markers", MARKER)
     config.pluginmanager.register(BackendRows(config), "hil-backend-rows")
-    _let_prompts_through(config)
+    _show_prompts(config)
     try:
         check_repeats(config)
     except UsageError as error:
@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         multiply(metafunc)
 
 
-def _let_prompts_through(config: pytest.Config) -> None:
+def _show_prompts(config: pytest.Config) -> None:
     """Show password prompts of boards in the terminal even if pytest captures output."""
     from hil.controller.storage.screen import prompts
 
@@ -93,7 +93,7 @@ def _let_prompts_through(config: pytest.Config) -> None:
                 capture.resume()
 
         stack = contextlib.ExitStack()
-        stack.enter_context(prompts.pausing(pause))
+        stack.enter_context(prompts.pause_during_prompts(pause))
         config.add_cleanup(stack.close)
 
 
@@ -117,7 +117,7 @@ def _hil_run(hil_case: HilCase, request: pytest.FixtureRequest) -> Iterator[Case
 @pytest.fixture
 def hil_model(_hil_run: CaseRun) -> Model:
     """The imported model: its inputs, outputs and digest."""
-    return _hil_run.model()
+    return _hil_run.get_model()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def hil_inputs(_hil_run: CaseRun, hil_model: Model) -> Mapping[str, Array]:
 @pytest.fixture
 def hil_board(_hil_run: CaseRun) -> Iterator[Board]:
     """A board for exclusive use until the test ends."""
-    with _hil_run.borrow() as session:
+    with _hil_run.borrow_board() as session:
         yield session.board
 
 
@@ -160,7 +160,7 @@ def hil_verdict(_hil_run: CaseRun, hil_result: RunResult, hil_reference: RunResu
 
     True if all outputs match.
     """
-    return _hil_run.verdict(hil_result, hil_reference)
+    return _hil_run.compare_outputs(hil_result, hil_reference)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pytest
 
-from hil.core.text import visible
+from hil.core.text import escape_controls
 
 if TYPE_CHECKING:
     from hil.controller.records.suite import CaseRecord
@@ -93,7 +93,9 @@ class BackendRows:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Report skipped backends, because the result of a test shows only the other backends."""
         for reason, tests in self._missing.items():
-            terminalreporter.write_line(visible(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})"))
+            terminalreporter.write_line(
+                escape_controls(f"hil: {reason} ({len(tests)} trace{'s' if len(tests) > 1 else ''})")
+            )
 
 
 def _make_reports(of: pytest.TestReport, row: dict[str, Any]) -> Iterator[pytest.TestReport]:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address, knows_target
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
 from hil.errors import BoardError
 
-_POLL_S = 0.02
+_POLL_SECONDS = 0.02
 
 
 class BoardLocks:
@@ -32,11 +32,12 @@ class BoardLocks:
     def __init__(self, folder: Path, boards: Sequence[str]) -> None:
         import filelock
 
-        self._folder = folder / _file_name("\n".join(sorted(boards)))
+        self._folder = folder / _make_file_name("\n".join(sorted(boards)))
         self._folder.mkdir(exist_ok=True)
         # A lock may be released by a different thread than the one that acquired it.
         self._locks = {
-            board: filelock.FileLock(self._folder / f"{_file_name(board)}.lock", thread_local=False) for board in boards
+            board: filelock.FileLock(self._folder / f"{_make_file_name(board)}.lock", thread_local=False)
+            for board in boards
         }
 
     def take(self, boards: Sequence[str]) -> str:
@@ -54,7 +55,7 @@ class BoardLocks:
                         except filelock.Timeout:
                             continue
                         return board
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_SECONDS)
         finally:
             ticket.unlink(missing_ok=True)
 
@@ -62,7 +63,7 @@ class BoardLocks:
         """Release the lock on a board."""
         self._locks[board].release()
 
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         """Return True if a process waits for a lock."""
         return bool(self._list_tickets())
 
@@ -77,7 +78,7 @@ class BoardLocks:
         return found
 
 
-def _file_name(text: str) -> str:
+def _make_file_name(text: str) -> str:
     return digest_of(text.encode()).partition(":")[2][:16]
 
 
@@ -92,8 +93,8 @@ def _is_running(process: int) -> bool:
 
 
 # Minimum time before a process releases a board for other processes, because reconnecting takes as long as a few cases.
-_TURN_S = 2.0
-_LOOK_S = 0.1
+_TURN_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
 
 
 class BoardLender:
@@ -129,7 +130,7 @@ class BoardLender:
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def config_for(self, runtime: str) -> BoardConfig | None:
+    def choose_config(self, runtime: str) -> BoardConfig | None:
         """Return the board config that a runtime's programs are compiled for.
 
         Returns None if the compile targets of the boards differ, or if only the board knows its target. The caller must
@@ -138,7 +139,7 @@ class BoardLender:
         return self._config if self._known[runtime] else None
 
     @contextlib.contextmanager
-    def borrow(self, boards: Sequence[str] = ()) -> Iterator[BoardSession]:
+    def borrow_board(self, boards: Sequence[str] = ()) -> Iterator[BoardSession]:
         """Borrow a board for exclusive use in the context. Nested calls return the same board.
 
         Args:
@@ -160,7 +161,7 @@ class BoardLender:
                 self._users -= 1
                 self._release_if_wanted()
 
-    def lost(self, error: BoardError) -> None:
+    def reconnect(self, error: BoardError) -> None:
         """Reconnect to the lost board, and add the result to the error."""
         with self._mutex:
             if self._session is not None:
@@ -205,7 +206,7 @@ class BoardLender:
 
     def _check_target(self, config: BoardConfig) -> None:
         """Reject a board lent by a farm if its programs differ from the programs of the previous board."""
-        lent = is_lent(self.choices[self._name].config.connection.address)
+        lent = is_provider_address(self.choices[self._name].config.connection.address)
         if lent and all(self._known.values()) and self._config.compile_flags != config.compile_flags:
             raise BoardError(
                 f"the leased board needs different compile flags than the previous leased board, {self._config.name}",
@@ -221,7 +222,7 @@ class BoardLender:
         if self._users or not self._name:
             return
         if self._session is None or (
-            self._locks and time.monotonic() - self._since >= _TURN_S and self._locks.wanted()
+            self._locks and time.monotonic() - self._since >= _TURN_SECONDS and self._locks.is_wanted()
         ):
             self._give_back()
 
@@ -237,7 +238,7 @@ class BoardLender:
 
     def _watch_waiters(self) -> None:
         """Release the board while this process waits for a test or compiles, so that others can use it."""
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(_LOOK_SECONDS):
             # While a board is opened or reconnected, the mutex is locked. Then no board can be released.
             if self._mutex.acquire(blocking=False):
                 try:

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from hil.compare.verdict import Verdict
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.evidence import evidence_lines, reference_text
+from hil.controller.pipeline.records.evidence import format_evidence, format_reference
 from hil.controller.pipeline.records.print_case import print_verdict
 from hil.controller.pipeline.records.record import record_verdict
 from hil.controller.records.outputs import format_placement
 from hil.controller.records.suite import CaseRecord
-from hil.core.text import visible
-from hil.testing.pytest_plugin.options import renamed
+from hil.core.text import escape_controls
+from hil.testing.pytest_plugin.options import rename_for_pytest
 
 _WIDTH = 100
 _DETAIL_LINES = 12
 
 
-def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
+def describe_failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     """Describe a case that did not pass. The first line contains outcome and reason, for pytest's summary.
 
     Args:
@@ -30,13 +30,13 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     """
     text = record.message if record.outcome == "FAIL" else f"{record.outcome}: {record.message}"
     text += f" ({record.confirmed})" if record.confirmed else ""
-    facts = [f"  {line}" for line in evidence_lines(record)]
+    facts = [f"  {line}" for line in format_evidence(record)]
     if case.error is None:
         verdicts = [*case.verdicts, *([case.plain_verdict] if case.plain_verdict is not None else [])]
         hint = [f"  hint: {record.hint}"] if record.hint else []
-        return "\n".join([mismatch(verdicts, text), *map(visible, [*facts, *hint])])
+        return "\n".join([describe_mismatch(verdicts, text), *map(escape_controls, [*facts, *hint])])
     if again:
-        return visible(text)
+        return escape_controls(text)
     lines = [text, f"  stage: {record.stage}", f"  board: {case.error.board or record.board or record.hw_type}"]
     detail = record.detail.strip().splitlines()
     if len(detail) > _DETAIL_LINES:
@@ -46,27 +46,27 @@ def failure(case: Case, record: CaseRecord, *, again: bool = False) -> str:
     lines += facts
     if record.hint:
         lines.append(f"  hint: {record.hint}")
-    return visible("\n".join(lines))
+    return escape_controls("\n".join(lines))
 
 
-def mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
+def describe_mismatch(verdicts: Sequence[Verdict], reason: str) -> str:
     """Return a reason, followed by the statistics of each output."""
     from hil.controller.storage.screen.console import Console
 
     screen = io.StringIO()
     for verdict in verdicts:
         print_verdict(Console(file=screen, width=_WIDTH, color_system=None), record_verdict(verdict))
-    return renamed("\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())]))
+    return rename_for_pytest("\n".join([reason, *(line.rstrip() for line in screen.getvalue().splitlines())]))
 
 
-def expected(record: CaseRecord) -> str:
+def explain_expected(record: CaseRecord) -> str:
     """Return why a case was expected to fail."""
     expectation = record.expectation
     issue = f" ({expectation['issue']})" if expectation.get("issue") else ""
-    return visible(f"{record.ended}: {expectation['reason']}{issue}")
+    return escape_controls(f"{record.ended}: {expectation['reason']}{issue}")
 
 
-def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
+def format_commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
     """Return the commands that repeat a failure and show the difference, and the paths of tensors, logs and IR.
 
     Args:
@@ -77,9 +77,9 @@ def commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
     if record.diff:
         lines.append(f"see the diff:  {_relativize_diff(here, record.diff, record.folder)}")
     if record.folder and Path(record.folder).exists():
-        lines.append(f"stored in:     {typed(here, record.folder)}")
+        lines.append(f"stored in:     {format_path(here, record.folder)}")
     for what, where in record.directories.items():
-        lines.append(f"{what + ':':<14} {typed(here, os.path.normpath(out / where))}")
+        lines.append(f"{what + ':':<14} {format_path(here, os.path.normpath(out / where))}")
     return "\n".join(lines)
 
 
@@ -88,12 +88,12 @@ def repeat(command: str) -> str:
     return f"repeat it:     {command}"
 
 
-def typed(here: Path, path: str) -> str:
+def format_path(here: Path, path: str) -> str:
     """Return a path relative to a directory, quoted for a shell."""
     return shlex.quote(_make_relative(here, path))
 
 
-def properties(record: CaseRecord) -> list[tuple[str, object]]:
+def list_properties(record: CaseRecord) -> list[tuple[str, object]]:
     """Return the JUnit properties of a case: outcome, board, and the time of each stage."""
     named: dict[str, object] = {
         "outcome": record.outcome,
@@ -109,9 +109,9 @@ def properties(record: CaseRecord) -> list[tuple[str, object]]:
         "placement": format_placement(record.placement),
         "elsewhere": record.elsewhere,
         "disagreement": record.disagreement,
-        "reference": reference_text(record.against, record.relation),
+        "reference": format_reference(record.against, record.relation),
         "decided_by": record.decided_by,
-        "evidence": "; ".join(evidence_lines(record)),
+        "evidence": "; ".join(format_evidence(record)),
         "device_cold": record.cold or None,
         "iterations": record.iterations or None,
         "grade": record.grade and record.grade.text,

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from hil.compare.verdict import Verdict
-from hil.controller.storage.screen.texts import counted
+from hil.controller.storage.screen.texts import format_count
 from hil.core.results import Relation, RunResult
-from hil.core.scratch import new_folder
-from hil.core.text import visible
+from hil.core.scratch import make_folder
+from hil.core.text import escape_controls
 from hil.errors import HilError, UsageError
-from hil.testing.pytest_plugin.options import TAKEN, absolute, renamed, writes_reports
+from hil.testing.pytest_plugin.options import TAKEN, make_absolute, must_write_reports, rename_for_pytest
 from hil.testing.pytest_plugin.reporting import Reporting, attach
 from hil.testing.pytest_plugin.running import RUN
 from hil.testing.pytest_plugin.session import BOARD_LOCKS, SESSION, HilCase, ModelCase, ModelFolder, PluginSession
@@ -36,14 +36,14 @@ def begin(config: pytest.Config) -> None:
     try:
         plugin = PluginSession(config)
     except UsageError as error:
-        raise pytest.UsageError(renamed(str(error))) from None
+        raise pytest.UsageError(rename_for_pytest(str(error))) from None
     config.stash[SESSION] = plugin
     config.pluginmanager.register(Hooks(plugin), "hil-hooks")
-    if writes_reports(config) and not plugin.is_worker:
+    if must_write_reports(config) and not plugin.is_worker:
         config.pluginmanager.register(Reporting(plugin), "hil-reports")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         here = config.invocation_params.dir
-        searched = [absolute(here / argument) for argument in config.args]
+        searched = [make_absolute(here / argument) for argument in config.args]
         config.args += [
             str(folder.path)
             for folder in plugin.folders
@@ -90,8 +90,8 @@ class Hooks:
             if name == "hil_decided_by" and str(decider).endswith(_WEAK)
         )
         for decider, count in weak.items():
-            text = f"{counted(count, 'case')} judged only by {decider}, which is not an independent reference"
-            terminalreporter.write_line(visible(f"hil: {text}"))
+            text = f"{format_count(count, 'case')} judged only by {decider}, which is not an independent reference"
+            terminalreporter.write_line(escape_controls(f"hil: {text}"))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
@@ -100,7 +100,7 @@ class Hooks:
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         """Collect a model file."""
-        if self._plugin.folder_of(file_path) is None:
+        if self._plugin.find_folder(file_path) is None:
             return None
         # For a file outside the root directory, pytest uses only the file name as id.
         nodeid = Path(os.path.relpath(file_path, parent.config.rootpath)).as_posix()
@@ -138,7 +138,7 @@ class Hooks:
             for folder in self._plugin.folders
             for key, flow in flows.items()
             if folder.models.keys() == folder.specs[key].keys()
-            for line in folder.expectations.remarks(
+            for line in folder.expectations.list_remarks(
                 [spec.id for specs in folder.specs[key].values() for spec in specs],
                 flow=flow.name,
                 runtime=flow.runtime,
@@ -150,7 +150,7 @@ class Hooks:
     def pytest_configure_node(self, node: Any) -> None:
         """Pass the directory of board locks to xdist's workers."""
         if self._locks_folder is None:
-            self._locks_folder = new_folder("hil-board-locks-")
+            self._locks_folder = make_folder("hil-board-locks-")
         node.workerinput[BOARD_LOCKS] = str(self._locks_folder)
 
     def pytest_unconfigure(self) -> None:
@@ -160,7 +160,7 @@ class Hooks:
             shutil.rmtree(self._locks_folder, ignore_errors=True)
 
     def _is_expected_to_fail(self, item: pytest.Item) -> bool:
-        return isinstance(item, ModelCase) and self._plugin.expected_to_fail(item.case)
+        return isinstance(item, ModelCase) and self._plugin.is_expected_to_fail(item.case)
 
 
 # The fixture with a test's case. All other fixtures depend on it.
@@ -183,7 +183,7 @@ class ModelFileCollector(pytest.Module):
     def collect(self) -> Iterator[ModelCase]:
         """Yield the cases of the model."""
         plugin = self.config.stash[SESSION]
-        folder = plugin.folder_of(self.path)
+        folder = plugin.find_folder(self.path)
         assert folder is not None
         if not folder.has_read(self.path):
             # Import all requested models in parallel.
@@ -221,9 +221,9 @@ def multiply(metafunc: pytest.Metafunc) -> None:
 
 def _collect_cases(plugin: PluginSession, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
     try:
-        return plugin.cases(folder, files)
+        return plugin.list_cases(folder, files)
     except HilError as error:
-        raise pytest.Collector.CollectError(renamed(str(error))) from None
+        raise pytest.Collector.CollectError(rename_for_pytest(str(error))) from None
 
 
 def _make_case_filter(markers: Iterator[pytest.Mark]) -> Callable[[HilCase], bool]:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hil.controller.pipeline.settings.option_names import by_table, rename_options
+from hil.controller.pipeline.settings.option_names import make_renamer, rename_options
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
     Spec,
     flag_of,
+    list_specs,
     parse_dims,
     parse_seconds,
-    specs_of,
 )
 from hil.controller.pipeline.settings.project import load_project
-from hil.core.text import visible
-from hil.testing.traces.backends import PYTEST_DEST, TEXTS, backends_text, refuse_second, times_given
+from hil.core.text import escape_controls
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, check_backends, count_option, refuse_second
 
 if TYPE_CHECKING:
     from hil.controller.workloads.suites.request import SuiteRequest
@@ -82,10 +82,10 @@ _OPTION = re.compile(r"(?<![\w-])--(?=[a-z])")
 _SHORT = ("recompute", "debug_ir", "debug_ir_passes", "no_fallback")
 
 
-def _of_cases() -> Iterator[Option]:
+def _iter_case_options() -> Iterator[Option]:
     """Yield the options for case settings. Their value is None unless given, because the project file has defaults."""
     usual = CaseSettings()
-    for name, spec in specs_of(CaseSettings).items():
+    for name, spec in list_specs(CaseSettings).items():
         flag, default = flag_of(name, spec), getattr(usual, name)
         is_float = default is None and spec.metavar != "DIR" and spec.of_text is None
         profiled = f", with --hil-profile {PROFILED_COUNTS[name]}" if name in PROFILED_COUNTS else ""
@@ -101,7 +101,7 @@ def _of_cases() -> Iterator[Option]:
 
 
 OPTIONS = (
-    *_of_cases(),
+    *_iter_case_options(),
     Option(
         "--hil-board",
         "Board to run on: USER@HOST, a name, unix:PATH, farm:SELECTOR (leases one board per xdist worker), ...",
@@ -208,9 +208,9 @@ OPTIONS = (
 _RENAMED = {f"--{option.name.removeprefix('--hil-')}": option.name for option in OPTIONS}
 
 
-def renamed(text: str) -> str:
+def rename_for_pytest(text: str) -> str:
     """Return a message with pytest's names of hil's options: ``--hil-dim``."""
-    return visible(rename_options(text, by_table(_RENAMED)))
+    return escape_controls(rename_options(text, make_renamer(_RENAMED)))
 
 
 # Option for a profile directory -> kind of profile.
@@ -254,11 +254,11 @@ class LateOptions:
                     dest=PYTEST_DEST.format(name),
                     help=text,
                     metavar="DIR" if is_folder else "NAMES",
-                    type=str if is_folder else backends_text,
+                    type=str if is_folder else check_backends,
                 )
 
 
-def settings_of(config: pytest.Config) -> dict[str, Any]:
+def read_settings(config: pytest.Config) -> dict[str, Any]:
     """Return the case settings of the options, with defaults from the project file.
 
     Raises:
@@ -269,7 +269,7 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
     usual = CaseSettings()
     given: set[str] = set()
 
-    def setting(name: str, spec: Spec) -> Any:
+    def read_setting(name: str, spec: Spec) -> Any:
         option = f"--hil-{flag_of(name, spec).removeprefix('--')}"
         value = config.getoption(option.removeprefix("--").replace("-", "_"))
         if value is not None:
@@ -286,7 +286,7 @@ def settings_of(config: pytest.Config) -> dict[str, Any]:
             return config.invocation_params.dir / value
         return spec.of_text(value, option) if spec.of_text else value
 
-    found = {name: setting(name, spec) for name, spec in specs_of(CaseSettings).items()}
+    found = {name: read_setting(name, spec) for name, spec in list_specs(CaseSettings).items()}
     models = project.models if project is not None else {}
     per_model = {
         pattern: {name: value for name, value in values.items() if name not in given}
@@ -304,57 +304,57 @@ def request_of(config: pytest.Config) -> SuiteRequest:
     from hil.controller.workloads.suites.request import Settings, SuiteRequest, make_profile_folders
     from hil.errors import UsageError
 
-    def given(name: str) -> Any:
+    def get_option(name: str) -> Any:
         return config.getoption(f"hil_{name}")
 
-    if given("profile") and given("profile") == given("compile_time_profile"):
+    if get_option("profile") and get_option("profile") == get_option("compile_time_profile"):
         raise UsageError("--hil-profile and --hil-compile-time-profile require different directories")
-    if given("sandbox") and given("no_sandbox"):
+    if get_option("sandbox") and get_option("no_sandbox"):
         raise UsageError("--hil-sandbox and --hil-no-sandbox are mutually exclusive")
     make_profile_folders(profile_folders(config, ""))
 
-    def path(name: str) -> Path | None:
-        return config.invocation_params.dir / given(name) if given(name) else None
+    def get_path(name: str) -> Path | None:
+        return config.invocation_params.dir / get_option(name) if get_option(name) else None
 
-    settings = Settings(profile=bool(given("profile")), **settings_of(config))
+    settings = Settings(profile=bool(get_option("profile")), **read_settings(config))
     return SuiteRequest(
         "",
-        flows_of(config)[0],
+        list_flows(config)[0],
         # The command line may repeat a board from pytest's `addopts`.
-        tuple(dict.fromkeys(given("board") or ())),
+        tuple(dict.fromkeys(get_option("board") or ())),
         "",
         {
-            "identity": path("identity"),
-            "known_hosts": path("known_hosts"),
-            "accept_new_host_key": given("accept_new_host_key"),
+            "identity": get_path("identity"),
+            "known_hosts": get_path("known_hosts"),
+            "accept_new_host_key": get_option("accept_new_host_key"),
         },
-        layers=not given("no_layers"),
-        group=given("group"),
-        layer_inputs=given("layer_inputs"),
-        merge=given("merge"),
-        dims=parse_dims(tuple(given("dim") or ()), "--hil-dim"),
-        only_expected_failures=given("only_expected_failures"),
-        confirm=given("confirm"),
-        keep_all=given("keep_all"),
-        faults=tuple(given("fault") or ()),
-        wait_s=parse_seconds(given("wait"), "--hil-wait"),
+        layers=not get_option("no_layers"),
+        group=get_option("group"),
+        layer_inputs=get_option("layer_inputs"),
+        merge=get_option("merge"),
+        dims=parse_dims(tuple(get_option("dim") or ()), "--hil-dim"),
+        only_expected_failures=get_option("only_expected_failures"),
+        confirm=get_option("confirm"),
+        keep_all=get_option("keep_all"),
+        faults=tuple(get_option("fault") or ()),
+        wait_s=parse_seconds(get_option("wait"), "--hil-wait"),
         settings=settings,
     )
 
 
-def simulator_settings(config: pytest.Config) -> dict[str, str]:
+def make_simulator_settings(config: pytest.Config) -> dict[str, str]:
     """Return the environment variables for the simulators of this process."""
     chosen = {"sandbox": ("HIL_SANDBOX", "required"), "no_sandbox": ("HIL_SANDBOX", "off")}
     chosen |= {"fresh": ("HIL_SIMULATOR", "fresh")}
     return {name: value for option, (name, value) in chosen.items() if config.getoption(f"hil_{option}")}
 
 
-def absolute(path: Path) -> Path:
+def make_absolute(path: Path) -> Path:
     """Return an absolute path in pytest's form: without ``..``, but with symlinks."""
     return Path(os.path.abspath(path))  # noqa: PTH100 (Path.resolve would follow them)
 
 
-def out_folder(config: pytest.Config) -> Path:
+def choose_out_folder(config: pytest.Config) -> Path:
     """Return the directory for files of failed tests."""
     named = config.getoption("hil_out")
     return config.invocation_params.dir / named if named else config.rootpath / OUT
@@ -366,7 +366,7 @@ def profile_folders(config: pytest.Config, case: str) -> dict[str, Path]:
     return {kind: config.invocation_params.dir / folder / case for kind, folder in asked.items() if folder}
 
 
-def writes_reports(config: pytest.Config) -> bool:
+def must_write_reports(config: pytest.Config) -> bool:
     """Return True if tests run and reports were requested."""
     return bool(config.getoption("hil_out")) and not config.option.collectonly
 
@@ -406,22 +406,22 @@ def check_repeats(config: pytest.Config) -> None:
     words = config.invocation_params.args
     for option in OPTIONS:
         has_known = option.known and config.getini(MODELS) and option.known not in config.stash[TAKEN]
-        count = times_given(words, option.name, *([option.known] if has_known else []))
+        count = count_option(words, option.name, *([option.known] if has_known else []))
         if option.dest in _TARGETS and (values := config.getoption(option.dest)) and count:
             setattr(config.option, option.dest, values[-count:])
         elif count > 1 and not option.repeats and option.type is not bool:
             refuse_second(option.name, count)
     for name in TEXTS:
         if config.getoption(PYTEST_DEST.format(name), None) is not None:
-            refuse_second(f"--{name}", times_given(words, f"--{name}"))
+            refuse_second(f"--{name}", count_option(words, f"--{name}"))
 
 
-def flows_of(config: pytest.Config) -> list[str]:
+def list_flows(config: pytest.Config) -> list[str]:
     """Return the requested flows."""
-    return config.getoption("hil_flow") or [_flow_of_ini(config)]
+    return config.getoption("hil_flow") or [_read_ini_flow(config)]
 
 
-def _flow_of_ini(config: pytest.Config) -> str:
+def _read_ini_flow(config: pytest.Config) -> str:
     """Return the flow in the ini file. A path (``FILE.toml``, ``FILE.toml:NAME``) is relative to the ini file."""
     flow: str = config.getini(FLOW)
     is_file = flow.endswith(".toml") or ".toml:" in flow

@@ -18,17 +18,17 @@ import pytest
 from hil.controller.pipeline.settings.project import find_project
 from hil.controller.records.outputs import Origin
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
-from hil.controller.storage.origin import origin_of
-from hil.controller.storage.runs import safe_name, seal, storing
+from hil.controller.storage.origin import find_origin
+from hil.controller.storage.runs import convert_write_errors, make_safe_name, seal
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.store import LINES, SuiteRun, versions
+from hil.controller.workloads.suites.store import LINES, SuiteRun, collect_versions
 from hil.core.results import Outcome, exit_code_of
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RAN, HilError, StorageError
 from hil.testing.pytest_plugin import failure_text
-from hil.testing.pytest_plugin.options import absolute, renamed
+from hil.testing.pytest_plugin.options import make_absolute, rename_for_pytest
 from hil.testing.pytest_plugin.session import CaseTarget, HilCase, ModelFolder, PluginSession
 
 # Attribute of a test's last report with the output directory and the record. These are JSON values, which xdist can
@@ -80,7 +80,7 @@ class Reporting:
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         with self._open:
             for run in (self._runs or {}).values():
-                outcomes = [Outcome(record.outcome) for record in run.records()]
+                outcomes = [Outcome(record.outcome) for record in run.read_records()]
                 code = exit_code_of(outcomes) if outcomes else EXIT_NOTHING_RAN
                 code = EXIT_INTERRUPTED if interrupted else code
                 try:
@@ -89,7 +89,7 @@ class Reporting:
                 except HilError as error:
                     self._said.append(str(error))
                 else:
-                    page = failure_text.typed(
+                    page = failure_text.format_path(
                         self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
                     )
                     self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}")
@@ -99,12 +99,12 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the paths of the reports."""
         for line in self._said:
-            terminalreporter.write_line(visible(f"hil: {line}"))
+            terminalreporter.write_line(escape_controls(f"hil: {line}"))
 
     def _write_matrices(self) -> None:
         """Write a comparison of targets for model directories with cases on several targets."""
         for folder in self._plugin.folders:
-            names = [safe_name(target.name) for target in self._plugin.targets]
+            names = [make_safe_name(target.name) for target in self._plugin.targets]
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]
             if len(there) > 1:
                 try:
@@ -112,12 +112,12 @@ class Reporting:
                 except HilError as error:
                     self._said.append(str(error))
                 else:
-                    shown = failure_text.typed(self._plugin.config.invocation_params.dir, str(page))
+                    shown = failure_text.format_path(self._plugin.config.invocation_params.dir, str(page))
                     self._said.append(f"{folder.path.name} on {len(there)} targets: open {shown}")
 
     def _add_to_history(self) -> None:
         """Add the results to the history, if the project file enables this."""
-        folders = [run.folder for run in (self._runs or {}).values() if run.records()]
+        folders = [run.folder for run in (self._runs or {}).values() if run.read_records()]
         start = self._plugin.config.invocation_params.dir
         if folders and find_project(start) is not None:
             from hil.controller.workloads.history.automatic import add_results
@@ -125,7 +125,7 @@ class Reporting:
             add_results(folders, self._said.append, start=start)
 
     def _get_origin(self) -> Origin:
-        return origin_of(self._plugin.request.settings.labels)
+        return find_origin(self._plugin.request.settings.labels)
 
     def _start_runs(self, nodeids: Iterable[str]) -> None:
         """Create the runs' directories.
@@ -135,24 +135,26 @@ class Reporting:
         """
         self._runs = {}
         root = self._plugin.config.rootpath
-        planned = {(absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)}
+        planned = {
+            (make_absolute(root / file), name) for file, _, name in (nodeid.partition("::") for nodeid in nodeids)
+        }
         try:
             for folder in self._plugin.folders:
                 if any(file in folder.models for file, _ in planned):
                     # Import all models: the report also lists the cases that were left out.
-                    self._plugin.cases(folder, folder.models)
+                    self._plugin.list_cases(folder, folder.models)
                     for target in self._plugin.targets:
                         if run := self._start_run(folder, target, planned):
                             self._runs[str(run.folder)] = run
         except HilError as error:
-            raise pytest.UsageError(renamed(str(error))) from error
+            raise pytest.UsageError(rename_for_pytest(str(error))) from error
 
     def _start_run(self, folder: ModelFolder, target: CaseTarget, planned: set[tuple[Path, str]]) -> SuiteRun | None:
         plugin = self._plugin
         cases = [
             (file, case)
             for file in folder.models
-            for case in plugin.cases(folder, [file])
+            for case in plugin.list_cases(folder, [file])
             if case.target.name == target.name
         ]
         ids = [case.spec.id for file, case in cases if (file, case.id) in planned]
@@ -171,7 +173,7 @@ class Reporting:
             runtime=target.flow.runtime,
             boards=list(target.lender.choices),
             command=shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
-            versions=versions(),
+            versions=collect_versions(),
             ids=ids,
             suite_ids=[case.spec.id for _, case in cases],
             expected=str(folder.path / EXPECTED),
@@ -183,9 +185,9 @@ class Reporting:
             exit_code=None,
         )
         run = SuiteRun(out, head)
-        self._open.enter_context(run.writing())
+        self._open.enter_context(run.lock_for_writing())
         # Remove the records of an earlier pytest run.
-        with storing(out):
+        with convert_write_errors(out):
             (out / LINES).write_bytes(b"")
             seal(out, head.request)
         run.save()

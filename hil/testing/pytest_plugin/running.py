@@ -20,21 +20,21 @@ from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.runs import convert_write_errors, make_safe_name
 from hil.controller.workloads.suites.outcome import list_directories, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import SuiteDirectory
-from hil.controller.workloads.suites.tasks import Task, attempt, fresh, next_confirmation
+from hil.controller.workloads.suites.tasks import Task, choose_next_confirmation, drop_results, make_attempt
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage
 from hil.core.tensors import Array
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.testing.pytest_plugin import failure_text
-from hil.testing.pytest_plugin.options import profile_folders, renamed, repeat_command
+from hil.testing.pytest_plugin.options import profile_folders, rename_for_pytest, repeat_command
 from hil.testing.pytest_plugin.session import HilCase, ModelCase, PluginSession
 
 RUN = pytest.StashKey["CaseRun"]()
-_NAME_MOST = 150
+_MAX_NAME = 150
 
 
 class CaseRun:
@@ -60,24 +60,26 @@ class CaseRun:
     @property
     def config(self) -> BoardConfig | None:
         """The board config to compile for; None if only the board knows the target."""
-        return self.lender.config_for(self.flow.runtime)
+        return self.lender.choose_config(self.flow.runtime)
 
     @property
     def case(self) -> Case:
         """The case with its imported model."""
         if self._case is None:
             plugin, hil_case = self.plugin, self.hil_case
-            if isinstance(self._item, ModelCase) and (task := plugin.prefetched(hil_case, self._list_upcoming_cases)):
+            if isinstance(self._item, ModelCase) and (
+                task := plugin.get_prefetched(hil_case, self._list_upcoming_cases)
+            ):
                 case, self._early = task.case, task.early
             else:
                 case = begin_case(hil_case.spec, self.flow, plugin.runner, self._work, hil_case.target.request.settings)
             # Several tests may use the same case.
-            self._case = replace(case, name=_folder_name(self._item, self.hil_case))
-            shutil.rmtree(self._store.case_folder(self._case.name), ignore_errors=True)
+            self._case = replace(case, name=_make_folder_name(self._item, self.hil_case))
+            shutil.rmtree(self._store.get_case_folder(self._case.name), ignore_errors=True)
             self._end_if_failed()
         return self._case
 
-    def model(self) -> Model:
+    def get_model(self) -> Model:
         """Return the imported model."""
         assert self.case.model is not None
         return self.case.model
@@ -86,7 +88,7 @@ class CaseRun:
         """Compile for the kind of board, or for the borrowed board if only the board knows the target."""
         config = self.config
         if config is None:
-            with self.borrow() as session:
+            with self.borrow_board() as session:
                 config = session.board.config
         if self.case.artifact is None:
             self._case = self.plugin.runner.compile(self.case, config)
@@ -95,20 +97,20 @@ class CaseRun:
         return self.case.artifact
 
     @contextlib.contextmanager
-    def borrow(self) -> Iterator[BoardSession]:
+    def borrow_board(self) -> Iterator[BoardSession]:
         """Borrow a board."""
         with contextlib.ExitStack() as stack:
             refused: errors.HilError | None = None
             try:
                 self.plugin.make_room(self.lender)
-                session = stack.enter_context(self.lender.borrow())
+                session = stack.enter_context(self.lender.borrow_board())
             except errors.UsageError as error:
                 # Here, invalid usage means that the board does not support the flow.
                 refused = error.as_kind(errors.BoardRefused)
             except errors.HilError as error:
                 refused = error
             if refused is not None:
-                self._case = self.case.ended(refused, Stage.PUSH)
+                self._case = self.case.with_error(refused, Stage.PUSH)
                 self._judge_outcome()
             # For a board of a farm, the hardware type is known only now.
             self._board, self._hw_type = session.board.name, session.board.config.hw_type
@@ -118,10 +120,10 @@ class CaseRun:
         """Push, load and run the program."""
         self._case = replace(self.case, artifact=artifact)
         self._take_inputs(inputs)
-        with self.borrow() as session:
+        with self.borrow_board() as session:
             case = self.plugin.runner.execute(self.case, session)
             if isinstance(case.error, errors.BoardError):
-                self.lender.lost(case.error)
+                self.lender.reconnect(case.error)
                 case = replace(case, reason=case.error.message)
             self._case = case
         self._end_if_failed()
@@ -135,13 +137,13 @@ class CaseRun:
         runner = self.plugin.runner
         early = self._early if self._early is not None else runner.refer_early(self.case)
         if early is not None:
-            self._case = runner.with_references(self.case, early)
+            self._case = runner.add_references(self.case, early)
         self._end_if_failed()
         if not self.case.references:
             raise pytest.UsageError("hil_reference requires hil_result: only the board knows the inputs of this model")
         return self.case.references[0]
 
-    def verdict(self, result: RunResult, reference: RunResult) -> Verdict:
+    def compare_outputs(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare the board's result with the reference. The user's fixtures may replace both arguments."""
         case = replace(self.case, result=result)
         if not case.references or case.references[0] is not reference:
@@ -157,25 +159,25 @@ class CaseRun:
     def _confirm_mismatch(self) -> None:
         """Rerun a mismatch on the same and other boards, as `hil suite run --confirm` does."""
         task = Task(self.case, wrong=self.case, wrong_on=self._board)
-        while boards := next_confirmation(task, self.plugin.request.confirm, list(self.lender.choices)):
+        while boards := choose_next_confirmation(task, self.plugin.request.confirm, list(self.lender.choices)):
             try:
-                with self.lender.borrow(boards) as session:
+                with self.lender.borrow_board(boards) as session:
                     task.board = session.board.name
-                    case = self.plugin.runner.execute(fresh(self.case), session)
+                    case = self.plugin.runner.execute(drop_results(self.case), session)
                     if isinstance(case.error, errors.BoardError):
-                        self.lender.lost(case.error)
+                        self.lender.reconnect(case.error)
                         break
             except errors.HilError as error:
-                print(renamed(f"hil: cannot confirm the mismatch: {error}"))
+                print(rename_for_pytest(f"hil: cannot confirm the mismatch: {error}"))
                 break
             task.case = case if case.outcome else self.plugin.runner.judge(case)
-            task.attempts.append(attempt("confirm", task))
+            task.attempts.append(make_attempt("confirm", task))
             task.confirmations.append((task.board, task.case.outcome is not Outcome.PASS))
         self._confirmation = task if task.confirmations else None
 
     def check(self, result: RunResult, reference: RunResult) -> Verdict:
         """Compare and end the case: the test fails if outputs differ, or if an expected failure passed."""
-        verdict = self.verdict(result, reference)
+        verdict = self.compare_outputs(result, reference)
         self._judge_outcome()
         return verdict
 
@@ -192,13 +194,13 @@ class CaseRun:
                 actual, reference, rtol=rtol, atol=atol, allow_blind=blind, allow_flush=flush, accept=accept
             )
         except errors.UsageError as error:
-            pytest.fail(renamed(str(error)), pytrace=False)
+            pytest.fail(rename_for_pytest(str(error)), pytrace=False)
         if not verdict:
             wrong = replace(
                 self.case, result=actual, references=(reference,), verdicts=(verdict,), outcome=verdict.outcome
             )
             self.record = self._make_record(wrong)
-            pytest.fail(failure_text.mismatch([verdict], verdict.reason), pytrace=False)
+            pytest.fail(failure_text.describe_mismatch([verdict], verdict.reason), pytrace=False)
         return verdict
 
     def _take_inputs(self, inputs: Mapping[str, Array]) -> None:
@@ -219,7 +221,7 @@ class CaseRun:
         if self._case is None:
             return failure_text.repeat(self._repeat_command)
         record = self.record or self._make_record(self._case)
-        return failure_text.commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
+        return failure_text.format_commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
 
     def end(self) -> None:
         """End the test: add outcome and times to pytest's report."""
@@ -227,12 +229,12 @@ class CaseRun:
             self._write_profiles(self._case)
             record = self.record or self._make_record(self.case)
             self.record = record.replace(directories=list_directories(self.case, self._store))
-            self._item.user_properties.extend(failure_text.properties(self.record))
+            self._item.user_properties.extend(failure_text.list_properties(self.record))
             shutil.rmtree(self._case.folder, ignore_errors=True)
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _write_profiles(self, case: Case) -> None:
-        name = f"{case.name}-{safe_name(self.hil_case.target.name)}"
+        name = f"{case.name}-{make_safe_name(self.hil_case.target.name)}"
         folders = profile_folders(self.plugin.config, name)
         if not folders:
             return
@@ -243,9 +245,9 @@ class CaseRun:
             self._case = replace(case, profiles=profiles)
             for profile in profiles:
                 for note in profile.notes:
-                    print(visible(f"hil: {profile.folder}: {note}"))
+                    print(escape_controls(f"hil: {profile.folder}: {note}"))
         except errors.StorageError as error:
-            print(renamed(f"hil: {error}"))
+            print(rename_for_pytest(f"hil: {error}"))
 
     def _end_if_failed(self) -> None:
         """End the test if the last stage failed."""
@@ -259,13 +261,13 @@ class CaseRun:
         if outcome is Outcome.PASS:
             dispute = f"the references disagree: {record.disagreement}" if record.disagreement else ""
             for note in filter(None, (record.elsewhere, dispute)):
-                print(visible(f"hil: {note}"))
+                print(escape_controls(f"hil: {note}"))
             return
         if outcome is Outcome.XFAIL:
-            pytest.xfail(failure_text.expected(record))
+            pytest.xfail(failure_text.explain_expected(record))
         if outcome is Outcome.SKIP:
-            pytest.skip(visible(record.message))
-        pytest.fail(failure_text.failure(self.case, record, again=self._is_already_reported()), pytrace=False)
+            pytest.skip(escape_controls(record.message))
+        pytest.fail(failure_text.describe_failure(self.case, record, again=self._is_already_reported()), pytrace=False)
 
     def _is_already_reported(self) -> bool:
         """Return True if another test already reported the same board error: a lost board fails many tests."""
@@ -290,17 +292,17 @@ class CaseRun:
         try:
             if case.outcome is not Outcome.PASS or request.keep_all:
                 plugin.make_out(self.hil_case.out)
-                logs = self._store.case_folder(case.name) / "logs"
-                with storing(logs):
+                logs = self._store.get_case_folder(case.name) / "logs"
+                with convert_write_errors(logs):
                     shutil.copytree(case.folder / "logs", logs, dirs_exist_ok=True)
-            record, folder = record_of(*common, self._store), str(self._store.case_folder(case.name))
+            record, folder = record_of(*common, self._store), str(self._store.get_case_folder(case.name))
             # Replace the case's directory in the hint by the directory where the files are stored.
-            hint = renamed(record.hint.replace(str(case.folder), folder))
+            hint = rename_for_pytest(record.hint.replace(str(case.folder), folder))
             return record.replace(
-                repeat=self._repeat_command, folder=folder, hint=hint, message=renamed(record.message)
+                repeat=self._repeat_command, folder=folder, hint=hint, message=rename_for_pytest(record.message)
             )
         except errors.StorageError as error:
-            print(renamed(f"hil: {error}"))
+            print(rename_for_pytest(f"hil: {error}"))
             record = record_of(*common, SuiteDirectory(self._work))
             return record.replace(repeat=self._repeat_command, diff="", folder="")
 
@@ -309,10 +311,10 @@ class CaseRun:
         return shlex.join(repeat_command(self.plugin.config, self._item.nodeid))
 
 
-def _folder_name(item: pytest.Item, case: HilCase) -> str:
+def _make_folder_name(item: pytest.Item, case: HilCase) -> str:
     """Return the directory name of a test's case: the case's id, with the test's name as a prefix for user tests."""
     own = "" if isinstance(item, ModelCase) else item.nodeid.partition("[")[0].replace("::", ".") + "."
     name = re.sub(r"[^\w.+-]", "_", own + case.spec.id)
-    if len(name) <= _NAME_MOST:
+    if len(name) <= _MAX_NAME:
         return name
-    return f"{name[:_NAME_MOST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[:_MAX_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

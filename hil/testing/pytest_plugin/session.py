@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.board_choice import BoardChoice, is_lent
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address
 from hil.controller.devices.choosing.board_resolver import check_faults, choose
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.board_pool import BoardPool
@@ -24,37 +24,37 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import safe_name, storing
+from hil.controller.storage.runs import convert_write_errors, make_safe_name
 from hil.controller.storage.screen import live
-from hil.controller.workloads.matrix.targets import targets_of
-from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of, sized_models
+from hil.controller.workloads.matrix.targets import combine_targets
+from hil.controller.workloads.suites.cases.model_cases import LayerChoice, make_cases, size_models
 from hil.controller.workloads.suites.cases.model_scan import scan_models
-from hil.controller.workloads.suites.cases.sources import EXPECTED, flow_of
+from hil.controller.workloads.suites.cases.sources import EXPECTED, choose_flow
 from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.suites.preparing import check_settings, prepared, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, iter_prepared, make_suite_runner
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.board_config import BoardConfig
-from hil.core.scratch import new_folder
-from hil.core.text import numbered, visible
+from hil.core.scratch import make_folder
+from hil.core.text import escape_controls, make_names_unique
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import (
     MODELS,
     OUT,
-    absolute,
-    flows_of,
-    out_folder,
+    choose_out_folder,
+    list_flows,
+    make_absolute,
+    make_simulator_settings,
     request_of,
-    simulator_settings,
 )
 
 # Maximum number of prepared cases that wait for their tests. The limit is necessary because their tensors are in
 # memory.
 _WAITING = 256
-_JOIN_S = 15.0
+_JOIN_SECONDS = 15.0
 
 
 class Prefetch:
@@ -75,7 +75,7 @@ class Prefetch:
         self._ready: dict[str, Task] = {}
         self._wanted = ""
         self._error: BaseException | None = None
-        tasks = prepared(specs, flow, settings, runner, config, run, self._over)
+        tasks = iter_prepared(specs, flow, settings, runner, config, run, self._over)
         self._thread = threading.Thread(target=self._prepare_tasks, args=(tasks,), name="hil-prefetch", daemon=True)
         self._thread.start()
 
@@ -100,7 +100,7 @@ class Prefetch:
         self._over.set()
         with self._changed:
             self._changed.notify_all()
-        self._thread.join(_JOIN_S)
+        self._thread.join(_JOIN_SECONDS)
 
     def _prepare_tasks(self, tasks: Iterator[Task]) -> None:
         try:
@@ -180,7 +180,7 @@ class HilCase:
     @property
     def out(self) -> Path:
         """Directory for the case's files: the directory of a suite run on this target."""
-        return self.folder.out / safe_name(self.target.name)
+        return self.folder.out / make_safe_name(self.target.name)
 
     @property
     def request(self) -> SuiteRequest:
@@ -207,10 +207,10 @@ class PluginSession:
         if config.getoption("capture") == "no":
             # pytest -s
             live_output = contextlib.ExitStack()
-            live_output.enter_context(live.showing(lambda text: print(visible(text), flush=True)))
+            live_output.enter_context(live.show_output(lambda text: print(escape_controls(text), flush=True)))
             config.add_cleanup(live_output.close)
         settings = pytest.MonkeyPatch()
-        for name, value in simulator_settings(config).items():
+        for name, value in make_simulator_settings(config).items():
             settings.setenv(name, value)
         config.add_cleanup(settings.undo)
         self._worker: Mapping[str, Any] = getattr(config, "workerinput", {})
@@ -218,7 +218,7 @@ class PluginSession:
         self.reported: set[tuple[str, str]] = set()  # (board, message) of reported board errors
         self.request: SuiteRequest = request_of(config)
         self.folders: list[ModelFolder] = []
-        for path in dict.fromkeys(map(absolute, config.getini(MODELS))):
+        for path in dict.fromkeys(map(make_absolute, config.getini(MODELS))):
             self.folders.append(self._load_folder(path))
         self._pool = BoardPool("pytest", wait_s=self.request.wait_s, say=print)
         # Boards -> lender; shared by all flows.
@@ -226,7 +226,7 @@ class PluginSession:
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str], Prefetch] = {}
-        self.work = new_folder("hil-pytest-")  # for temporary files of running tests
+        self.work = make_folder("hil-pytest-")  # for temporary files of running tests
 
     @cached_property
     def context(self) -> RunContext:
@@ -238,13 +238,13 @@ class PluginSession:
     @cached_property
     def runner(self) -> Runner:
         """Runner of the cases' stages."""
-        return suite_runner(self.context)
+        return make_suite_runner(self.context)
 
-    def folder_of(self, file: Path) -> ModelFolder | None:
+    def find_folder(self, file: Path) -> ModelFolder | None:
         """Return the model directory that contains a model file, or None."""
         return next((folder for folder in self.folders if file in folder.models), None)
 
-    def cases(self, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
+    def list_cases(self, folder: ModelFolder, files: Iterable[Path]) -> list[HilCase]:
         """Return the cases of some models in a directory on all targets. Models are imported in parallel."""
         files = list(files)
         request = self.request
@@ -253,7 +253,7 @@ class PluginSession:
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
                 models = [model for file in unread for model in self._sized_models[file]]
-                specs = cases_of(models, flow, self.context, layers=layers, settings=request.settings)
+                specs = make_cases(models, flow, self.context, layers=layers, settings=request.settings)
                 for file in unread:
                     names = {model.name for model in self._sized_models[file]}
                     known[file] = tuple(spec for spec in specs if spec.model in names)
@@ -272,14 +272,14 @@ class PluginSession:
             ):
                 other.release()
 
-    def prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
+    def get_prefetched(self, case: HilCase, coming: Callable[[], Iterable[HilCase]]) -> Task | None:
         """Return the prefetched case, or None if prefetching is disabled.
 
         Args:
             coming: Returns this case and the cases of later tests.
         """
         target = case.target
-        config = target.lender.config_for(target.flow.runtime)
+        config = target.lender.choose_config(target.flow.runtime)
         # Do not prefetch in xdist workers: they share the machine, and a worker does not know its next tests.
         if config is None or self.is_worker:
             return None
@@ -290,7 +290,7 @@ class PluginSession:
             self._prefetches[key] = Prefetch(specs, target.flow, target.request.settings, self.runner, config, run)
         return self._prefetches[key].take(case.spec.id)
 
-    def expected_to_fail(self, case: HilCase) -> bool:
+    def is_expected_to_fail(self, case: HilCase) -> bool:
         """Return True if the case is expected to fail on one of the boards that may run it."""
         flow = case.target.flow
         return any(
@@ -301,7 +301,7 @@ class PluginSession:
     def make_out(self, out: Path) -> None:
         """Create the directory for files of a failure. hil's directory in the project root is ignored by git."""
         own = self.config.rootpath / OUT
-        with storing(out):
+        with convert_write_errors(out):
             out.mkdir(parents=True, exist_ok=True)
             if out.is_relative_to(own):
                 (own / ".gitignore").write_text("*\n")
@@ -328,7 +328,7 @@ class PluginSession:
         models = {path: model for folder in self.folders for path, model in folder.models.items()}
         found: dict[Path, list[SuiteModel]] = defaultdict(list)
         request = self.request
-        for model in sized_models(list(models.values()), request.dims, self.context, request.settings, "--hil-dim"):
+        for model in size_models(list(models.values()), request.dims, self.context, request.settings, "--hil-dim"):
             found[model.path].append(model)
         return found
 
@@ -336,14 +336,14 @@ class PluginSession:
         """Return the combinations of flows with hardware types or boards. Raises UsageError if one is invalid."""
         boards = self.request.boards
         each = boards if self.config.getoption("hil_each_board") and len(boards) > 1 else ()
-        flow_names, runtime_names = flows_of(self.config), self.config.getoption("hil_runtime") or [""]
+        flow_names, runtime_names = list_flows(self.config), self.config.getoption("hil_runtime") or [""]
         hw_types = self.config.getoption("hil_runtime_hw_type")
         axes = {"flow": flow_names, "runtime": runtime_names, "board": each, "hw_type": hw_types}
-        asked = targets_of(axes)
+        asked = combine_targets(axes)
         # Use the flows.toml in the ini file's directory, independent of the working directory. Trust it, because pytest
         # also runs the project's code.
         flows = {
-            key: flow_of(replace(self.request, flow=key[0], runtime=key[1]), self.config.rootpath, trusted=True)
+            key: choose_flow(replace(self.request, flow=key[0], runtime=key[1]), self.config.rootpath, trusted=True)
             for key in itertools.product(flow_names, runtime_names)
         }
         runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))
@@ -366,12 +366,14 @@ class PluginSession:
                 kinds[choice.config.hw_type].append(choice)
             for hw_type, alike in kinds.items():
                 parts = [flow.name] * (len(flow_names) > 1) + [flow.runtime] * (len(runtime_names) > 1)
-                parts.append(safe_name(board) if board else hw_type)
+                parts.append(make_safe_name(board) if board else hw_type)
                 made.append(CaseTarget("-".join(parts), hw_type, request, flow, self._get_lender(alike, runtimes)))
-        names = numbered([target.name for target in made])
+        names = make_names_unique([target.name for target in made])
         return tuple(
             replace(
-                target, name=name, request=target.request.for_target(safe_name(name)) if made[1:] else target.request
+                target,
+                name=name,
+                request=target.request.for_target(make_safe_name(name)) if made[1:] else target.request,
             )
             for target, name in zip(made, names, strict=True)
         )
@@ -380,7 +382,7 @@ class PluginSession:
         key = tuple((choice.name, choice.config.hw_type) for choice in choices)
         if key not in self._lenders:
             self._lenders[key] = BoardLender(
-                choices, runtimes, self._pool, self._locks_of(choices), self.request.faults
+                choices, runtimes, self._pool, self._make_locks(choices), self.request.faults
             )
         return self._lenders[key]
 
@@ -388,7 +390,7 @@ class PluginSession:
         if not path.is_dir():
             raise UsageError(f"directory {path} not found", hint=f"check the ini setting {MODELS}")
         inside = path.is_relative_to(self.config.rootpath)
-        out = out_folder(self.config) / (path.relative_to(self.config.rootpath) if inside else path.name)
+        out = choose_out_folder(self.config) / (path.relative_to(self.config.rootpath) if inside else path.name)
         taken = [folder.out for folder in self.folders]
         if out in taken:
             out = out.with_name(f"{out.name}-{len(taken) + 1}")
@@ -396,11 +398,13 @@ class PluginSession:
         models = {model.path: model for model in found.models}
         return ModelFolder(path, out, models, found.left_out, Expectations.load(path / EXPECTED))
 
-    def _locks_of(self, choices: list[BoardChoice]) -> BoardLocks | None:
+    def _make_locks(self, choices: list[BoardChoice]) -> BoardLocks | None:
         folder = self._worker.get(BOARD_LOCKS)
         # These boards need no locks: each process starts a separate simulator, and a farm lends each process a separate
         # board.
-        own = (choice.config.is_simulator or is_lent(choice.config.connection.address) for choice in choices)
+        own = (
+            choice.config.is_simulator or is_provider_address(choice.config.connection.address) for choice in choices
+        )
         if folder is None or all(own):
             return None
         return BoardLocks(Path(folder), [choice.name for choice in choices])

@@ -49,20 +49,20 @@ class TraceOptions:
         return cls(target_backends or "", reference_backend or "", folder, settings or CaseSettings())
 
 
-def backends_text(text: str) -> str:
+def check_backends(text: str) -> str:
     """Validate a list of backends for argparse. Raises ArgumentTypeError for an unknown backend."""
     from argparse import ArgumentTypeError
 
-    from hil.controller.backends.references import references
+    from hil.controller.backends.references import load_references
 
     try:
-        parse_targets(text, tuple(references()))
+        parse_targets(text, tuple(load_references()))
     except UsageError as error:
         raise ArgumentTypeError(f"{error.message} ({error.hint})" if error.hint else error.message) from None
     return text
 
 
-def times_given(words: Iterable[object], *names: str) -> int:
+def count_option(words: Iterable[object], *names: str) -> int:
     """Count the occurrences of an option on a command line."""
     return sum(str(word).partition("=")[0] in names for word in itertools.takewhile(lambda word: word != "--", words))
 
@@ -146,17 +146,17 @@ def parse_backend(name: str, references: Sequence[str] = ()) -> Backend:
     )
 
 
-def relation_between(target: Backend, reference: Backend) -> Relation:
+def find_relation(target: Backend, reference: Backend) -> Relation:
     """Return the relation of the reference backend to a target.
 
     A board counts as the CPU reference with the same runtime.
     """
-    from hil.controller.backends.references.independence import relation_of
+    from hil.controller.backends.references.independence import find_relation
 
     name = reference.runtime
     if reference.choice is not None:
         name = {"iree": "iree-llvm-cpu", TFLITE: "tflite-builtin"}.get(name, name)
-    return relation_of(target.runtime, "tensorflow" if name == TF else name)
+    return find_relation(target.runtime, "tensorflow" if name == TF else name)
 
 
 def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, ...]:
@@ -174,16 +174,16 @@ def parse_targets(text: str, references: Sequence[str] = ()) -> tuple[Backend, .
     found = []
     for place, name in enumerate(names):
         number = f"_{names[:place].count(name)}" if names.count(name) > 1 else ""
-        found.append(replace(parse_backend(name, references), id=folder_name(name) + number))
+        found.append(replace(parse_backend(name, references), id=make_folder_name(name) + number))
     return tuple(found)
 
 
 def parse_reference(name: str, references: Sequence[str] = ()) -> Backend:
     """Return the reference backend. Raises UsageError: see :func:`parse_backend`."""
-    return replace(parse_backend(name, references), id=f"{folder_name(name)}_ref")
+    return replace(parse_backend(name, references), id=f"{make_folder_name(name)}_ref")
 
 
-def folder_name(name: str) -> str:
+def make_folder_name(name: str) -> str:
     """Convert a backend's name to a directory name."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.pipeline.settings.options import case_settings
+from hil.controller.pipeline.settings.options import make_case_settings
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError, did_you_mean
 from hil.testing.traces.backends import parse_targets
-from hil.testing.traces.folders import claim, owner_of
-from hil.testing.traces.session import subject_of
+from hil.testing.traces.folders import claim_folder, identify_owner
+from hil.testing.traces.session import make_subject
 from hil.testing.traces.traced import set_random_seed
 
 if TYPE_CHECKING:
@@ -105,22 +105,24 @@ def compile(
         NotRun: the backend is not available.
         BoardError: the board is not available.
     """
-    chosen = case_settings(settings)
+    chosen = make_case_settings(settings)
     is_factory = inspect.isclass(module) or inspect.isroutine(module) or isinstance(module, functools.partial)
     maker = module if is_factory else (lambda: module)
     if not is_factory:
         name = name or type(module).__name__
-    subject = subject_of(maker, exported_names, name)
+    subject = make_subject(maker, exported_names, name)
     target, *others = parse_targets(backend, subject.references)
     if others:
         raise UsageError(f"expected a single backend, got {backend!r}", hint="compile for each backend separately")
     with ExitStack() as stack:
         if artifacts_dir is None:
-            folder = Path(stack.enter_context(temporary_folder("hil-compiled-"))) / "module"
+            folder = Path(stack.enter_context(make_temporary_folder("hil-compiled-"))) / "module"
         else:
-            folder = claim(Path(artifacts_dir).absolute(), subject.name, owner_of(module, Path(artifacts_dir)))
+            folder = claim_folder(
+                Path(artifacts_dir).absolute(), subject.name, identify_owner(module, Path(artifacts_dir))
+            )
         isolated = stack.enter_context(Isolated())
-        runner = subject.runner(target, RunContext(Cache(), isolated), folder, chosen)
+        runner = subject.make_runner(target, RunContext(Cache(), isolated), folder, chosen)
         stack.callback(runner.close)
         compiled = CompiledModule(runner, lambda: subject.methods, subject.name, chosen.seed)
         compiled.reinitialize()

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
-from hil.controller.storage.runs import storing, write_json
+from hil.controller.storage.runs import convert_write_errors, write_json
 from hil.core.files import read_file
 from hil.errors import UsageError
 
@@ -21,7 +21,7 @@ _FILE = "modules.json"
 _LOCK = ".modules.lock"
 
 
-def module_name(module_class: Callable[[], Any], name: str = "") -> str:
+def choose_module_name(module_class: Callable[[], Any], name: str = "") -> str:
     """Return a module's name: the given name, in which ``/`` creates subdirectories, or the class name.
 
     Raises:
@@ -38,7 +38,7 @@ def module_name(module_class: Callable[[], Any], name: str = "") -> str:
     return path.as_posix()
 
 
-def owner_of(thing: Any, artifacts: Path) -> str:
+def identify_owner(thing: Any, artifacts: Path) -> str:
     """Return a unique id of a class or function.
 
     The id contains the path of the file, relative to the artifacts directory, and the qualified name.
@@ -51,7 +51,7 @@ def owner_of(thing: Any, artifacts: Path) -> str:
     return f"{file}::{name}"
 
 
-def claim(artifacts: Path, name: str, owner: str) -> Path:
+def claim_folder(artifacts: Path, name: str, owner: str) -> Path:
     """Return a module's directory. Add a number if another existing module uses the name.
 
     Raises:
@@ -59,7 +59,7 @@ def claim(artifacts: Path, name: str, owner: str) -> Path:
     """
     import filelock
 
-    with storing(artifacts, "--artifacts_dir"):
+    with convert_write_errors(artifacts, "--artifacts_dir"):
         artifacts.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(artifacts / _LOCK):
             owners = _read_owners(artifacts / _FILE)

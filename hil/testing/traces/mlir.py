@@ -29,7 +29,7 @@ def merge(methods: Mapping[str, Mapping[str, Any]], text: str, bytecode: str) ->
     """
     from iree.compiler import ir
 
-    from hil.controller.models.conversions.tensorflow_program import Constant, lowered_module
+    from hil.controller.models.conversions.tensorflow_program import Constant, make_lowered_module
 
     with ir.Context() as context, ir.Location.unknown(context):
         merged = ir.Module.create()
@@ -38,7 +38,7 @@ def merge(methods: Mapping[str, Mapping[str, Any]], text: str, bytecode: str) ->
                 place: Constant(TensorSpec("", dtype, tuple(shape)), load_npy(Path(file), dtype))
                 for place, dtype, shape, file in method["constants"]
             }
-            module = lowered_module(read_text(Path(method["mlir"]), MAX_MODEL_BYTES), name, constants)
+            module = make_lowered_module(read_text(Path(method["mlir"]), MAX_MODEL_BYTES), name, constants)
             operations = list(module.body.operations)
             for operation in operations:
                 if (old := ir.StringAttr(operation.attributes["sym_name"]).value) != name:

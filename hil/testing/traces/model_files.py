@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.references import references, run_reference
+from hil.controller.backends.references import load_references, run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.options import CaseSettings
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.workloads.traces.trace import CallProgram
 from hil.core.files import copy_file
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import RUNTIMES
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import dtype_name
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import get_dtype_name
 from hil.errors import NotRun, UsageError
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult
@@ -54,7 +54,7 @@ class FileSubject:
         self._files = {name: files[name] for name in exported_names or files}
         self._models: dict[str, Model] = {}
         self.methods = tuple(self._files)
-        self.references = tuple(references())
+        self.references = tuple(load_references())
         # Default reference of these files. For formats that this reference does not support, the user must select a
         # backend.
         suffixes = {Path(file.path).suffix for file in self._files.values()}
@@ -65,7 +65,7 @@ class FileSubject:
         """Internal state of the files that a trace cannot see."""
         return "; ".join(f"{name}: {model.unseen}" for name, model in self._models.items() if model.unseen)
 
-    def model(self, method: str, context: RunContext) -> Model:
+    def get_model(self, method: str, context: RunContext) -> Model:
         """Return a method's model, imported once."""
         if method not in self._models:
             file = self._files[method]
@@ -74,16 +74,16 @@ class FileSubject:
             )
         return self._models[method]
 
-    def kept(self, method: str, folder: Path, context: RunContext) -> Model:
+    def copy_model(self, method: str, folder: Path, context: RunContext) -> Model:
         """Return a method's model, copied to the module's directory.
 
         The copy allows the user to recompile the programs later.
         """
-        model = self.model(method, context)
+        model = self.get_model(method, context)
         place = folder / "models" / method
         if not model.path.is_relative_to(place):
             copies = {name: place / name for name in model.files}
-            with storing(place):
+            with convert_write_errors(place):
                 for name, path in model.files.items():
                     copies[name].parent.mkdir(parents=True, exist_ok=True)
                     copy_file(path, copies[name])
@@ -91,7 +91,7 @@ class FileSubject:
             model = self._models[method] = replace(model, path=main, files=copies)
         return model
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
+    def make_runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
         """Return a runner for a reference or a board. Raises UsageError for other backends."""
         if backend.choice is None and backend.runtime not in self.references:
             raise UsageError(
@@ -119,7 +119,7 @@ class _FileRunner(BackendRunner):
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
         """Validate the arguments: a tensor for each input of the model."""
-        specs = self._subject.model(method, self._context).inputs
+        specs = self._subject.get_model(method, self._context).inputs
         inputs = super().inputs(method, args)
         if specs is not None and len(specs) != len(inputs):
             raise UsageError(f"{method} takes {len(specs)} inputs, got {len(inputs)}", hint=", ".join(map(str, specs)))
@@ -129,27 +129,27 @@ class _FileRunner(BackendRunner):
                 raise UsageError(
                     f"{what} must be an array, got {type(value).__name__}", hint="model files accept only tensors"
                 )
-            if specs is not None and not specs[position].accepts(dtype_name(value.dtype), value.shape):
+            if specs is not None and not specs[position].accepts(get_dtype_name(value.dtype), value.shape):
                 raise UsageError(f"{what}: expected {specs[position]}, got {list(value.shape)} {value.dtype}")
         return inputs
 
     def call(self, method: str, inputs: Inputs) -> CallResult:
         """Compute the reference, or run the method's program."""
         if self._target is None:
-            model = self._subject.model(method, self._context)
+            model = self._subject.get_model(method, self._context)
             result = self._run_reference(model, inputs)
             arrays = [array.copy() for array in result.outputs.values()]
             return CallResult(_pack_outputs(list(result.outputs), arrays), result.source)
-        model = self._subject.kept(method, self._target.folder.parent, self._context)
+        model = self._subject.copy_model(method, self._target.folder.parent, self._context)
         answer = self._run_program(self._target, method, model, inputs)
         names = [spec.name for spec in model.outputs or ()]
         return CallResult(_pack_outputs(names, answer.returned), answer.source, answer)
 
     def _run_reference(self, model: Model, inputs: Inputs) -> RunResult:
-        if model.format not in references()[self._reference].formats:
+        if model.format not in load_references()[self._reference].formats:
             raise NotRun(f"{self._reference} does not support {model.format} models")
         given = dict(zip([spec.name for spec in model.inputs or ()], inputs, strict=True))
-        with temporary_folder("hil-trace-") as scratch:
+        with make_temporary_folder("hil-trace-") as scratch:
             return run_reference(
                 self._reference,
                 model,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.workloads.traces.trace import CallProgram, as_numpy
+from hil.controller.workloads.traces.trace import CallProgram, convert_to_numpy
 from hil.core.digest import digest_of
 from hil.core.results import Artifact
-from hil.core.tensors import Array, spec_of, to_bytes
+from hil.core.tensors import Array, make_spec, to_bytes
 
 _DIGITS = 24
 # A call's arguments. Each is a structure of arrays.
@@ -67,7 +67,7 @@ class BackendRunner:
             UsageError: the method does not take these arguments, or an argument is not a tensor or a structure of
                 tensors.
         """
-        return tuple(as_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
+        return tuple(convert_to_numpy(f"argument {number} of {method}", value) for number, value in enumerate(args))
 
     def call(self, method: str, inputs: Inputs) -> CallResult:
         """Call a method. Raises HilError if the method fails or is unavailable."""
@@ -77,6 +77,6 @@ class BackendRunner:
         """Release resources, mainly the board. :meth:`begin` acquires them again."""
 
 
-def content_name(array: Array) -> str:
+def make_content_name(array: Array) -> str:
     """Return a name for a tensor, derived from its content."""
-    return digest_of(f"{spec_of('', array)}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]
+    return digest_of(f"{make_spec('', array)}\0".encode() + bytes(to_bytes(array))).rpartition(":")[2][:_DIGITS]

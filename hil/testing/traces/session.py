@@ -15,37 +15,37 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.references import measure_noise
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.graphs import new_value
+from hil.controller.models.tensorflow.graphs import name_new_value
 from hil.controller.pipeline.records.record import record_comparison
 from hil.controller.pipeline.settings.flagfiles import ATOLS, FlagFile, write_flagfile
-from hil.controller.pipeline.settings.options import case_settings
+from hil.controller.pipeline.settings.options import make_case_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.workloads.suites.expected import Expectations
-from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
+from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judge_trace
 from hil.controller.workloads.traces.report import write_report
-from hil.controller.workloads.traces.stored import TraceComparison, title_of
-from hil.controller.workloads.traces.trace import LOG, ModuleCall, Trace, arrays_in, call_name, same_bits
+from hil.controller.workloads.traces.stored import TraceComparison, make_title
+from hil.controller.workloads.traces.trace import LOG, ModuleCall, Trace, call_name, list_arrays, reinterpret_bits
 from hil.core.results import Outcome, RunResult, Stage
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import NUMPY_DTYPES, Array, spec_of
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import NUMPY_DTYPES, Array, make_spec
 from hil.errors import NotRun, UsageError
 from hil.formats.iree_command import give
 from hil.testing.traces.backends import (
     ALL,
     Backend,
     TraceOptions,
+    find_relation,
     parse_reference,
     parse_targets,
-    relation_between,
 )
-from hil.testing.traces.folders import claim, module_name, owner_of
+from hil.testing.traces.folders import choose_module_name, claim_folder, identify_owner
 from hil.testing.traces.model_files import FileSubject, ModelFile
-from hil.testing.traces.runners import BackendRunner, ProgramResult, content_name
+from hil.testing.traces.runners import BackendRunner, ProgramResult, make_content_name
 from hil.testing.traces.traced import TraceFunction, TraceResult, run_trace, trace_name
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class ModuleTraces:
         name: str = "",
         owner: Any = None,
     ) -> None:
-        self._subject = subject_of(module_class, exported_names, name)
+        self._subject = make_subject(module_class, exported_names, name)
         names = self._subject.references
         self.reference: Backend = parse_reference(options.reference_backend or self._subject.reference, names)
         self.targets: tuple[Backend, ...] = parse_targets(options.target_backends or ALL, names)
         artifacts = options.artifacts_dir.absolute()
-        self.folder = claim(artifacts, self._subject.name, owner_of(owner or module_class, artifacts))
+        self.folder = claim_folder(artifacts, self._subject.name, identify_owner(owner or module_class, artifacts))
         self._settings = options.settings
         self._expectations = Expectations.load(expected)
         self._isolated = Isolated()
@@ -185,7 +185,7 @@ class ModuleTraces:
         start = time.monotonic()
         runner = self._runners.get(backend.id)
         if runner is None:
-            runner = self._subject.runner(backend, self._context, self.folder, self._settings)
+            runner = self._subject.make_runner(backend, self._context, self.folder, self._settings)
             self._runners[backend.id] = runner
         traced = run_trace(
             function, runner, self._subject.name, lambda: self._subject.methods, backend.name, self._settings.seed
@@ -223,14 +223,14 @@ class ModuleTraces:
         result = TargetResult(record, comparisons, folder, target.id)
         if isinstance(traced.error, NotRun):
             return result  # files in the directory are from an earlier run
-        title = title_of(traced.trace, wanted.trace)
+        title = make_title(traced.trace, wanted.trace)
         TraceComparison(title, Outcome(found.outcome), found.message, comparisons).save(folder)
         with (folder / LOG).open("a") as log:
             log.write(
                 "\n".join(
                     [
                         "",
-                        f"Compared with {relation_between(target, self.reference).named(self.reference.name)}",
+                        f"Compared with {find_relation(target, self.reference).named(self.reference.name)}",
                         *result.lines(failed_only=False),
                         "",
                     ]
@@ -245,12 +245,14 @@ class ModuleTraces:
             return {}
         work: dict[str, Any] = {"isolated": self._context.isolated, "cache": self._context.cache}
         model = import_model(answer.program.model, function=answer.program.function, **work)
-        names = [*arrays_in(call.outputs), *map(new_value, answer.program.assigned)]
+        names = [*list_arrays(call.outputs), *map(name_new_value, answer.program.assigned)]
         takes, gives = model.inputs or (), model.outputs or ()
         if len(takes) != len(answer.given) or len(gives) != len(names):
             return {}
-        given = {spec.name: same_bits(spec.dtype, array) for spec, array in zip(takes, answer.given, strict=True)}
-        with temporary_folder("hil-noise-") as folder:
+        given = {
+            spec.name: reinterpret_bits(spec.dtype, array) for spec, array in zip(takes, answer.given, strict=True)
+        }
+        with make_temporary_folder("hil-noise-") as folder:
             work |= {"recompute": False, "timeout": self._settings.timeout, "log": Path(folder) / "log"}
             found = measure_noise(model, given, RunResult("", {}), **work)
         return {name: found[spec.name] for name, spec in zip(names, gives, strict=True) if spec.name in found}
@@ -259,8 +261,8 @@ class ModuleTraces:
         self, target: Backend, wanted: TraceResult, traced: TraceResult, comparisons: Sequence[CallComparison]
     ) -> CaseRecord:
         error, stage = traced.error, Stage.COMPARE.value
-        relation = relation_between(target, self.reference)
-        outcome, reason = judged(comparisons, ended_early=error is not None)
+        relation = find_relation(target, self.reference)
+        outcome, reason = judge_trace(comparisons, ended_early=error is not None)
         message = reason
         if error is not None:
             outcome, stage = Outcome(error.outcome or Outcome.RUN_ERROR), error.stage
@@ -326,20 +328,20 @@ def compare_backends(
         HilError: the reference failed.
     """
     names = target_backends if isinstance(target_backends, str) else ",".join(target_backends)
-    options = TraceOptions.of(names, reference_backend, artifacts_dir, case_settings(settings))
+    options = TraceOptions.of(names, reference_backend, artifacts_dir, make_case_settings(settings))
     path = Path(expected) if expected is not None else None
     opened = ModuleTraces(module_class, exported_names, options=options, expected=path, name=name)
     with contextlib.closing(opened) as traces:
-        return traces.compare(trace_function, script_command(getattr(trace_function, "__module__", "")))
+        return traces.compare(trace_function, make_script_command(getattr(trace_function, "__module__", "")))
 
 
-def script_command(module: str) -> str:
+def make_script_command(module: str) -> str:
     """Return the command that repeats the current script if ``module`` is ``__main__``, else ""."""
     is_script = module == "__main__" and hasattr(sys.modules["__main__"], "__file__")
     return shlex.join(["python", *sys.argv]) if is_script else ""
 
 
-def summary(results: Sequence[TargetResult], reference: str) -> str:
+def summarize_results(results: Sequence[TargetResult], reference: str) -> str:
     """Return a readable summary of results. Passed targets have a single line."""
     bad = sum(result.outcome.exit_code != 0 for result in results)
     head = f"{results[0].record.id}: {bad} of {len(results)} backends failed, compared with {reference}"
@@ -373,19 +375,19 @@ def save_traced(traced: TraceResult, folder: Path, *, wanted: Trace | None = Non
 
 def _select_expected(answer: ProgramResult, call: ModuleCall, reference: ModuleCall) -> Sequence[Array]:
     """Return the reference's values for a program's outputs: first the call's outputs, then new values of variables."""
-    wanted = arrays_in(reference.outputs)
-    alike = reference.method == call.method and wanted.keys() == arrays_in(call.outputs).keys()
+    wanted = list_arrays(reference.outputs)
+    alike = reference.method == call.method and wanted.keys() == list_arrays(call.outputs).keys()
     assigned = answer.program.assigned
     if not alike or not reference.state.keys() >= set(assigned):
         return ()
     expected = [*wanted.values(), *(reference.state[name] for name in assigned)]
-    return [same_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
+    return [reinterpret_bits(dtype, array) for dtype, array in zip(answer.dtypes, expected, strict=True)]
 
 
 def _make_flags(answer: ProgramResult, expected: Sequence[Array], call: ModuleCall, folder: Path) -> FlagFile:
     """Return a call's flags. Tensors are in a directory shared by all calls, because most variables do not change."""
     artifact = answer.artifact
-    with storing(folder):
+    with convert_write_errors(folder):
         folder.mkdir(exist_ok=True)
         return FlagFile(
             modules=(artifact.files[artifact.main],),
@@ -403,14 +405,16 @@ def _make_flags(answer: ProgramResult, expected: Sequence[Array], call: ModuleCa
 
 def _write_tensor(array: Array, folder: Path, *, signed: bool = False) -> str:
     """Write a tensor for IREE's tools, and return the flag's value."""
-    spec = spec_of("", array)
+    spec = make_spec("", array)
     # Use .npy only for floats and complex numbers. The tools read integers in .npy files as signed, which never equal
     # the signless integers of IREE's programs.
     kind = "npy" if array.dtype.kind in "fc" and spec.dtype in NUMPY_DTYPES else "bin"
-    return give(spec, array, content_name(array), folder, str(folder.absolute()), tensors=kind, signed=signed).value
+    return give(
+        spec, array, make_content_name(array), folder, str(folder.absolute()), tensors=kind, signed=signed
+    ).value
 
 
-def subject_of(
+def make_subject(
     module_class: Callable[[], Any], exported_names: Sequence[str] | None = None, name: str = ""
 ) -> FileSubject | TfSubject:
     """Return the module class as a subject for traces.
@@ -418,7 +422,7 @@ def subject_of(
     Raises:
         UsageError: TensorFlow is not installed, no method is exported, or the class has no name.
     """
-    name = module_name(module_class, name)
+    name = choose_module_name(module_class, name)
     members = vars(module_class) if inspect.isclass(module_class) else {}
     if files := {name: value for name, value in members.items() if isinstance(value, ModelFile)}:
         return FileSubject(module_class, files, exported_names, name)

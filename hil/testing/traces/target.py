@@ -12,17 +12,17 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, CaseSettings, Options
-from hil.controller.pipeline.verdicts.repetition import instability
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, CaseSettings, Options
+from hil.controller.pipeline.verdicts.repetition import decide_instability
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing, write_file
-from hil.controller.workloads.traces.trace import MOST_LOADED, CallProgram, same_bits
+from hil.controller.storage.runs import convert_write_errors, write_file
+from hil.controller.workloads.traces.trace import MAX_LOADED, CallProgram, reinterpret_bits
 from hil.core.files import MAX_MODEL_BYTES, read_file
-from hil.core.results import Artifact, Model, Stage, placement_text
-from hil.core.runtimes import compiler_for
-from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of
+from hil.core.results import Artifact, Model, Stage, format_node_counts
+from hil.core.runtimes import choose_compiler
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, make_spec
 from hil.errors import AnswersDiffer, BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
-from hil.formats.iree_command import shows_sign
+from hil.formats.iree_command import is_sign_shown
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import ProgramResult
 
@@ -44,7 +44,7 @@ class BoardTarget:
         self._context = context
         self._choice = backend.choice
         self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's default
-        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take_board, most_loaded=MOST_LOADED)
+        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take_board, most_loaded=MAX_LOADED)
         self._runner = Runner(context, logs=False)
         self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 
@@ -61,12 +61,12 @@ class BoardTarget:
             NotRun: the board lacks the runtime or device, or the runtime does not support the model.
         """
         config = self._open_session().board.config
-        with storing(place):
+        with convert_write_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
         settings, runtime = self._options, self.backend.runtime
         # Use a directory per program: a module may have many programs per backend.
         ir = settings.debug_ir and settings.debug_ir / self.folder.parent.name / self.folder.name / place.stem
-        compiler = compiler_for(model.format, runtime)
+        compiler = choose_compiler(model.format, runtime)
         try:
             artifact = compile_model(
                 model,
@@ -78,7 +78,7 @@ class BoardTarget:
                 recompute=settings.recompute,
                 debug_ir=ir,
                 debug_ir_passes=settings.debug_ir_passes,
-                timeout=COMPILE_TIMEOUT_S,
+                timeout=COMPILE_TIMEOUT_SECONDS,
                 log=self.folder / "compile.log",
                 failure=place.parent,
             )
@@ -117,7 +117,9 @@ class BoardTarget:
         def bind(specs: Sequence[TensorSpec]) -> dict[str, Array]:
             if len(specs) != len(arrays):
                 raise RunFailed(f"the program expects {len(specs)} inputs, got {len(arrays)}", stage=Stage.RUN.value)
-            given.update({spec.name: same_bits(spec.dtype, one) for spec, one in zip(specs, arrays, strict=True)})
+            given.update(
+                {spec.name: reinterpret_bits(spec.dtype, one) for spec, one in zip(specs, arrays, strict=True)}
+            )
             return given
 
         path = artifact.files.get(artifact.main, self.folder)
@@ -125,33 +127,33 @@ class BoardTarget:
         session = self._open_session()
         case = self._runner.execute(case, session)
         if case.error is not None:
-            case.error.located(board=self.backend.board)
+            case.error.locate(board=self.backend.board)
             if isinstance(case.error, BoardError):
                 self.close()
             elif isinstance(case.error, StageError):
-                session.after_run(artifact, broken=True)
+                session.unload_after_run(artifact, broken=True)
             raise case.error
         result = case.result
         assert result is not None
-        is_unstable, why = instability(result.repetition, {}, None, self._options.allow_unstable)
+        is_unstable, why = decide_instability(result.repetition, {}, None, self._options.allow_unstable)
         if is_unstable:
             raise AnswersDiffer(why, stage=Stage.RUN.value, board=self.backend.board)
         returned = list(result.outputs.values())
         if not outputs:  # a program file may not declare its outputs
-            outputs = [spec_of(name, array) for name, array in result.outputs.items()]
+            outputs = [make_spec(name, array) for name, array in result.outputs.items()]
         if len(returned) != len(outputs):
             raise RunFailed(
                 f"expected {len(outputs)} outputs from the program, got {len(returned)}", stage=Stage.RUN.value
             )
         # Copy: a view would keep the complete received message in memory.
-        own = tuple(same_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
+        own = tuple(reinterpret_bits(spec.dtype, array).copy() for spec, array in zip(outputs, returned, strict=True))
         parts = result.provenance.get("placement") or ()
-        devices = placement_text((part["device"], part["nodes"]) for part in parts)
+        devices = format_node_counts((part["device"], part["nodes"]) for part in parts)
         where = f" ({devices})" if len(parts) > 1 else ""
-        dtypes = tuple(dtype_name(array.dtype) for array in returned)
+        dtypes = tuple(get_dtype_name(array.dtype) for array in returned)
         loaded, _ = session.load(artifact, timeout=self._options.timeout)
         shown = zip(loaded.loaded.outputs, dtypes, strict=True)
-        unsigned = tuple(shows_sign(one.dtype, dtype) for one, dtype in shown)
+        unsigned = tuple(is_sign_shown(one.dtype, dtype) for one, dtype in shown)
         kept = program or CallProgram(path, function, artifact.runtime)
         source = result.source + where
         return ProgramResult(artifact, kept, self._device, tuple(given.values()), own, dtypes, source, unsigned)
@@ -168,7 +170,7 @@ class BoardTarget:
         try:
             return self._pool.session(self._choice, runtimes=(self.backend.runtime,))
         except HilError as error:
-            raise error.located(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
+            raise error.locate(stage=Stage.LOAD.value, board=self.backend.board) from error.__cause__
 
     def _take_board(self, board: Board) -> None:
         """Lock the board for exclusive use. Reject a board without the runtime or driver."""

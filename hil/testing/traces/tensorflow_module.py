@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.tensorflow.graphs import error_text, is_variable, replace_leaves, restore
+from hil.controller.models.tensorflow.graphs import format_error, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import CapturedFunction, flatten
 from hil.controller.pipeline.settings.options import CaseSettings
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.screen.texts import first_line
-from hil.controller.workloads.traces.trace import CallProgram, as_numpy
+from hil.controller.storage.screen.texts import get_first_line
+from hil.controller.workloads.traces.trace import CallProgram, convert_to_numpy
 from hil.core.results import Stage
 from hil.core.tensors import Array
 from hil.errors import RunFailed, UsageError, did_you_mean
 from hil.testing.traces.backends import TF, TFLITE, Backend
-from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult, content_name
+from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult, make_content_name
 from hil.testing.traces.target import BoardTarget
-from hil.testing.traces.tensorflow_programs import ModulePrograms, call_key, lower_method, same_array
+from hil.testing.traces.tensorflow_programs import ModulePrograms, call_key, is_same_array, lower_method
 
 # Methods of Keras models that are not tensor functions.
 _LOOPS = ("predict", "fit", "evaluate")
@@ -44,7 +44,7 @@ class TfSubject:
     unseen = ""
 
     def __init__(self, module_class: Callable[[], Any], exported_names: Sequence[str] | None, name: str) -> None:
-        self.version = needed_version("tensorflow", "tensorflow")
+        self.version = require_version("tensorflow", "tensorflow")
         self.name = name
         self._class = module_class
         self._exported = None if exported_names is None else tuple(exported_names)
@@ -62,7 +62,7 @@ class TfSubject:
     def make(self) -> Any:
         """Create a module. Raises UsageError if an exported method is missing or unsupported."""
         module = self._class()
-        found = exported(module)
+        found = list_exported(module)
         if self._exported is None:
             if not found:
                 raise UsageError(
@@ -83,7 +83,7 @@ class TfSubject:
                 )
         return module
 
-    def runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
+    def make_runner(self, backend: Backend, context: RunContext, folder: Path, settings: CaseSettings) -> BackendRunner:
         """Return a runner for TensorFlow, or for programs on a board."""
         if backend.runtime == TF:
             return _EagerRunner(self)
@@ -102,13 +102,13 @@ class _TfRunner(BackendRunner):
     def begin(self) -> None:
         """Create the module."""
         self._variables = Variables(self._subject.variable_names)
-        with self._variables.watched():
+        with self._variables.watch():
             self.module = self._subject.make()
         self._variables.read()
 
     def call(self, method: str, inputs: Inputs) -> CallResult:
         """Call a method, then read all variables."""
-        with self._variables.watched():
+        with self._variables.watch():
             called = self._call_method(method, inputs)
         state, changed = self._variables.read()
         returned = called.answer.program.assigned if called.answer is not None else ()
@@ -121,13 +121,13 @@ class _TfRunner(BackendRunner):
         """Convert arguments to the dtypes of the method's signature, if it has one."""
         signature = getattr(getattr(self.module, method), "input_signature", None)
         if signature is not None:
-            takes = f"{method} expects {_signature_text(signature) or 'no arguments'}"
+            takes = f"{method} expects {_format_signature(signature) or 'no arguments'}"
             if len(args) != len(signature):
                 raise UsageError(f"{takes}: got {len(args)} argument{'' if len(args) == 1 else 's'}")
             try:
                 args = [_cast_to_signature(spec, value) for spec, value in zip(signature, args, strict=True)]
             except (TypeError, ValueError, LookupError) as error:
-                raise UsageError(f"{takes}: {first_line(error)}") from error
+                raise UsageError(f"{takes}: {get_first_line(error)}") from error
         return super().inputs(method, args)
 
     def close(self) -> None:
@@ -148,8 +148,8 @@ class _EagerRunner(_TfRunner):
             if hasattr(function, "get_concrete_function"):
                 self._variables.add(function.get_concrete_function(*tensors).graph.variables)
         except (tf.errors.OpError, TypeError, ValueError) as error:
-            raise RunFailed(f"TensorFlow: {error_text(error)}", stage=Stage.RUN.value, detail=str(error)) from error
-        return CallResult(as_numpy(f"the result of {method}", outputs), f"tensorflow {self._subject.version}")
+            raise RunFailed(f"TensorFlow: {format_error(error)}", stage=Stage.RUN.value, detail=str(error)) from error
+        return CallResult(convert_to_numpy(f"the result of {method}", outputs), f"tensorflow {self._subject.version}")
 
 
 class _BoardRunner(_TfRunner):
@@ -170,7 +170,7 @@ class _BoardRunner(_TfRunner):
     def _call_method(self, method: str, inputs: Inputs) -> CallResult:
         on_tflite = self._target.backend.runtime == TFLITE
         outputs, answer = (self._run_tflite if on_tflite else self._run_iree)(method, inputs)
-        found = as_numpy(f"the result of {method}", outputs)
+        found = convert_to_numpy(f"the result of {method}", outputs)
         return CallResult(found, answer.source, answer)
 
     def _run_iree(self, method: str, inputs: Inputs) -> tuple[Any, ProgramResult]:
@@ -179,8 +179,8 @@ class _BoardRunner(_TfRunner):
             self._live[key] = lower_method(self.module, method, inputs)
         live = self._live[key]
         self._variables.add(filter(is_variable, live.captured))
-        program = self._programs.of(method, inputs, live, self.module, self._subject.methods)
-        artifact = self._programs.compiled(program, self._target)
+        program = self._programs.get_program(method, inputs, live, self.module, self._subject.methods)
+        artifact = self._programs.compile_program(program, self._target)
         function = live.function
         expected = [*function.outputs, *(state.spec for state in function.assigned)]
         state = [number for number in range(len(live.captured)) if number not in program.constants]
@@ -197,10 +197,10 @@ class _BoardRunner(_TfRunner):
         count = len(function.outputs)
         for variable, value in zip(variables, answer.returned[count:], strict=True):
             variable.assign(value)
-        return function.returned(list(answer.returned[:count])), answer
+        return function.nest_outputs(list(answer.returned[:count])), answer
 
     def _run_tflite(self, method: str, inputs: Inputs) -> tuple[Any, ProgramResult]:
-        program = self._programs.tflite(method, inputs, self.module, self._target)
+        program = self._programs.get_tflite(method, inputs, self.module, self._target)
         kept = CallProgram(program.artifact.files[program.artifact.main], "", TFLITE)
         answer = self._target.run(program.artifact, "", flatten(inputs), program.outputs, kept)
         return restore(program.structure, answer.returned), answer
@@ -211,7 +211,7 @@ class _BoardRunner(_TfRunner):
         self._target.close()
 
 
-def exported(module: Any) -> tuple[str, ...]:
+def list_exported(module: Any) -> tuple[str, ...]:
     """Return the public tf.functions of a module, in order of definition: base classes, class, then instance."""
     places = [vars(kind) for kind in reversed(type(module).__mro__)] + [getattr(module, "__dict__", {})]
     names = (name for place in places for name, value in place.items() if hasattr(value, "get_concrete_function"))
@@ -234,7 +234,7 @@ def _cast_to_signature(spec: Any, value: Any) -> Any:
     return tensor
 
 
-def _signature_text(signature: Sequence[Any]) -> str:
+def _format_signature(signature: Sequence[Any]) -> str:
     return ", ".join(f"{spec.shape} {spec.dtype.name}" if hasattr(spec, "dtype") else "..." for spec in signature)
 
 
@@ -253,14 +253,14 @@ class Variables:
         self._values: dict[str, Array] = {}
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Record all variables created in the context."""
         import tensorflow as tf
 
         def create(following: Any, **settings: Any) -> Any:
             variable = following(**settings)
             if self._created == len(self._names):
-                self._names.append(_make_unique(_base_name(variable), self._names))
+                self._names.append(_make_unique(_get_base_name(variable), self._names))
             self._found[self._names[self._created]] = variable
             self._created += 1
             return variable
@@ -272,7 +272,7 @@ class Variables:
         """Add variables that a method uses. Variables created before the module keep their names."""
         for variable in variables:
             if not any(variable.handle is known.handle for known in self._found.values()):
-                self._found[_make_unique(_base_name(variable), self._found)] = variable
+                self._found[_make_unique(_get_base_name(variable), self._found)] = variable
 
     def name(self, variable: Any) -> str:
         """Return the name of a known variable."""
@@ -282,7 +282,7 @@ class Variables:
         """Return the name of a captured variable, or a name for a constant, derived from its content."""
         if is_variable(item):
             return self.name(item)
-        return f"constant {content_name(as_numpy('a constant', item))}"
+        return f"constant {make_content_name(convert_to_numpy('a constant', item))}"
 
     def read(self) -> tuple[Mapping[str, Array], tuple[str, ...]]:
         """Read all variables.
@@ -296,8 +296,8 @@ class Variables:
             # TensorFlow traced the function that creates the variable, but did not call it.
             if not variable.is_initialized():
                 continue
-            now, before = as_numpy(f"the variable {name}", variable), self._values.get(name)
-            same = before is not None and same_array(now, before)
+            now, before = convert_to_numpy(f"the variable {name}", variable), self._values.get(name)
+            same = before is not None and is_same_array(now, before)
             if before is not None and not same:
                 changed.append(name)
             values[name] = before if before is not None and same else now
@@ -305,7 +305,7 @@ class Variables:
         return values, tuple(changed)
 
 
-def _base_name(variable: Any) -> str:
+def _get_base_name(variable: Any) -> str:
     return str(variable.name).split(":")[0]
 
 

@@ -14,17 +14,24 @@ import numpy as np
 
 from hil.controller.models.conversions.tensorflow_program import convert
 from hil.controller.models.importers import import_model
-from hil.controller.models.tensorflow.graphs import Structure, assigned, error_text, leaves, numbered, replace_leaves
+from hil.controller.models.tensorflow.graphs import (
+    Structure,
+    find_assigned,
+    format_error,
+    iter_leaves,
+    number_leaves,
+    replace_leaves,
+)
 from hil.controller.models.tensorflow.lower import CapturedFunction, LoweredFunction, lower_function
-from hil.controller.models.tensorflow.source import spec_of
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
+from hil.controller.models.tensorflow.source import make_spec
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import write_file
 from hil.core.npy import save_npy
 from hil.core.results import Artifact, Model, Stage
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, TensorSpec, dtype_name, to_bytes
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, to_bytes
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError
 from hil.testing.traces.mlir import merge
 from hil.testing.traces.runners import Inputs
@@ -35,7 +42,7 @@ TF_INPUT = "tf_input.mlir"
 IREE_INPUT = "iree_input.mlir"
 # Additional file with all constants, if the constants exceed this size.
 IREE_BYTECODE = "iree_input.mlirbc"
-_MOST_TEXT_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 1 << 20
 COMPILED = "compiled.vmfb"
 # Separator of methods in tf_input.mlir, as used by MLIR's tools.
 _SPLIT = "\n// -----\n\n"
@@ -51,9 +58,11 @@ class MethodProgram:
     # constants in the program: number in ``lowered.state`` -> value. No known method assigns these values.
     constants: Mapping[int, Array]
 
-    def outdated(self, live: CapturedFunction) -> list[int]:
+    def list_outdated(self, live: CapturedFunction) -> list[int]:
         """Return the constants that differ from the captured values."""
-        return [place for place, value in self.constants.items() if not same_array(live.captured[place].numpy(), value)]
+        return [
+            place for place, value in self.constants.items() if not is_same_array(live.captured[place].numpy(), value)
+        ]
 
 
 class ModulePrograms:
@@ -72,7 +81,7 @@ class ModulePrograms:
         # Call key -> numbers of changed items in the method's ``state``.
         self._changed: dict[str, set[int]] = {}
 
-    def of(
+    def get_program(
         self, method: str, inputs: Inputs, live: CapturedFunction, module: Any, methods: Sequence[str]
     ) -> MethodProgram:
         """Return the program for a call.
@@ -93,7 +102,7 @@ class ModulePrograms:
                     f"{self._name}.{method} differs between instances of the module",
                     hint="inputs, outputs and captured values must not depend on random numbers or earlier instances",
                 )
-            if not (outdated := program.outdated(live)):
+            if not (outdated := program.list_outdated(live)):
                 return program
             others = set(range(len(live.captured))) - program.constants.keys()
             self._changed[call_key(method, inputs)] = others | set(outdated)
@@ -109,7 +118,7 @@ class ModulePrograms:
         )
         return made[method]
 
-    def compiled(self, program: MethodProgram, target: BoardTarget) -> Artifact:
+    def compile_program(self, program: MethodProgram, target: BoardTarget) -> Artifact:
         """Compile a program for a board. Raises StageError, BoardError."""
 
         def make() -> Artifact:
@@ -124,7 +133,7 @@ class ModulePrograms:
 
         return self._make_once(program.place, make)
 
-    def tflite(self, method: str, inputs: Inputs, module: Any, target: BoardTarget) -> TfLiteMethod:
+    def get_tflite(self, method: str, inputs: Inputs, module: Any, target: BoardTarget) -> TfLiteMethod:
         """Return the TFLite program for a call."""
         count = self._count_programs(method)
         place = target.folder / (f"{method}_{count}.tflite" if count else f"{method}.tflite")
@@ -162,7 +171,7 @@ class ModulePrograms:
             except CompileFailed as error:
                 others = ", ".join(repr(other) for other in signed if other != name)
                 error.hint = error.hint or (f"exclude the method: exported_names=[{others}]" if others else "")
-                error.located(stage=Stage.COMPILE.value)
+                error.locate(stage=Stage.COMPILE.value)
                 raise
         return self._make_programs(lives, {name: (module, signature) for name, signature in signed.items()}, "")
 
@@ -179,14 +188,14 @@ class ModulePrograms:
             changed: Numbers of state items that are not constants.
         """
         folder = self._folder / place
-        texts = [in_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
+        texts = [format_tf_dialect(getattr(module, name), name, args) for name, (module, args) in calls.items()]
         write_file(folder / TF_INPUT, _SPLIT.join(texts).encode(), option="", make_folder=True)
         constants = _find_constants(lives, changed)
         distinct = {id(value): value for found in constants.values() for value in found.values()}
         text, bytecode = folder / IREE_INPUT, folder / IREE_BYTECODE
-        is_large = sum(value.nbytes for value in distinct.values()) > _MOST_TEXT_BYTES
+        is_large = sum(value.nbytes for value in distinct.values()) > _MAX_TEXT_BYTES
         bytecode.unlink(missing_ok=True)
-        with temporary_folder("hil-lowered-") as scratch:
+        with make_temporary_folder("hil-lowered-") as scratch:
             files = {one: Path(scratch) / f"{number}.npy" for number, one in enumerate(distinct)}
             for one, file in files.items():
                 save_npy(file, distinct[one])
@@ -195,7 +204,7 @@ class ModulePrograms:
                 mlir, first = Path(scratch) / f"{number}.mlir", len(live.function.inputs)
                 mlir.write_text(live.function.mlir)
                 fixed = [
-                    (first + at, dtype_name(value.dtype), value.shape, str(files[id(value)]))
+                    (first + at, get_dtype_name(value.dtype), value.shape, str(files[id(value)]))
                     for at, value in constants[name].items()
                 ]
                 methods[name] = {"mlir": str(mlir), "constants": fixed}
@@ -205,7 +214,9 @@ class ModulePrograms:
                 "bytecode": str(bytecode.absolute()) if is_large else "",
             }
             try:
-                self._context.isolated.call(merge, arguments, timeout=COMPILE_TIMEOUT_S, log=Path(scratch) / "log")
+                self._context.isolated.call(
+                    merge, arguments, timeout=COMPILE_TIMEOUT_SECONDS, log=Path(scratch) / "log"
+                )
             except IsolatedCrash as error:
                 raise CompileCrashed(f"IREE crashed on the StableHLO of {self._name}", detail=error.detail) from error
             except IsolatedFailure as error:
@@ -239,7 +250,7 @@ def _find_constants(lives: Mapping[str, CapturedFunction], changed: Collection[i
     }
 
 
-def same_array(one: Array, other: Array) -> bool:
+def is_same_array(one: Array, other: Array) -> bool:
     """Return True if two arrays are bitwise equal, including NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
@@ -260,7 +271,7 @@ def call_key(method: str, inputs: Inputs) -> str:
     """Return a program's key: method, dtypes and shapes of tensors, and values of other arguments."""
     kinds = (
         (path, f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf))
-        for path, leaf in leaves(inputs)
+        for path, leaf in iter_leaves(inputs)
     )
     return f"{method}({'; '.join(f'{path}: {kind}' for path, kind in kinds)})"
 
@@ -281,7 +292,7 @@ class TfLiteMethod:
     artifact: Artifact
     outputs: tuple[TensorSpec, ...]  # output tensors
     structure: (
-        Structure  # nesting of the method's outputs, see :func:`hil.controller.models.tensorflow.graphs.numbered`
+        Structure  # nesting of the method's outputs, see :func:`hil.controller.models.tensorflow.graphs.number_leaves`
     )
 
 
@@ -306,24 +317,24 @@ def make_tflite(
 
     function, returned = getattr(module, method), list[Any]()
 
-    def flat(*tensors: Any) -> dict[str, Any]:
+    def call_flat(*tensors: Any) -> dict[str, Any]:
         given = iter(tensors)
         args = replace_leaves(list(inputs), lambda leaf: next(given) if hasattr(leaf, "dtype") else leaf)
         returned[:] = [function(*args)]
-        present = (leaf for _, leaf in leaves(returned[0]) if leaf is not None)
+        present = (leaf for _, leaf in iter_leaves(returned[0]) if leaf is not None)
         return {f"output_{number:04}": tf.identity(leaf) for number, leaf in enumerate(present)}
 
     specs = [
         tf.TensorSpec(leaf.shape, leaf.dtype if leaf.dtype != object else tf.string, name=f"input_{number:04}")
-        for number, leaf in enumerate(leaf for _, leaf in leaves(inputs) if hasattr(leaf, "dtype"))
+        for number, leaf in enumerate(leaf for _, leaf in iter_leaves(inputs) if hasattr(leaf, "dtype"))
     ]
     try:
-        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
+        concrete = tf.function(call_flat, autograph=False).get_concrete_function(*specs)
     except Exception as error:  # the method may raise any exception
         raise CompileFailed(
-            f"TensorFlow cannot trace {method}: {error_text(error)}", stage=Stage.COMPILE.value, detail=str(error)
+            f"TensorFlow cannot trace {method}: {format_error(error)}", stage=Stage.COMPILE.value, detail=str(error)
         ) from error
-    if names := ", ".join(assigned(concrete)):
+    if names := ", ".join(find_assigned(concrete)):
         raise CompileFailed(
             f"{method}: TFLite programs do not return updated variables: {names}",
             stage=Stage.COMPILE.value,
@@ -333,20 +344,20 @@ def make_tflite(
         content = convert(concrete, place.stem)
     except CompileFailed as error:
         kept = place.with_suffix(".mlir")
-        write_file(kept, in_tf_dialect(function, place.stem, inputs).encode(), option="", make_folder=True)
+        write_file(kept, format_tf_dialect(function, place.stem, inputs).encode(), option="", make_folder=True)
         error.hint = f"input of the converter: {kept}"
-        error.located(stage=Stage.COMPILE.value)
+        error.locate(stage=Stage.COMPILE.value)
         raise
     write_file(place, content, option="", make_folder=True)
     model = import_model(place, isolated=context.isolated, cache=context.cache)
     artifact = target.compile(model, place)
     outputs = concrete.structured_outputs
     return TfLiteMethod(
-        artifact, tuple(spec_of(name, outputs[name]) for name in sorted(outputs)), numbered(returned[0])
+        artifact, tuple(make_spec(name, outputs[name]) for name in sorted(outputs)), number_leaves(returned[0])
     )
 
 
-def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
+def format_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     """Return a method as readable MLIR in TensorFlow's dialect.
 
     Args:
@@ -361,5 +372,5 @@ def in_tf_dialect(function: Any, name: str, args: Sequence[Any]) -> str:
     try:
         text: str = tf.mlir.experimental.convert_function(traced.get_concrete_function(*specs))
     except Exception as error:  # this text is optional; lowering the method reports the error
-        return f"// {name}: {error_text(error)}\n"
+        return f"// {name}: {format_error(error)}\n"
     return f"// {name}\n{text.strip()}\n"

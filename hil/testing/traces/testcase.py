@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from hil.controller.pipeline.settings.options import CaseSettings, case_settings, flag_of, specs_of
+from hil.controller.pipeline.settings.options import CaseSettings, flag_of, list_specs, make_case_settings
 from hil.core.results import Outcome
 from hil.errors import UsageError
-from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, backends_text, refuse_second, times_given
-from hil.testing.traces.session import ModuleTraces, script_command, summary
+from hil.testing.traces.backends import PYTEST_DEST, TEXTS, TraceOptions, check_backends, count_option, refuse_second
+from hil.testing.traces.session import ModuleTraces, make_script_command, summarize_results
 from hil.testing.traces.traced import TraceFunction
 
 Case = TypeVar("Case", bound="type[TracedModuleTestCase]")
@@ -47,14 +47,14 @@ def compile_module(
         name: The module's name, instead of the class name; ``ResNet50/cifar10`` creates a subdirectory.
     """
 
-    def decorate(case: Case) -> Case:
+    def set_module(case: Case) -> Case:
         case.module_class = staticmethod(module_class)
         case.exported_names = exported_names
         case.module_name = name
         case.own_options = TraceOptions(target_backends, reference_backend)
         return case
 
-    return decorate
+    return set_module
 
 
 class TracedModuleTestCase(unittest.TestCase):
@@ -88,7 +88,7 @@ class TracedModuleTestCase(unittest.TestCase):
         __tracebackhide__ = True  # the message is sufficient
         traces = self._open_traces()
         results = traces.compare(trace_function, self._build_command())
-        text = summary(results, traces.reference.name)
+        text = summarize_results(results, traces.reference.name)
         if self._item is not None:
             from hil.testing.pytest_plugin.backend_rows import add_rows
 
@@ -108,7 +108,7 @@ class TracedModuleTestCase(unittest.TestCase):
     def _build_command(self) -> str:
         """Return the command that repeats this test."""
         if self._item is None:
-            return script_command(type(self).__module__) or shlex.join(["python", "-m", "unittest", self.id()])
+            return make_script_command(type(self).__module__) or shlex.join(["python", "-m", "unittest", self.id()])
         from hil.testing.pytest_plugin.options import repeat_command
 
         words = repeat_command(self._item.config, self._item.nodeid)
@@ -152,10 +152,10 @@ class TracedModuleTestCase(unittest.TestCase):
         """Return the options of the command line, with defaults from the class."""
         typed = _typed
         if self._item is not None:
-            from hil.testing.pytest_plugin.options import settings_of
+            from hil.testing.pytest_plugin.options import read_settings
 
             config = self._item.config
-            of_cases = {name: one for name, one in settings_of(config).items() if name not in _NOT_OF_TRACES}
+            of_cases = {name: one for name, one in read_settings(config).items() if name not in _NOT_OF_TRACES}
             typed = TraceOptions.of(**self._get_trace_options(), settings=CaseSettings(**of_cases))
             typed = replace(typed, artifacts_dir=config.invocation_params.dir / typed.artifacts_dir)
         return replace(
@@ -185,8 +185,8 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     for name, text in TEXTS.items():
-        parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else backends_text)
-    specs = {name: spec for name, spec in specs_of(CaseSettings).items() if name not in _NOT_OF_TRACES}
+        parser.add_argument(f"--{name}", help=text, type=str if name == "artifacts_dir" else check_backends)
+    specs = {name: spec for name, spec in list_specs(CaseSettings).items() if name not in _NOT_OF_TRACES}
     single = [f"--{name}" for name in TEXTS]
     for name, spec in specs.items():
         default = getattr(CaseSettings(), name)
@@ -203,9 +203,9 @@ def main(argv: Sequence[str] | None = None, **settings: Any) -> None:
         parser.print_help()
     try:
         for flag in single:
-            refuse_second(flag, times_given(words, flag))
+            refuse_second(flag, count_option(words, flag))
         given = {name: getattr(options, name) for name in specs}
-        chosen = case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
+        chosen = make_case_settings({name: tuple(one) if isinstance(one, list) else one for name, one in given.items()})
     except UsageError as error:
         parser.error(error.message)
     _typed = TraceOptions.of(**{name: getattr(options, name) for name in TEXTS}, settings=chosen)

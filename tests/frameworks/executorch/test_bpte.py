@@ -17,7 +17,7 @@ from support.executorch_programs import Conv, Linear, export, save_bpte, save_pt
 
 import hil
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.backends.references import expected_result
+from hil.controller.backends.references import read_expected
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
@@ -77,7 +77,7 @@ def judged(context: RunContext, board: Board) -> Callable[[Bundle, Path], list[b
 
 
 def _concluded(result: RunResult, expected: dict[str, Any], context: RunContext) -> Case:
-    references = (expected_result(expected["expected"], None),)
+    references = (read_expected(expected["expected"], None),)
     case = Case("case", Path("case"), Options(**expected), Path(), result=result, references=references)
     return Runner(context).judge(case)
 

@@ -17,7 +17,7 @@ from support.executorch_programs import NETS, Residual, export, save_pt2
 
 import hil
 from hil.controller.backends.compilers import compile_model
-from hil.controller.backends.compilers.executorch import shared_out
+from hil.controller.backends.compilers.executorch import count_delegated
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.print_case import print_case
@@ -100,7 +100,7 @@ def test_delegation_counts_include_operator_namespace():
     graph = torch.fx.Graph()
     graph.call_function(torch.ops.aten.scalar_tensor.default, (1.0,))
     graph.call_function(ops.edge.aten.add.Tensor, (1.0, 2.0))
-    counts = shared_out(torch.fx.GraphModule(torch.nn.Module(), graph))
+    counts = count_delegated(torch.fx.GraphModule(torch.nn.Module(), graph))
     assert counts["undelegated"] == {"aten.add.Tensor": 1, "aten.scalar_tensor.default": 1}
 
 

@@ -14,7 +14,7 @@ from support.executorch_programs import NETS, export, save_pt2
 
 import hil
 from hil.controller.devices.board import Board
-from hil.controller.models.flows import Flow, apply_recipe, flows, load_flow, quantum_atol
+from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol, load_flow, load_flows
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache
@@ -56,7 +56,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, P
     def call(flow: Flow, model: Path) -> Case:
         log = tmp_path / "log"
         path = apply_recipe(flow, model, [], context, log)
-        atol = flow.atol if flow.quanta is None else quantum_atol(flow, path, context, log)
+        atol = flow.atol if flow.quanta is None else compute_quantum_atol(flow, path, context, log)
         return hil.run(
             path,
             board,
@@ -75,7 +75,7 @@ def take(context: RunContext, board: Board, tmp_path: Path) -> Callable[[Flow, P
 @pytest.mark.parametrize(
     ("name", "net"),
     [
-        *((name, "mlp") for name in flows() if name.startswith(("executorch-", "xnnpack"))),
+        *((name, "mlp") for name in load_flows() if name.startswith(("executorch-", "xnnpack"))),
         (STATIC, "residual"),
         (STATIC, "attention"),
     ],

@@ -13,7 +13,7 @@ from iree import runtime
 from iree.compiler import tools
 
 from hil.controller.models.conversions.tensorflow_program import freeze, prepare
-from hil.controller.models.tensorflow.graphs import assigned, leaves, numbered, restore
+from hil.controller.models.tensorflow.graphs import find_assigned, iter_leaves, number_leaves, restore
 from hil.controller.models.tensorflow.lower import CapturedFunction, flatten, lower_function
 
 CONFIG = runtime.Config("local-sync")
@@ -65,7 +65,7 @@ def test_lower_exposes_state_as_inputs_and_outputs():
     }
     results = called(live, given, 2)
     wanted = model.step({"x": tf.constant(given["x"]), "y": [tf.constant(given["y"][0])]}, 2)
-    got = function.returned(results[: len(function.outputs)])
+    got = function.nest_outputs(results[: len(function.outputs)])
     assert got["nothing"] is None
     np.testing.assert_allclose(got["product"], wanted["product"], rtol=1e-5)
     np.testing.assert_array_equal(got["pair"][1], given["x"])
@@ -114,7 +114,7 @@ def test_assigned_finds_variables_in_nested_graphs():
         return inner(x, False) + generator.uniform([1]) + read[0] + tf.gather(read, 0)
 
     concrete = step.get_concrete_function(tf.TensorSpec([1]))
-    assert set(assigned(concrete)) == {"v1", "v2", "v3", "v4", "v5", "StateVar"}
+    assert set(find_assigned(concrete)) == {"v1", "v2", "v3", "v4", "v5", "StateVar"}
     # XLA returns no new value for an unchanged variable; freeze returns it if requested.
     live = lower_function(lambda x: [set_.assign(set_), x][1], (np.ones(1, np.float32),))
     program = freeze(live.function, live.values(), "main", ["v1"])
@@ -177,8 +177,8 @@ def test_lower_explains_failure(function, spec, words):
 
 def test_leaves_match_tensorflow_flattening():
     structure = {"b": [1.0, (2.0, None)], "a": {"z": 3.0, "c": 4.0}}
-    assert [leaf for _, leaf in leaves(structure)] == tf.nest.flatten(structure)
-    assert [path for path, _ in leaves(structure)] == ["a.c", "a.z", "b.0", "b.1.0", "b.1.1"]
-    places = numbered(structure)
+    assert [leaf for _, leaf in iter_leaves(structure)] == tf.nest.flatten(structure)
+    assert [path for path, _ in iter_leaves(structure)] == ["a.c", "a.z", "b.0", "b.1.0", "b.1.1"]
+    places = number_leaves(structure)
     assert places == {"b": [2, (3, None)], "a": {"z": 1, "c": 0}}
     assert restore(places, [4.0, 3.0, 1.0, 2.0]) == structure

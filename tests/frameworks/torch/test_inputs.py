@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hil.controller.models.torch_module import exported
+from hil.controller.models.torch_module import export_program
 from hil.errors import UsageError
 
 A, B, W = (np.full(2, value, np.float32) for value in (1, 2, 3))
@@ -24,7 +24,7 @@ class Weighted(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def program() -> Any:
-    found, named = exported(Weighted(), ({"b": B, "a": A}, W, 4.0))
+    found, named = export_program(Weighted(), ({"b": B, "a": A}, W, 4.0))
     assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
     return found
 
@@ -41,20 +41,20 @@ def program() -> Any:
     ids=["positional", "tensors", "keywords", "keywords-and-a-constant", "names"],
 )
 def test_exported_matches_arguments_in_any_order(program, inputs):
-    _, named = exported(program, inputs)
+    _, named = export_program(program, inputs)
     assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
 
 
 def test_exported_accepts_module_keywords_in_any_order():
-    program, named = exported(Weighted(), {"w": W, "batch": {"b": B, "a": A}})
+    program, named = export_program(Weighted(), {"w": W, "batch": {"b": B, "a": A}})
     assert {name: array[0] for name, array in named.items()} == {"batch_a": 1, "batch_b": 2, "w": 3}
     [value] = program.module()(w=torch.from_numpy(W), batch={"b": torch.from_numpy(B), "a": torch.from_numpy(A)})[:1]
     assert value.item() == (1 - 2 * 3) * 2
 
 
 def test_exported_draws_missing_inputs_for_named_arguments(program):
-    assert exported(program, ())[1] == {} == exported(program, {})[1]
-    assert list(exported(program, {"w": W})[1]) == ["w"]
+    assert export_program(program, ())[1] == {} == export_program(program, {})[1]
+    assert list(export_program(program, {"w": W})[1]) == ["w"]
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_exported_draws_missing_inputs_for_named_arguments(program):
 )
 def test_exported_rejects_unmatched_arguments(program, inputs, said):
     with pytest.raises(UsageError) as caught:
-        exported(program, inputs)
+        export_program(program, inputs)
     assert said in str(caught.value)

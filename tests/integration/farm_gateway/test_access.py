@@ -15,18 +15,18 @@ from support.gateways import BareBoard, Running, report, rows, running_gateway, 
 from support.uplinks import uplink
 from support.waiting import eventually
 
-from hil.controller.farm.client.client import FarmClient, translated
+from hil.controller.farm.client.client import FarmClient, translate_grpc_error
 from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import SERVICES, methods, result_message, submission_message
+from hil.controller.farm.rpc import SERVICES, encode_result, encode_submission, iter_methods
 from hil.controller.records.farm import CancelledJobs
 from hil.errors import AccessRefused, FarmError, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 from hil.protocol.versions import FARM_KEY, FARM_PROTOCOL
 
 Client = Callable[..., FarmClient]
-_METHODS = [(service, *method) for service in SERVICES for method in methods(service)]
+_METHODS = [(service, *method) for service in SERVICES for method in iter_methods(service)]
 _IDS = [f"{service}.{name}" for service, name, *_ in _METHODS]
 
 
@@ -55,7 +55,7 @@ def test_gateway_rejects_calls_without_valid_token(
     for metadata in ([], [("authorization", "Bearer wrong")], [("authorization", "Basic YTpi")]):
         error = call(farm, kind, path, b"", metadata)
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert isinstance(translated(error), AccessRefused)
+        assert isinstance(translate_grpc_error(error), AccessRefused)
 
 
 # Choices of a oneof that take no text, or any text.
@@ -91,26 +91,28 @@ def test_malformed_request_raises_usage_error(
     client: Client, service: str, name: str, path: str, kind: str, asked: Any, _: Any
 ) -> None:
     farm = client()
-    error = translated(call(farm, kind, path, b"\xff\xff\xff"))
+    error = translate_grpc_error(call(farm, kind, path, b"\xff\xff\xff"))
     assert isinstance(error, UsageError) and (name in ("Dial", "Accept") or "not a message" in error.message)
     for text in ("", "\0", "[" * 100_000):
         for said, choice in filled(asked, text):
             if choice in _WITHOUT_TEXT or (choice in _ANY_TEXT and text != "\0"):
                 send(farm, kind, path, said.SerializeToString())
-            elif not isinstance(translated(call(farm, kind, path, said.SerializeToString())), (UsageError, FarmError)):
+            elif not isinstance(
+                translate_grpc_error(call(farm, kind, path, said.SerializeToString())), (UsageError, FarmError)
+            ):
                 raise AssertionError(said)
     assert not [one for one in farm.ask("audit") if "Traceback" in json.dumps(one.to_json())]
 
 
 def test_gateway_survives_text_with_nul_bytes(client: Client, board: BareBoard) -> None:
     farm = client()
-    order = submission_message(simple_order(title="nul"))
+    order = encode_submission(simple_order(title="nul"))
     reply = farm.stub.Submit(pb.SubmitRequest(submission=order, trace="00-\0-1"), metadata=farm.metadata)
     assert reply.submission
     resume = pb.LeaseRequest(resume=pb.ResumeLease(lease=1, key="a\0b"))
     with pytest.raises(grpc.RpcError) as refused:
         list(farm.stub.Lease(iter([resume]), metadata=farm.metadata))
-    assert isinstance(translated(refused.value), AccessRefused)
+    assert isinstance(translate_grpc_error(refused.value), AccessRefused)
 
 
 def test_audit_excludes_oversized_arguments(client: Client, farm_db: str) -> None:
@@ -149,13 +151,13 @@ def test_gateway_survives_oversized_request(client: Client) -> None:
 )
 def test_gateway_rejects_invalid_submission(client: Client, board: BareBoard, wrong: dict[str, Any]) -> None:
     farm = client()
-    given = submission_message(simple_order())
+    given = encode_submission(simple_order())
     for name, value in wrong.items():
         given.ClearField(name)
         given.MergeFrom(pb.Submission(**{name: value}))
     with pytest.raises(grpc.RpcError) as refused:
         farm.stub.Submit(pb.SubmitRequest(submission=given), metadata=farm.metadata)
-    assert isinstance(translated(refused.value), UsageError), refused.value
+    assert isinstance(translate_grpc_error(refused.value), UsageError), refused.value
     assert board.grants.empty()
 
 
@@ -172,7 +174,7 @@ def test_gateway_rejects_invalid_submission(client: Client, board: BareBoard, wr
 def test_role_limits_allowed_calls(client: Client, board: BareBoard, role: Role, allowed: set[str]) -> None:
     farm, admin = client("someone", role), client()
     _, [job] = admin.submit(simple_order())
-    board.report(board.grant())
+    board.report(board.send_grant())
     tries: dict[str, Callable[[], Any]] = {
         "Ask boards": lambda: farm.ask("boards"),
         "Ask audit": lambda: farm.ask("audit"),
@@ -196,7 +198,7 @@ def test_role_limits_allowed_calls(client: Client, board: BareBoard, role: Role,
 def test_submitter_cannot_change_jobs_of_other_user(client: Client, board: BareBoard) -> None:
     anna, bert, admin = client("anna", Role.SUBMITTER), client("bert", Role.SUBMITTER), client("root", Role.ADMIN)
     _, [job] = anna.submit(simple_order())
-    board.grant()
+    board.send_grant()
     for attempt in (lambda: bert.do("cancel", name=job), lambda: bert.do("priority", name=job, priority="high")):
         with pytest.raises(AccessRefused, match="anna"):
             attempt()
@@ -283,7 +285,7 @@ def test_remote_listener_requires_tls(farm_db: str, tmp_path: Path, certificate:
             FarmClient(FarmAddress((f"localhost:{port}",), token), patience_s=0)
         assert Path(f"{tmp_path}/own.sock").stat().st_mode & 0o777 == 0o700
         host = FarmAddress((f"localhost:{port}",), token_of(farm_db, "host", Role.HOST), cert)
-        request = pb.ReportRequest(lease=1, worker="w", result=result_message(JobResult(0, "PASS")))
+        request = pb.ReportRequest(lease=1, worker="w", result=encode_result(JobResult(0, "PASS")))
         with uplink(host, tmp_path / "uplink") as path:
             assert not ask(path, "Report", request, 60.0).recorded
 
@@ -308,7 +310,7 @@ def test_gateway_limits_open_calls_per_user(client: Client, board: BareBoard, mo
     monkeypatch.setattr("hil.controller.farm.gateway.calls._MOST_OF_USER", 20)
     eve, anna = client("eve", Role.SUBMITTER), client("ann", Role.SUBMITTER)
     _, [job] = anna.submit(simple_order())
-    board.grant()
+    board.send_grant()
     followed = [eve.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=eve.metadata) for _ in range(20)]
     for one in followed:
         next(one)
@@ -332,7 +334,7 @@ def test_gateway_rejects_different_farm_protocol(client: Client) -> None:
     farm = client()
     metadata = [("authorization", f"Bearer {farm.address.token}"), (FARM_KEY, "7 9.9")]
     for _, _, path, kind, *_ in _METHODS:
-        error = translated(call(farm, kind, path, b"", metadata))
+        error = translate_grpc_error(call(farm, kind, path, b"", metadata))
         assert isinstance(error, VersionMismatch)
         assert "hil 9.9 (farm protocol 7)" in error.message
         assert f"(farm protocol {FARM_PROTOCOL})" in error.message

@@ -30,11 +30,11 @@ def state_of(farm: FarmClient, job: str) -> str:
 def test_reconnected_worker_receives_pending_grant(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order())
-    grant = board.grant()
+    grant = board.send_grant()
     board.cut()
     again = BareBoard(client("lab", Role.HOST), "rpi")
     try:
-        assert again.grant() == grant
+        assert again.send_grant() == grant
         again.start(grant)
         again.report(grant)
         assert state_of(farm, job) == "done"
@@ -46,10 +46,10 @@ def test_gateway_resends_lost_grant(client: Client, board: BareBoard, monkeypatc
     farm = client()
     with monkeypatch.context() as patch:
         lost: list[Grant] = []
-        patch.setattr(AttachedWorker, "grant", lambda self, grant: lost.append(grant))
+        patch.setattr(AttachedWorker, "send_grant", lambda self, grant: lost.append(grant))
         farm.submit(simple_order())
         eventually(lambda: lost)
-    assert board.grant() == lost[0]
+    assert board.send_grant() == lost[0]
     board.report(lost[0])
 
 
@@ -64,9 +64,9 @@ def test_job_of_silent_worker_moves_to_second_board(farm_db: str, tmp_path: Path
             _, [job] = farm.submit(simple_order(selector="name=one or name=two"))
             eventually(lambda: not (one.grants.empty() and two.grants.empty()))
             first, second = (one, two) if two.grants.empty() else (two, one)
-            lost = first.grant()
+            lost = first.send_grant()
             first.cut()
-            grant = second.grant()
+            grant = second.send_grant()
             assert (grant.job, grant.attempt) == (job, 2) and grant.lease != lost.lease
             assert not first.report(lost).recorded
             assert second.report(grant).recorded
@@ -82,7 +82,7 @@ def test_standby_host_takes_over_when_owner_leaves(client: Client, board: BareBo
         board.leave()
         eventually(lambda: spare.told("standing")[-1].owner)
         client().submit(simple_order())
-        assert spare.grant().board == "rpi"
+        assert spare.send_grant().board == "rpi"
     finally:
         spare.leave()
 
@@ -94,14 +94,14 @@ def test_drained_board_gets_jobs_only_after_resume(client: Client, board: BareBo
     time.sleep(0.3)
     assert board.grants.empty() and farm.ask("boards")[0].state == "maintenance"
     farm.do("resume", name="rpi")
-    assert board.grant().board == "rpi"
+    assert board.send_grant().board == "rpi"
 
 
 def test_stopping_gateway_ends_streams_and_preserves_grants(farm_db: str, tmp_path: Path) -> None:
     with running_gateway(farm_db, tmp_path) as running, running.client(token_of(farm_db, "anna")) as farm:
         board = BareBoard(farm, "rpi").online()
         _, [job] = farm.submit(simple_order())
-        grant = board.grant()
+        grant = board.send_grant()
         followed = farm.stub.Follow(pb.FollowRequest(jobs=[job]), metadata=farm.metadata)
         next(followed)
         running.stop()
@@ -113,7 +113,7 @@ def test_stopping_gateway_ends_streams_and_preserves_grants(farm_db: str, tmp_pa
         board.cut()
     with running_gateway(farm_db, tmp_path) as running, running.client(token_of(farm_db, "anna")) as farm:
         again = BareBoard(farm, "rpi", worker=board.worker)
-        assert again.grant() == grant  # the grant survives
+        assert again.send_grant() == grant  # the grant survives
         again.report(grant)
         assert state_of(farm, job) == "done"
         again.leave()

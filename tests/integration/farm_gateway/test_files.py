@@ -9,7 +9,7 @@ import grpc
 import pytest
 from support.gateways import BareBoard, Running, rows, simple_order
 
-from hil.controller.farm.client.client import FarmClient, translated
+from hil.controller.farm.client.client import FarmClient, translate_grpc_error
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError
@@ -59,7 +59,7 @@ def test_upload_rejects_mismatched_digest_and_size(client: Client, tmp_path: Pat
         [pb.FilePiece(start=pb.FileStart(digest=name, size=1 << 62))],
         [pb.FilePiece()],
     ):
-        assert isinstance(translated(upload(farm, *pieces)), UsageError)
+        assert isinstance(translate_grpc_error(upload(farm, *pieces)), UsageError)
     with pytest.raises(FarmError, match=r"blake3.* not found in the farm's store"):
         farm.download(name, tmp_path / "back")
     assert not (tmp_path / "back").exists()
@@ -82,16 +82,16 @@ def test_gc_deletes_unreferenced_files(
     farm.upload(files)
     model, trace, unused = files
     _, [job] = farm.submit(simple_order(specs=(JobSpec(Kind.RUN, files={"model.onnx": model}),)))
-    board.report(board.grant(), JobResult(0, "PASS", files={"trace.json": trace}))
+    board.report(board.send_grant(), JobResult(0, "PASS", files={"trace.json": trace}))
     assert farm.do("gc").counts["artifacts"] == 0  # all files are new
     rows(farm_db, "update hil.artifacts set used_at = used_at - interval '2 days' returning digest")
     assert farm.do("gc", dry_run=True).bytes == 6
     assert gateway.gateway is not None
     store = gateway.gateway.context.store
-    assert store.lacks(files) == []
+    assert store.list_missing(files) == []
     assert farm.do("gc").counts["artifacts"] == 1
-    assert store.lacks(files) == [unused]
+    assert store.list_missing(files) == [unused]
     assert farm.do("gc", days=0).counts["jobs"] >= 1
-    assert store.lacks(files) == [model, trace, unused]
+    assert store.list_missing(files) == [model, trace, unused]
     with pytest.raises(UsageError):
         farm.ask("job", name=job)

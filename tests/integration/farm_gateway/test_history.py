@@ -30,7 +30,7 @@ from hil.controller.storage.history.programs import ProgramSource
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.core.files import digest_file
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 
 ORIGIN = {"labels": ["nightly"], "branch": "topic", "commit": "1a2b3c4d"}
 
@@ -63,7 +63,7 @@ def run_result(files: dict[str, str] | None = None, **values: Any) -> JobResult:
 def finish(farm: FarmClient, board: BareBoard, result: JobResult, spec: JobSpec | None = None) -> str:
     """Submit a job and report its result."""
     _, [job] = farm.submit(simple_order(specs=(spec or run_spec(),)))
-    assert board.report(board.grant(), result).recorded
+    assert board.report(board.send_grant(), result).recorded
     return job
 
 
@@ -93,7 +93,7 @@ def test_finished_job_is_added_with_submitters_commit(
     source = program_source(tmp_path / "p", b"program", "m.vmfb")
     artifact = {**run_case().artifact.to_json(), "digests": source.record.files, "main": "m.vmfb"}
     _, [job] = farm.submit(simple_order(specs=(run_spec(),)))
-    grant = board.grant()
+    grant = board.send_grant()
     assert grant.spec.options[KEEP_PROGRAMS]
     files = upload_program(farm, source, tmp_path)
     board.report(grant, run_result(files=files, artifact=artifact))
@@ -112,7 +112,7 @@ def test_suite_job_is_added_under_submission(
 ) -> None:
     typed = {"source": "@models", "flow": "iree", "filters": [], "suite": "models", "flow_name": "iree"}
     typed |= {"runtime": "iree", "expected": None}
-    request = jsonable(SuiteRequest("@models").to_json())
+    request = convert_to_json(SuiteRequest("@models").to_json())
     options = {**request, "origin": ORIGIN, "typed": typed, "cases": [["net", "net", "", ""]]}
     record = {"cases": [suite_case("net", board="rpi").to_json()], "boards": ["rpi"]}
     job = finish(client(), board, JobResult(0, "PASS", record=record), JobSpec(Kind.SUITE, options))

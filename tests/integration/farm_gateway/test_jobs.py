@@ -33,7 +33,7 @@ def printed(farm: FarmClient, name: str) -> str:
 def test_first_result_of_job_counts(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order(selector="chip=a53"))
-    grant = board.grant()
+    grant = board.send_grant()
     assert (grant.job, grant.board, grant.user, grant.attempt) == (job, "rpi", "anna", 1)
     assert state_of(farm, job) == "running"
     board.start(grant)
@@ -49,7 +49,7 @@ def test_first_result_of_job_counts(client: Client, board: BareBoard) -> None:
 def test_gateway_queues_repeated_submission_once(client: Client, board: BareBoard) -> None:
     farm, order = client(), simple_order(key="the-very-same")
     assert farm.submit(order) == farm.submit(order)
-    board.grant()
+    board.send_grant()
     assert board.grants.empty()
 
 
@@ -64,7 +64,7 @@ def test_jobs_run_in_turn_on_single_board(client: Client, board: BareBoard) -> N
     _, jobs = farm.submit(simple_order(specs=(JobSpec(Kind.RUN),) * 3))
     seen = []
     for _ in jobs:
-        grant = board.grant()
+        grant = board.send_grant()
         assert board.grants.empty()
         seen.append(grant.job)
         board.report(grant)
@@ -74,7 +74,7 @@ def test_jobs_run_in_turn_on_single_board(client: Client, board: BareBoard) -> N
 def test_cancelling_job_ends_lease(client: Client, board: BareBoard) -> None:
     farm = client()
     _, [job] = farm.submit(simple_order())
-    grant = board.grant()
+    grant = board.send_grant()
     assert farm.do("cancel", name=job).cancelled == [job]
     ended, *_ = eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     assert "anna" in ended.reason
@@ -94,7 +94,7 @@ def test_follow_streams_states_and_logs_to_end(client: Client, board: BareBoard)
     follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     for _ in jobs:
-        grant = board.grant()
+        grant = board.send_grant()
         board.start(grant)
         for line in range(20):
             board.print(grant, f"{grant.job} line {line}\n")
@@ -137,7 +137,7 @@ def test_board_receives_grant_once(
     # Never resend the grant, even on a slow machine.
     monkeypatch.setattr(attached_workers, "_UNHEARD", attached_workers._UNHEARD.replace("2 s", "1 h"))
     client().submit(simple_order())
-    grant = board.grant()
+    grant = board.send_grant()
     taken = "select 1 from procrastinate_jobs where status = 'doing' and (args ->> 'lease')::bigint = %s"
     eventually(lambda: rows(farm_db, taken, grant.lease))
     told = len(board.told("grant"))
@@ -164,11 +164,11 @@ def test_worker_prints_only_to_jobs_with_lease(client: Client, board: BareBoard)
     other = BareBoard(client("lab2", Role.HOST), "other").online()
     try:
         _, [job] = farm.submit(simple_order(board="rpi"))
-        grant = board.grant()
+        grant = board.send_grant()
         other.start(grant)
         other.held.add(grant.lease)
         other.hello()
-        other.say(beat=pb.BoardBeat(leases=[grant.lease]))
+        other.print_message(beat=pb.BoardBeat(leases=[grant.lease]))
         other.print(grant, "forged\n")
         eventually(lambda: grant.lease in {one.lease for one in other.told("ended")})
         assert farm.ask("job", name=job).started_at is None

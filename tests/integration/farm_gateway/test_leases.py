@@ -16,10 +16,10 @@ import pytest
 from support.gateways import WAIT_S, BareBoard, Running, running_gateway, simple_order, token_of
 from support.waiting import eventually
 
-from hil.controller.farm.client.client import FarmClient, translated
+from hil.controller.farm.client.client import FarmClient, translate_grpc_error
 from hil.controller.farm.host.tunnel_endpoint import TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobSpec, Kind, Role, Submission
-from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
+from hil.controller.farm.rpc import DIAL_KEY, LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
 from hil.controller.farm.settings import FarmSettings
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -33,7 +33,7 @@ class Holder:
     def __init__(self, farm: FarmClient, *, beats: bool = True, **first: Any) -> None:
         self.farm = farm
         self._asked: queue.Queue[pb.LeaseRequest | None] = queue.Queue()
-        self._asked.put(pb.LeaseRequest(**(first or {"open": submission_message(order())})))
+        self._asked.put(pb.LeaseRequest(**(first or {"open": encode_submission(order())})))
         self.stream = farm.stub.Lease(iter(self._asked.get, None), metadata=farm.metadata)
         self.replies: queue.Queue[pb.LeaseReply | None] = queue.Queue()
         self.error: grpc.RpcError | None = None
@@ -52,10 +52,10 @@ class Holder:
                 return getattr(reply, kind)
         raise AssertionError(f"the stream ended without {kind}: {self.error}")
 
-    def refusal(self) -> HilError:
+    def find_refusal(self) -> HilError:
         """Return the error that ended the stream."""
         assert self.replies.get(timeout=WAIT_S) is None and self.error is not None
-        return translated(self.error)
+        return translate_grpc_error(self.error)
 
     def end(self, how: Callable[[], Any] | None = None) -> None:
         self._over.set()
@@ -88,7 +88,7 @@ def metadata(farm: FarmClient, lease: int, key: str) -> list[tuple[str, str]]:
 @contextlib.contextmanager
 def held(farm: FarmClient, board: BareBoard) -> Iterator[tuple[Holder, pb.LeaseGranted, Grant]]:
     holder = Holder(farm)
-    grant = board.grant()
+    grant = board.send_grant()
     board.start(grant, "unix:/agent.sock")
     granted = holder.next("granted")
     try:
@@ -100,22 +100,22 @@ def held(farm: FarmClient, board: BareBoard) -> Iterator[tuple[Holder, pb.LeaseG
 def test_holder_waits_for_board_and_returns_board(client: Client, board: BareBoard) -> None:
     farm = client("anna", Role.SUBMITTER)
     first = Holder(farm)
-    grant = board.grant()
+    grant = board.send_grant()
     assert grant.spec.kind is Kind.LEASE
     second = Holder(farm)
     assert second.next("waiting").state == "queued"
     assert first.replies.get(timeout=WAIT_S).WhichOneof("kind") == "waiting"  # the board is not ready
     board.start(grant, "unix:/agent.sock")
     granted = first.next("granted")
-    assert grant_of(granted.grant) == grant and granted.key
-    card = card_of(granted.card)
+    assert decode_grant(granted.grant) == grant and granted.key
+    card = decode_card(granted.card)
     assert (card.name, card.direct, card.labels["chip"]) == ("rpi", "unix:/agent.sock", "a53")
     first.next("beat")
     first.end()
     eventually(lambda: [one for one in board.told("ended") if one.lease == grant.lease])
     board.held.discard(grant.lease)
     assert farm.ask("result", name=grant.job)[0].exit_code == 0
-    after = board.grant()
+    after = board.send_grant()
     assert after.fence > grant.fence
     second.end()
     eventually(lambda: farm.ask("job", name=after.job).state != "running")
@@ -129,7 +129,7 @@ def test_silent_holder_loses_board(farm_db: str, tmp_path: Path) -> None:
     ):
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm, beats=False)
-        grant = board.grant()
+        grant = board.send_grant()
         board.start(grant)
         holder.next("granted")
         assert "no heartbeat" in holder.next("over")
@@ -147,7 +147,7 @@ def test_beating_holder_waits_longer_than_holder_timeout(farm_db: str, tmp_path:
     ):
         board = BareBoard(farm, "rpi").online()
         holder = Holder(farm)
-        grant = board.grant()
+        grant = board.send_grant()
         time.sleep(11)  # to prepare the board
         board.start(grant)
         assert holder.next("granted").key
@@ -161,8 +161,8 @@ def test_reconnected_holder_preserves_queue_position(
     farm_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     if not comes_back:
-        monkeypatch.setattr("hil.controller.farm.gateway.services.lease_holder._ANSWER_S", 1.0)
-    settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": submission_message(order())}
+        monkeypatch.setattr("hil.controller.farm.gateway.services.lease_holder._ANSWER_SECONDS", 1.0)
+    settings, opening = FarmSettings(holder_s=2.0, beat_s=0.2), {"open": encode_submission(order())}
     with contextlib.ExitStack() as stack:
         one, two = (stack.enter_context(running_gateway(farm_db, tmp_path / name, settings=settings)) for name in "ab")
         token = token_of(farm_db, "anna")
@@ -170,7 +170,7 @@ def test_reconnected_holder_preserves_queue_position(
         board = BareBoard(farm, "rpi").online()
         stack.callback(board.leave)
         farm.submit(simple_order())
-        board.grant()
+        board.send_grant()
         waiting = Holder(farm, **opening)
         name = waiting.next("waiting").name
         waiting.end(waiting.stream.cancel)
@@ -217,14 +217,14 @@ def test_forged_lease_key_fails(client: Client, board: BareBoard, farm_db: str) 
     with held(farm, board) as (_, granted, grant):
         for key in ("", "0" * len(granted.key)):
             forged = Holder(thief, resume=pb.ResumeLease(lease=grant.lease, key=key))
-            assert isinstance(forged.refusal(), AccessRefused)
+            assert isinstance(forged.find_refusal(), AccessRefused)
             forged.end()
             with pytest.raises(grpc.RpcError) as refused:
                 list(thief.stub.Dial(iter(()), metadata=metadata(thief, grant.lease, key)))
-            assert isinstance(translated(refused.value), AccessRefused)
+            assert isinstance(translate_grpc_error(refused.value), AccessRefused)
         with pytest.raises(grpc.RpcError) as wrong:
             list(thief.stub.Dial(iter(()), metadata=[*thief.metadata, (LEASE_KEY, "17; drop table")]))
-        assert isinstance(translated(wrong.value), UsageError)
+        assert isinstance(translate_grpc_error(wrong.value), UsageError)
     refusals = [one for one in farm.ask("audit") if not one.allowed]
     assert {(one.user, one.action) for one in refusals} == {("eve", "Farm.Lease"), ("eve", "Farm.Dial")}
 
@@ -319,7 +319,7 @@ def test_dial_survives_broken_board_stream(
         [dial] = eventually(lambda: board.told("dial"))
         with client("lab", Role.HOST) as attended:
             endpoint = TunnelEndpoint(grant.lease, f"unix:{tmp_path}/agent", attended.address, print)
-            endpoint.dialled(dial, attended.gateway)
+            endpoint.open_dial(dial, attended.gateway)
             pieces.put(pb.Piece(data=b"first"))
             assert next(stream).data == b"first"
         pieces.put(pb.Piece(data=b"second"))
@@ -366,7 +366,7 @@ def test_unaccepted_dial_times_out(client: Client, board: BareBoard, monkeypatch
         [dial] = eventually(lambda: board.told("dial"))
         with pytest.raises(grpc.RpcError) as late:
             list(board.farm.stub.Accept(iter(()), metadata=[*board.farm.metadata, (DIAL_KEY, dial.id)]))
-        assert isinstance(translated(late.value), UsageError)
+        assert isinstance(translate_grpc_error(late.value), UsageError)
 
 
 def test_leaving_queue_cancels_job(client: Client, board: BareBoard) -> None:

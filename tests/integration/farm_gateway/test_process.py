@@ -58,7 +58,7 @@ def test_gateway_process_logs_json_and_exits_cleanly(farm_db: str, tmp_path: Pat
         with FarmClient(FarmAddress((address,), token_of(farm_db, "anna"))) as farm:
             board = BareBoard(farm, "rpi").online()
             _, [job] = farm.submit(simple_order())
-            board.report(board.grant())
+            board.report(board.send_grant())
 
             def missing(expected: tuple[str, ...]) -> list[str]:
                 with urllib.request.urlopen(f"http://{said['metrics']}/metrics", timeout=WAIT_S) as answer:
@@ -87,7 +87,7 @@ def test_gateway_restarts_after_kill(farm_db: str, tmp_path: Path) -> None:
         farm = FarmClient(FarmAddress((said["addresses"][0],), token))
         board = BareBoard(farm, "rpi").online()
         farm.submit(simple_order())
-        grant = board.grant()
+        grant = board.send_grant()
         process.kill()
         eventually(lambda: board.error)
         board.cut()
@@ -98,7 +98,7 @@ def test_gateway_restarts_after_kill(farm_db: str, tmp_path: Path) -> None:
         asking.join(WAIT_S)
         assert [one.name for one in answers[0]] == ["rpi"]
         again = BareBoard(farm, "rpi", worker=board.worker)
-        assert again.grant() == grant
+        assert again.send_grant() == grant
         assert again.report(grant).recorded
         again.leave()
     farm.close()
@@ -114,7 +114,7 @@ def test_frozen_gateway_preserves_leases_after_resume(farm_db: str, tmp_path: Pa
     ):
         board = BareBoard(farm, "rpi").online()
         _, [job] = farm.submit(simple_order())
-        grant = board.grant()
+        grant = board.send_grant()
         process.send_signal(signal.SIGSTOP)
         time.sleep(9)
         process.send_signal(signal.SIGCONT)
@@ -155,7 +155,7 @@ def test_gateway_survives_database_restart(tmp_path: Path) -> None:
         board = BareBoard(lab, "rpi").online()
         stack.callback(board.leave)
         _, [job] = farm.submit(simple_order())
-        grant = board.grant()
+        grant = board.send_grant()
         pid = server.embedded.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_gateway_survives_database_restart(tmp_path: Path) -> None:
         board.held.clear()
         eventually(lambda: len(board.told("beat")) > beats + 1)
         _, [after] = farm.submit(simple_order())
-        assert board.grant().job == after
+        assert board.send_grant().job == after
         assert not board.error  # the stream survived
 
 
@@ -204,7 +204,7 @@ def test_gateway_stages_share_trace(farm_db: str, tmp_path: Path) -> None:
         with running.client(token_of(farm_db, "anna")) as farm:
             board = BareBoard(farm, "rpi").online()
             _, [job] = farm.submit(simple_order(), trace=f"00-{'a' * 32}-{'b' * 16}-01")
-            grant = board.grant()
+            grant = board.send_grant()
             board.report(grant)
             board.leave()
         # The gateway reports the queue time together with the sending.
@@ -265,7 +265,7 @@ def test_clients_detect_frozen_gateway(farm_db: str, tmp_path: Path) -> None:
         with FarmClient(farm_address, patience_s=1.0) as farm, FarmClient(farm_address) as lab:
             board = BareBoard(lab, "rpi").online()
             _, [job] = farm.submit(simple_order())
-            board.grant()
+            board.send_grant()
             followed = farm.follow([job])
             next(followed)
             with LeaseSession(farm_address, lease_order("", "a test")) as waiting:

@@ -142,7 +142,7 @@ def test_client_ignores_imitated_key_warning(server: Server) -> None:
 
 
 def test_endless_login_ends_at_time_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openssh, "_LOGIN_S", 3.0)
+    monkeypatch.setattr(openssh, "_LOGIN_SECONDS", 3.0)
 
     def talk(transport: paramiko.Transport) -> None:
         while transport.is_active():

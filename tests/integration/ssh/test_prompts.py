@@ -82,7 +82,7 @@ def test_passphrase_prompt_unlocks_every_key_format(
     key = locked_key(tmp_path / "locked", form)
     sshd.authorize(key)
     asked = log_in_by(key)
-    asked.answer(passphrase_of(key), SESAME)
+    asked.receive_answer(passphrase_of(key), SESAME)
     assert asked.ended() == 0
     assert asked.shown.count(f"who: {sshd.user}".encode()) == 2 and asked.shown.count(b"Enter passphrase") == 1
     assert SESAME not in asked.shown
@@ -91,7 +91,7 @@ def test_passphrase_prompt_unlocks_every_key_format(
 def test_passphrase_prompt_unlocks_default_key(sshd: Sshd, log_in_by: Callable[..., Terminal], home: Path) -> None:
     sshd.authorize(locked_key(home / ".ssh/id_ed25519"))
     asked = log_in_by()
-    asked.answer(b"Enter passphrase", SESAME)
+    asked.receive_answer(b"Enter passphrase", SESAME)
     asked.ended()
     assert asked.shown.count(b"who: ") == 2
 
@@ -100,12 +100,12 @@ def test_wrong_passphrase_prompts_three_times(sshd: Sshd, log_in_by: Callable[..
     key = locked_key(tmp_path / "locked", FORMS["rsa in PEM"])
     sshd.authorize(key)
     asked = log_in_by(key)
-    asked.answer(b"Enter passphrase", b"wrong")
-    asked.answer(b"Enter passphrase", b"wrong, too")
-    asked.answer(b"Enter passphrase", b"no")
-    asked.answer(b"password: ", CTRL_D)
+    asked.receive_answer(b"Enter passphrase", b"wrong")
+    asked.receive_answer(b"Enter passphrase", b"wrong, too")
+    asked.receive_answer(b"Enter passphrase", b"no")
+    asked.receive_answer(b"password: ", CTRL_D)
     asked.wait_for(b"refused the login")
-    asked.answer(b"Enter passphrase", SESAME)
+    asked.receive_answer(b"Enter passphrase", SESAME)
     asked.ended()
     assert asked.shown.count(b"who: ") == 1 and b"Traceback" not in asked.shown
 
@@ -114,8 +114,8 @@ def test_wrong_passphrase_prompts_three_times(sshd: Sshd, log_in_by: Callable[..
 def test_wrong_password_prompts_repeatedly_until_ctrl_c(sshd: Sshd, log_in_by: Callable[..., Terminal]) -> None:
     address = f"{PASSWORD_USER}@{LOOPBACK}:{sshd.port}"
     asked = log_in_by(address=address)
-    asked.answer(b"password: ", b"wrong")
-    asked.answer(b"password: ", PASSWORD.encode())
+    asked.receive_answer(b"password: ", b"wrong")
+    asked.receive_answer(b"password: ", PASSWORD.encode())
     assert asked.ended() == 0 and asked.shown.count(b"who: ") == 2
     asked = log_in_by(address=address)
     asked.wait_for(b"password: ")
@@ -142,10 +142,10 @@ def test_client_sends_key_and_verification_code(
     address, known_hosts = two_factors
     (tmp_path / "program.py").write_text(ASKED)
     with terminal(tmp_path / "program.py", address, sshd.identity, known_hosts, cwd=tmp_path, env=os.environ) as asked:
-        asked.answer(b"Verification code: ", b"123456")
+        asked.receive_answer(b"Verification code: ", b"123456")
         asked.wait_for(b"who: ")
         for _ in range(3):  # as often as ssh prompts
-            asked.answer(b"Verification code: ", b"000000")
+            asked.receive_answer(b"Verification code: ", b"000000")
         asked.wait_for(b"refused: ")
         asked.ended()
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import hil as library
 from hil.controller.cli.main import cli
 from hil.controller.pipeline.records.record import record_case
-from hil.controller.pipeline.settings.options import RunSettings, flag_of, specs_of
+from hil.controller.pipeline.settings.options import RunSettings, flag_of, list_specs
 from hil.errors import HilError, UsageError
 from support.commands import Ended
 from support.plugin_runs import Project, Run
@@ -37,7 +37,7 @@ def pairs_of(options: Sequence[str]) -> Iterator[tuple[str, str]]:
 def library_arguments(options: Sequence[str]) -> dict[str, Any]:
     """Return the keyword arguments of :func:`hil.run` for options of `hil run`."""
     found: dict[str, Any] = {}
-    by_flag = {flag_of(name, spec): (name, spec) for name, spec in specs_of(RunSettings).items()}
+    by_flag = {flag_of(name, spec): (name, spec) for name, spec in list_specs(RunSettings).items()}
     for flag, value in pairs_of(options):
         if flag in (_HW_TYPE, "--input", "--expected"):
             continue

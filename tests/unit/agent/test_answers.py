@@ -16,7 +16,7 @@ from hil.agent import answers, forkserver, ipc
 from hil.core.instructions import InstructionCounts
 from hil.core.results import Part
 from hil.core.steps import MAX_CALLS, StepCall
-from hil.core.tensors import TensorSpec, from_bytes, nbytes_of
+from hil.core.tensors import TensorSpec, count_bytes, from_bytes
 from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -41,7 +41,7 @@ values = st.recursive(
 
 
 def encoded(ok: object, numbers: Sequence[int] = ()) -> bytes:
-    return ipc.joined(numbers, ipc.encode({"ok": ok}))
+    return ipc.join_message(numbers, ipc.encode({"ok": ok}))
 
 
 def check(answer: answers.Answer, iterations: int) -> None:
@@ -50,7 +50,7 @@ def check(answer: answers.Answer, iterations: int) -> None:
         end = 0
         for output in answer.outputs:
             assert end <= output.at
-            assert output.dtype == "string" or output.size == nbytes_of(output.dtype, output.shape)
+            assert output.dtype == "string" or output.size == count_bytes(output.dtype, output.shape)
             end = output.at + output.size
             if output.dtype != "string" and output.size < 1000:
                 from_bytes(bytes(output.size), output.dtype, output.shape)
@@ -178,7 +178,9 @@ def test_read_reply_does_not_cache_long_text():
     assert known == answers.Known()
 
 
-@pytest.mark.parametrize("body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.joined(range(6), b"{}")[:-3]])
+@pytest.mark.parametrize(
+    "body", [b"\0", b"\0\1\0\0\0", b"\0\xff\xff\xff\xff{}", ipc.join_message(range(6), b"{}")[:-3]]
+)
 def test_read_reply_rejects_truncated_or_excess_numbers(body: bytes):
     with pytest.raises(RunCrashed, match="invalid response from the worker"):
         answers.read(body, "invoke", 1)
@@ -209,7 +211,7 @@ def test_read_reply_raises_typed_error_for_any_json_value(data: st.DataObject, o
             break
     try:
         numbers = data.draw(st.just(TOLD[op]) | st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=6))
-        check(answers.read(ipc.joined(numbers, ipc.encode(said)), op, 1), 0 if op == "profile" else 1)
+        check(answers.read(ipc.join_message(numbers, ipc.encode(said)), op, 1), 0 if op == "profile" else 1)
     except HilError as error:
         assert isinstance(error, (LoadFailed, RunFailed, RunCrashed, UsageError))
 
@@ -243,16 +245,16 @@ def test_read_reply_limits_error_types_a_program_may_report(kind: str, op: str, 
 
 @pytest.mark.parametrize("text", ["x", "é", "\U0001f4a9", "{[,", "\udc80"])
 def test_forkserver_error_fits_message_limit_for_any_text(text: str):
-    body = json.dumps(forkserver._error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
+    body = json.dumps(forkserver._build_error(RunFailed, text * 3_000_000, text * 3_000_000, text * 3_000_000)).encode()
     with pytest.raises(RunFailed) as caught:
         answers.read(body, "invoke", 1)
-    assert len(body) < ipc.MOST_BYTES
+    assert len(body) < ipc.MAX_BYTES
     assert len(caught.value.message) > 60_000
 
 
 @pytest.mark.parametrize("piece", [b"{},", b'{"a":0},', b"[],", b"0,", b'"",', b"[[],["])
 def test_read_reply_bounds_memory_for_many_small_values(piece: bytes):
-    body = b"[" + piece * (ipc.MOST_BYTES // len(piece))
+    body = b"[" + piece * (ipc.MAX_BYTES // len(piece))
     tracemalloc.start()
     try:
         with pytest.raises(RunCrashed, match="invalid response from the worker"):
@@ -266,7 +268,7 @@ def test_read_reply_bounds_memory_for_many_small_values(piece: bytes):
 def test_read_reply_accepts_a_million_iterations():
     times = tuple(range(10**18, 10**18 + 1_000_000))
     body = encoded(RAN, (3, 4, 5, *times, *times))
-    assert len(body) < answers.most_bytes(1_000_000)
+    assert len(body) < answers.max_response_bytes(1_000_000)
     ran = answers.read(body, "invoke", 1_000_000)
     assert isinstance(ran, answers.Ran)
     assert ran.start_ns == times

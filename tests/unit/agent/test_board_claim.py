@@ -49,18 +49,22 @@ def claims(name: str) -> Iterator[tuple[BoardClaim, BoardClaim]]:
 def test_board_claim_excludes_a_second_agent(claims: tuple[BoardClaim, BoardClaim]) -> None:
     first, second = claims
     assert first.take("alice@laptop", "hil run") and not second.take("bob@desk", "hil bench")
-    assert first.other() is None
-    holder = second.other()
+    assert first.find_other_holder() is None
+    holder = second.find_other_holder()
     assert holder and holder.owner == f"alice@laptop, logged in as {ME},"
     assert holder.purpose == "hil run" and 0 <= holder.held_s < 60
     first.release()
-    assert second.other() is None and second.take("bob@desk", "hil bench") and not first.take("alice@laptop", "")
+    assert (
+        second.find_other_holder() is None
+        and second.take("bob@desk", "hil bench")
+        and not first.take("alice@laptop", "")
+    )
 
 
 def test_board_claim_reports_new_owner_after_renewal(claims: tuple[BoardClaim, BoardClaim]) -> None:
     first, second = claims
     assert first.take("alice", "hil run") and first.take("carol", "farm job 7")
-    holder = second.other()
+    holder = second.find_other_holder()
     assert holder and holder.owner.startswith("carol,") and holder.purpose == "farm job 7"
 
 
@@ -114,7 +118,7 @@ def test_board_claim_reports_silent_process_by_pid(squatter: socket.socket, name
     squatter.listen()
     claim = BoardClaim(name)
     assert not claim.take("bob", "")
-    holder = claim.other()
+    holder = claim.find_other_holder()
     assert holder and holder.owner == f"process {os.getpid()} of user {ME}"
 
 
@@ -135,7 +139,7 @@ def test_board_claim_ignores_invalid_holder_message(squatter: socket.socket, nam
 
     server = threading.Thread(target=serve)
     server.start()
-    holder = BoardClaim(name).other()
+    holder = BoardClaim(name).find_other_holder()
     server.join()
     assert holder == Holder(f"process {os.getpid()} of user {ME}", "", 0.0)
 
@@ -164,14 +168,14 @@ def test_board_claim_escapes_owner_text(squatter: socket.socket, name: str) -> N
 
     server = threading.Thread(target=serve)
     server.start()
-    holder = BoardClaim(name).other()
+    holder = BoardClaim(name).find_other_holder()
     server.join()
     assert holder and "\x1b" not in holder.owner and len(holder.owner) < 400
 
 
 def test_board_claim_ignores_socket_without_listener(squatter: socket.socket, name: str) -> None:
     claim = BoardClaim(name)
-    assert not claim.take("bob", "") and claim.other() is None
+    assert not claim.take("bob", "") and claim.find_other_holder() is None
     started = time.monotonic()
     claim.wait_free(0.1)
     assert 0.05 < time.monotonic() - started < allowed_s(20)
@@ -206,7 +210,7 @@ def test_sessions_open_waits_for_other_login(agents: tuple[Agent, Agent]) -> Non
     assert alice.open("alice")
     assert bob.open("bob") is None and bob.open("farm", fence=9) is None
     assert bob.sessions.fence == 0
-    holder = bob.sessions.holder()
+    holder = bob.sessions.get_holder()
     assert holder and holder.owner.startswith("alice,") and holder.fence == 0
     alice.end()
     bob.sessions.wait_free(30.0)
@@ -216,7 +220,7 @@ def test_sessions_open_waits_for_other_login(agents: tuple[Agent, Agent]) -> Non
 def test_sessions_takeover_retains_board_claim(agents: tuple[Agent, Agent]) -> None:
     alice, bob = agents
     assert alice.open("alice") and alice.open("farm", fence=9)
-    holder = bob.sessions.holder()
+    holder = bob.sessions.get_holder()
     assert bob.open("bob") is None and holder and holder.owner.startswith("farm,")
 
 

@@ -26,7 +26,7 @@ def stat(busy: int, idle: int) -> str:
 
 
 def values(counters: Counters) -> dict[str, tuple[float, str]]:
-    return {reading.name: (reading.value, reading.unit) for reading in counters.look().readings}
+    return {reading.name: (reading.value, reading.unit) for reading in counters.read_counters().readings}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_counters_read_all_available_values(board):
 
 def test_counters_report_pressure_as_percentage_of_time(board):
     with Counters(list, board) as counters:
-        counters.look()
+        counters.read_counters()
         write(board, proc__pressure__io="some avg10=0.00 avg60=0.00 avg300=0.00 total=3600001000\n")
         assert values(counters)["io pressure"] == (100.0, "%"), "an hour of stalling since a moment ago is all the time"
 
@@ -112,17 +112,17 @@ def test_counters_reuse_open_files_and_close_them_at_exit(board):
 
     before = opened()
     with Counters(lambda: [7], board) as counters:
-        counters.look()
+        counters.read_counters()
         while_open = opened()
         assert while_open > before
-        counters.look()
+        counters.read_counters()
         assert opened() == while_open
     assert opened() == before
 
 
 def test_counters_report_cpu_load_of_this_machine():
     with Counters(lambda: []) as counters:
-        counters.look()
+        counters.read_counters()
         stop = threading.Event()
         busy = threading.Thread(target=lambda: any(stop.is_set() for _ in iter(int, 1)))
         busy.start()

@@ -83,7 +83,7 @@ def test_fork_server_matches_concurrent_requests_to_workers(server: ForkServer):
 def test_fork_server_discards_late_reply(server: ForkServer, monkeypatch: pytest.MonkeyPatch):
     stopped = server._process
     assert isinstance(stopped, subprocess.Popen)
-    monkeypatch.setattr(forks, "_PRELOAD_S", 0.5)
+    monkeypatch.setattr(forks, "_PRELOAD_SECONDS", 0.5)
     os.kill(stopped.pid, signal.SIGSTOP)
 
     with pytest.raises(BoardError, match="does not respond"):
@@ -117,7 +117,7 @@ def test_fork_server_reports_process_start_failure(monkeypatch: pytest.MonkeyPat
 @pytest.mark.ci
 def test_fork_server_rest_ends_workers_and_restarts_on_demand(server):
     pid, channel, _ = fork(server)
-    server.rest()
+    server.pause()
     with pytest.raises(ipc.Closed):
         channel.receive(timeout=60)
     channel.close()
@@ -150,7 +150,7 @@ def test_fork_server_reports_import_error_of_light_runtime():
 @pytest.mark.ci
 def test_fork_server_first_worker_waits_for_library_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr(forks, "_FORK_S", 0.01)
+    monkeypatch.setattr(forks, "_FORK_SECONDS", 0.01)
     slow = ForkServer("test_forks:Slow", light=True)
     _, channel, exited = fork(slow)
     channel.close()

@@ -14,7 +14,7 @@ def lines(path):
 
 def test_journal_writes_begin_and_end_entries(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
-    with journal.during("load", fence=4) as found:
+    with journal.record_operation("load", fence=4) as found:
         assert [one["what"] for one in lines(tmp_path / "j.jsonl")] == ["load begins"]
         found["program"] = "p"
     assert lines(tmp_path / "j.jsonl")[1].items() >= {"what": "load ended", "fence": 4, "program": "p"}.items()
@@ -22,7 +22,7 @@ def test_journal_writes_begin_and_end_entries(tmp_path):
 
 def test_journal_records_error_type_on_failure(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
-    with pytest.raises(ValueError), journal.during("invoke"):
+    with pytest.raises(ValueError), journal.record_operation("invoke"):
         raise ValueError("no")
     assert lines(tmp_path / "j.jsonl")[1]["error"] == "ValueError"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hil.agent import machine as machine_module
-from hil.agent.machine import board_id, machine, memory_limit, oom_kills, readings
+from hil.agent.machine import collect_readings, count_oom_kills, describe_machine, get_board_id, get_memory_limit
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:
@@ -20,7 +20,7 @@ def lay(root: Path, files: dict[str, str]) -> Path:
 
 
 def shown(root: Path) -> dict[str, tuple[float | str, str]]:
-    return {one.name: (one.text or one.value, one.unit) for one in readings(root)}
+    return {one.name: (one.text or one.value, one.unit) for one in collect_readings(root)}
 
 
 POLICY = "sys/devices/system/cpu/cpufreq/policy"
@@ -88,15 +88,15 @@ def test_machine_readings_omit_unreadable_values(tmp_path):
 
 
 def test_machine_describes_this_host():
-    known = machine()
+    known = describe_machine()
     assert known.arch
     assert known.kernel
     assert known.cores >= 1
-    assert board_id()
+    assert get_board_id()
     if sys.platform == "linux":
         assert known.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert known.cpu_features
-        assert {one.name: one for one in readings()}["free memory"].value > 0
+        assert {one.name: one for one in collect_readings()}["free memory"].value > 0
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_machine_describes_this_host():
     ],
 )
 def test_memory_limit_uses_control_group(tmp_path, monkeypatch, groups, files, limit):
-    monkeypatch.setattr(machine_module, "memory_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(machine_module, "get_memory_bytes", lambda: 1 << 40)
     for name, text in ({"proc/self/cgroup": groups} | files).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert memory_limit(tmp_path) == limit
+    assert get_memory_limit(tmp_path) == limit
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_memory_limit_uses_control_group(tmp_path, monkeypatch, groups, files, l
     [(b"pgfault 5\noom_kill 7\nswap_ra 9\n", 7), (b"drop_oom_kill 5\noom_kill_all 6\n", 0), (b"", 0)],
 )
 def test_oom_kills_reads_vmstat_count(monkeypatch, vmstat, count):
-    monkeypatch.setattr(machine_module, "_bytes", {Path("/proc/vmstat"): vmstat}.__getitem__)
-    assert oom_kills() == count
+    monkeypatch.setattr(machine_module, "_read_bytes", {Path("/proc/vmstat"): vmstat}.__getitem__)
+    assert count_oom_kills() == count

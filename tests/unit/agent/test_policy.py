@@ -13,7 +13,7 @@ from support.bundle_files import bundle, case
 
 from hil.agent.programs import Policy
 from hil.agent.store import BlobStore
-from hil.bundles.signature import SEAL, sealed
+from hil.bundles.signature import SEAL, add_seal
 from hil.core.digest import digest_of
 from hil.errors import LoadFailed, RunFailed
 from hil.protocol.v1 import agent_pb2 as pb
@@ -38,7 +38,7 @@ def asked(tmp_path, key, store):
     made = bundle(tmp_path)
     head = made.save(tmp_path / "b.hilb", key=key)
     (tmp_path / "out").mkdir()
-    program = sealed(made.extract(tmp_path / "out"), head, tmp_path)
+    program = add_seal(made.extract(tmp_path / "out"), head, tmp_path)
     for name, digest in program.digests.items():
         put(store, digest, program.files[name].read_bytes())
     request = pb.LoadRequest(main=program.main, runtime=program.runtime, function="f")

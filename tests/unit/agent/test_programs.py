@@ -29,7 +29,7 @@ def test_programs_call_raises_cause_if_program_ends_while_queued(
     loaded = programs._loaded["p"] = WorkerProgram(Mock(), session, tmp_path, [])
 
     def call() -> None:
-        with programs.called(session, pb.InvokeStart(program_id="p", iterations=1), lambda: True):
+        with programs.lock_program(session, pb.InvokeStart(program_id="p", iterations=1), lambda: True):
             pytest.fail("a program that is gone was called")
 
     with ThreadPoolExecutor() as threads:
@@ -72,7 +72,7 @@ def test_programs_reject_messages_above_part_limit(tmp_path: Path) -> None:
         with (
             loaded.lock,
             pytest.raises(UsageError, match="at most 20000 inputs"),
-            programs.called(session, start, lambda: True),
+            programs.lock_program(session, start, lambda: True),
         ):
             pytest.fail("it was let in")
 

@@ -19,7 +19,7 @@ from hil.agent.runtimes import executorch
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
 from hil.core.results import Part
 from hil.errors import LoadFailed
-from hil.formats.executorch_file import mapped, read_methods
+from hil.formats.executorch_file import map_program, read_methods
 
 CPU = "CPUExecutionProvider"
 # A provider in every wheel that supports no node of these models.
@@ -133,7 +133,7 @@ def test_iree_placement_reports_device_of_other_driver(add_programs, monkeypatch
 def test_iree_placement_accepts_vendor_device_name():
     from hil.agent.runtimes import iree
 
-    assert iree._part("torq-v2 (rev 3)", "torq") == Part("torq")
+    assert iree._describe_device("torq-v2 (rev 3)", "torq") == Part("torq")
 
 
 # ---- TFLite
@@ -188,16 +188,16 @@ def test_tflite_load_rejects_missing_device():
 
 
 def test_executorch_placement_lists_delegated_and_other_nodes():
-    (method,) = read_methods(mapped(PTE / "linear.pte")).values()
-    there, elsewhere = executorch._placement(method)
+    (method,) = read_methods(map_program(PTE / "linear.pte")).values()
+    there, elsewhere = executorch._read_placement(method)
     assert there == Part("XnnpackBackend", 1)
     assert (elsewhere.device, elsewhere.elsewhere) == ("portable", True)
     assert set(elsewhere.names) == {"dim_order_ops::_to_dim_order_copy.out"}
 
 
 def test_executorch_placement_reports_missing_delegation():
-    (method,) = read_methods(mapped(PTE / "numbers.pte")).values()
-    (part,) = executorch._placement(method)
+    (method,) = read_methods(map_program(PTE / "numbers.pte")).values()
+    (part,) = executorch._read_placement(method)
     assert (part.device, part.elsewhere) == ("portable", False)
     assert part.nodes == len(part.names) > 0
 
@@ -210,7 +210,7 @@ def test_worker_sends_placement_first_and_on_change():
     worker._placed = None
     placements = [(Part("a"),), (Part("a"),), (Part("b"),)]
     worker.program = SimpleNamespace(placement=lambda: placements.pop(0))
-    told = [worker._news_of_placement() for _ in range(3)]
+    told = [worker._find_new_placement() for _ in range(3)]
     assert json.loads(json.dumps(told)) == [[Part("a").to_json()], None, [Part("b").to_json()]]
 
 
@@ -218,7 +218,7 @@ def test_worker_ignores_placement_error(capfd):
     worker = _ForkedWorker.__new__(_ForkedWorker)
     worker._placed = None
     worker.program = SimpleNamespace()
-    assert worker._news_of_placement() is None
+    assert worker._find_new_placement() is None
     worker.program = SimpleNamespace(placement=lambda: 1 // 0)
-    assert worker._news_of_placement() is None
+    assert worker._find_new_placement() is None
     assert "ZeroDivisionError" in capfd.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hil.agent.session import MOST_FENCE, MOST_JUMP, Journal, Session, Sessions
+from hil.agent.session import MAX_FENCE, MAX_FENCE_JUMP, Journal, Session, Sessions
 from hil.errors import BoardBusy, BoardError, BoardUnfit, SessionEnded, UsageError
 
 
@@ -70,7 +70,7 @@ def test_sessions_equal_fence_waits_while_session_open(agent):
 def test_sessions_while_free_delays_next_session(agent):
     did: list[str] = []
     held = agent.open("first")
-    agent.sessions.while_free(lambda: did.append("too early"))
+    agent.sessions.run_while_free(lambda: did.append("too early"))
     agent.end(held)
     with ThreadPoolExecutor() as threads:
 
@@ -79,7 +79,7 @@ def test_sessions_while_free_delays_next_session(agent):
             time.sleep(0.2)
             did.append(f"opened: {opening.done()}")
 
-        agent.sessions.while_free(work)
+        agent.sessions.run_while_free(work)
     assert did == ["opened: False"]
     assert agent.sessions.current.owner == "second"
 
@@ -149,7 +149,7 @@ def test_sessions_journal_records_owners_and_times(agent):
     assert before <= opened["wall_ns"] <= time.time_ns()
 
 
-@pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MOST_JUMP + 8])
+@pytest.mark.parametrize("fence", [2**64 - 1, 2**63, 2**62, MAX_FENCE_JUMP + 8])
 def test_sessions_reject_implausible_fence_without_change(agent, tmp_path, fence):
     agent.end(agent.open("lease", fence=7))
     with pytest.raises(UsageError, match=r"invalid fence .*: the board is at fence 7 and accepts at most \d+"):
@@ -164,12 +164,12 @@ def test_sessions_accept_high_fence_on_new_board(agent):
 
 
 def test_sessions_reject_fence_above_maximum(agent, tmp_path):
-    (tmp_path / "fence").write_text(str(MOST_FENCE))
+    (tmp_path / "fence").write_text(str(MAX_FENCE))
     full = Opened(tmp_path)
-    for fence in (0, MOST_FENCE + 1):
+    for fence in (0, MAX_FENCE + 1):
         with pytest.raises((BoardError, UsageError)) as refused:
             full.open("next", fence=fence)
-        assert str(MOST_FENCE) in str(refused.value)
+        assert str(MAX_FENCE) in str(refused.value)
     with pytest.raises(BoardError, match="reset-fence"):
         full.open("next")
 

@@ -45,7 +45,7 @@ def test_store_lists_blob_after_verification(store):
 @given(st.text(max_size=90))
 def test_store_rejects_invalid_digest(tmp_path_factory, text):
     store = BlobStore(tmp_path_factory.mktemp("fuzz"))
-    for call in (store.has, store.path, store.partial_size, lambda name: store.upload(name, 1, 0)):
+    for call in (store.has, store.path, store.get_partial_size, lambda name: store.upload(name, 1, 0)):
         with pytest.raises(UsageError, match="not a digest"):
             call(text)
 
@@ -55,7 +55,7 @@ def test_store_upload_resumes_at_cut_offset(store):
     digest = digest_of(data)
     with store.upload(digest, 1000, 0) as upload:
         upload.write(memoryview(data)[:600])
-    assert store.partial_size(digest) == 600
+    assert store.get_partial_size(digest) == 600
     for offset in (1, 599, 601):
         with pytest.raises(BlobDamaged, match="must resume at 600"):
             store.upload(digest, 1000, offset)
@@ -63,11 +63,11 @@ def test_store_upload_resumes_at_cut_offset(store):
         store.upload(digest, 1000, 1001)
     assert put(store, data, 600) == digest
     assert store.path(digest).read_bytes() == data
-    assert store.partial_size(digest) == 0
+    assert store.get_partial_size(digest) == 0
 
 
 def test_store_rejects_concurrent_uploads_of_same_blob(store, monkeypatch):
-    monkeypatch.setattr(store_module, "_SETTLES_S", 0.5)
+    monkeypatch.setattr(store_module, "_SETTLES_SECONDS", 0.5)
     digest = digest_of(b"x")
     with store.upload(digest, 1, 0), pytest.raises(UsageError, match="being uploaded"):
         store.upload(digest, 1, 0)
@@ -102,7 +102,7 @@ def test_store_detects_altered_blob_at_next_use(store, data, keep_times):
     digest = put(store, b"sound")
     for use in (store.path, lambda one: store.link_program([("main", one)])):
         put(store, b"sound") if not store.has(digest) else None
-        alter(store._path(digest), data, keep_times=keep_times)
+        alter(store._blob_path(digest), data, keep_times=keep_times)
         with pytest.raises(BlobDamaged, match="was modified on the board"):
             use(digest)
         assert not store.has(digest)
@@ -125,8 +125,8 @@ def test_store_reverifies_blobs_for_next_session(store, monkeypatch):
     digest = put(store, b"sound")
     store.unlink_program(*store.link_program([("main", digest)]))
     # As if a program wrote at the moment the agent recorded the file's times.
-    alter(store._path(digest), b"ROT", keep_times=True)
-    store._verified[digest] = store_module._look(store._path(digest))
+    alter(store._blob_path(digest), b"ROT", keep_times=True)
+    store._verified[digest] = store_module._read_stamp(store._blob_path(digest))
     assert store.has(digest)
     store.forget_session()
     assert not store.has(digest)
@@ -190,17 +190,17 @@ def test_store_detects_blob_altered_during_hashing(store, while_hashing, by_us):
     def meanwhile() -> None:
         if by_us:
             store.unlink_program(*held)
-        alter(store._path(digest), b"ROT", keep_times=True)
+        alter(store._blob_path(digest), b"ROT", keep_times=True)
 
     while_hashing(meanwhile)
     with pytest.raises(BlobDamaged, match="was modified on the board"):
         store.path(digest)
-    assert not store._path(digest).exists()
+    assert not store._blob_path(digest).exists()
 
 
 def test_store_retains_blob_replaced_during_hashing(store, while_hashing):
     digest = put(store, b"sound")
-    alter(store._path(digest), b"ROT")
+    alter(store._blob_path(digest), b"ROT")
     while_hashing(lambda: put(store, b"sound"))
     assert store.path(digest).read_bytes() == b"sound"
 
@@ -208,7 +208,7 @@ def test_store_retains_blob_replaced_during_hashing(store, while_hashing):
 def test_store_replaces_links_and_special_files(store, tmp_path):
     digest = digest_of(b"sound")
     (tmp_path / "elsewhere").write_bytes(b"sound")
-    place = store._path(digest)
+    place = store._blob_path(digest)
     place.parent.mkdir(parents=True)
     for plant in (
         lambda: place.symlink_to(tmp_path / "elsewhere"),
@@ -226,7 +226,7 @@ def test_store_replaces_links_and_special_files(store, tmp_path):
 def test_store_upload_refuses_symbolic_link(store, tmp_path):
     digest = digest_of(b"sound")
     (tmp_path / "elsewhere").write_bytes(b"theirs")
-    store._partial(digest).symlink_to(tmp_path / "elsewhere")
+    store._partial_path(digest).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BoardUnfit, match="symbolic links"):
         put(store, b"sound")
     assert (tmp_path / "elsewhere").read_bytes() == b"theirs"
@@ -273,13 +273,13 @@ def test_store_reserves_quota_for_concurrent_uploads(tmp_path):
 
 def test_store_limits_partial_uploads_and_retains_resumed(store):
     oldest = cut(store, 0, 100)
-    os.utime(store._partial(oldest), (1, 1))
+    os.utime(store._partial_path(oldest), (1, 1))
     cut(store, 1, 100)
-    assert store.partial_size(oldest) == 0  # stale for more than a day
+    assert store.get_partial_size(oldest) == 0  # stale for more than a day
     for number in range(1, 40):
         cut(store, number, 100)
         assert len(list((store.root / "partial").iterdir())) <= 16
-    first = next(one for one in (digest_of(b"cut %d" % number) for number in range(40)) if store.partial_size(one))
+    first = next(one for one in (digest_of(b"cut %d" % number) for number in range(40)) if store.get_partial_size(one))
     with store.upload(first, 101, 100) as upload:
         assert upload.missing == 1
 
@@ -487,19 +487,19 @@ def test_store_upload_rejects_excess_or_damaged_bytes(store):
         upload.write(memoryview(b"xy"))
         with pytest.raises(BlobDamaged, match="corrupt"):
             upload.finish()
-    assert store.partial_size(digest_of(b"ab")) == 0
+    assert store.get_partial_size(digest_of(b"ab")) == 0
 
 
 def test_store_room_includes_evictable_blobs(tmp_path, monkeypatch):
     store = BlobStore(tmp_path)
     put(store, b"x" * 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=10**6, free=5000))
-    assert store.room() == 6000
+    assert store.count_free_bytes() == 6000
     store.quota = Quota(bytes=4000)
-    assert store.room() == 4000
+    assert store.count_free_bytes() == 4000
 
     def fail(path):
         raise OSError(errno.EIO, "failing")
 
     monkeypatch.setattr("shutil.disk_usage", fail)
-    assert store.room() == 0
+    assert store.count_free_bytes() == 0

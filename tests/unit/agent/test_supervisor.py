@@ -16,7 +16,7 @@ from hil.errors import BoardUnfit, RunCrashed, SessionEnded
 @pytest.mark.parametrize(("seen_s", "kind"), [(7, BoardUnfit), (0, RunCrashed)])
 def test_explain_step_blames_board_only_if_agent_saw_step(monkeypatch, seen_s, kind):
     since = time.monotonic_ns(), time.time_ns()
-    monkeypatch.setattr(clock, "now_ns", lambda: time.monotonic_ns() - seen_s * 10**9)
+    monkeypatch.setattr(clock, "get_time_ns", lambda: time.monotonic_ns() - seen_s * 10**9)
     error = explain_step(answers.ClockStepped(7 * 10**9), since)
     assert type(error) is kind
     assert ("clock stepped back by at least 7 s" if kind is BoardUnfit else "timestamps decrease") in error.message
@@ -27,7 +27,7 @@ def test_explain_step_blames_board_only_if_agent_saw_step(monkeypatch, seen_s, k
     [((0, 0, 0, 5, 3, 7, 8), 4), ((0, 0, 0, 5, 6, 7, 4), 2), ((-9, 0, 0, 1, 2, 3, 4), 9), ((0, 0, 0, 1, 4, 2, 6), 0)],
 )
 def test_read_reply_reports_size_of_clock_step(numbers, step_ns):
-    body = answers.ipc.joined(numbers, answers.ipc.encode({"ok": {"outputs": []}}))
+    body = answers.ipc.join_message(numbers, answers.ipc.encode({"ok": {"outputs": []}}))
     if step_ns:
         with pytest.raises(answers.ClockStepped) as caught:
             answers.read(body, "invoke", 2)
@@ -43,7 +43,7 @@ def test_read_reply_reports_size_of_clock_step(numbers, step_ns):
 def test_supervisor_missing_device_detects_unlisted_device(device, is_missing):
     supervisor = Supervisor({"iree": "hil.agent.runtimes.iree:IreeRuntime"}, {})
     supervisor._servers["iree"].described = {"version": "1", "devices": ["local-task", "vulkan"]}
-    found = supervisor.missing_device("iree", device)
+    found = supervisor.check_device("iree", device)
     assert (found is not None) == is_missing
     assert found is None or (device in found.message and "local-task, vulkan" in found.hint)
 
@@ -58,6 +58,6 @@ def test_worker_answer_of_ended_session_does_not_wait(monkeypatch: pytest.Monkey
         worker.kill(over)
         monkeypatch.setattr(worker._exited, "wait", Mock(side_effect=AssertionError("it waits")))
         with pytest.raises(SessionEnded) as caught:
-            worker.answer("invoke", 60.0, time.monotonic())
+            worker.receive_answer("invoke", 60.0, time.monotonic())
         assert caught.value is over and process.wait() == -signal.SIGKILL
     worker._give_back()

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from support.bundle_files import X, Y, bundle, case, program
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature, layout
-from hil.bundles.cases import with_cases
-from hil.controller.models.inputs import random_tensor
+from hil.bundles.cases import select_methods
+from hil.controller.models.inputs import make_random_tensor
 from hil.core.digest import digest_of
 from hil.core.results import Artifact
-from hil.core.tensors import DTYPES, TensorSpec, dtype_name
+from hil.core.tensors import DTYPES, TensorSpec, get_dtype_name
 from hil.errors import StorageError, UnreadableFile, UsageError
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -29,7 +29,7 @@ specs = st.builds(TensorSpec, st.just(""), st.sampled_from(DTYPES), shapes)
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    if dtype_name(one.dtype) == "string":
+    if get_dtype_name(one.dtype) == "string":
         return one.shape == other.shape and one.tolist() == other.tolist()
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
@@ -39,7 +39,9 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def test_bundle_save_and_open_round_trip(inputs, outputs, seed):
     inputs = [replace(spec, name=f"in {number}") for number, spec in enumerate(inputs)]
     outputs = [replace(spec, name=f"out {number}") for number, spec in enumerate(outputs)]
-    given_, expected = ([random_tensor(spec, spec.shape, seed=seed) for spec in specs] for specs in (inputs, outputs))
+    given_, expected = (
+        [make_random_tensor(spec, spec.shape, seed=seed) for spec in specs] for specs in (inputs, outputs)
+    )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         made = Bundle.create(
@@ -276,7 +278,7 @@ def test_with_cases_selects_by_name_number_and_method(tmp_path):
     (method,) = bundle(tmp_path, case(name="1"), case(name="other"), case(name="last")).methods
 
     def chosen(*wanted: str) -> list[str]:
-        return [one.name for found in with_cases([method], wanted) for one in found.cases]
+        return [one.name for found in select_methods([method], wanted) for one in found.cases]
 
     assert chosen() == ["1", "other", "last"]
     assert chosen("1") == ["1"]  # a name takes precedence over a number

@@ -17,7 +17,7 @@ from support.bundle_files import bundle, case, control, digest_patched, forged, 
 from hil.bundles import Bundle
 from hil.bundles.controls import find_misfit
 from hil.bundles.layout import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
-from hil.compare.control import control_of
+from hil.compare.control import measure_control
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
@@ -235,7 +235,7 @@ def test_bundle_open_rejects_mismatched_control(controlled, tmp_path, text):
 
 def test_find_misfit_checks_channel_count_of_control(tmp_path):
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
-    found = control_of("float16", "test", wide, [wide * np.float32(1.001)], [])
+    found = measure_control("float16", "test", wide, [wide * np.float32(1.001)], [])
     assert found.axes.keys() == {1} and find_misfit(found, wide) == ""
     assert "4 channels along axis 1, the output 3x5 float32" in find_misfit(found, np.ones((3, 5), np.float32))
     assert "cannot have a control" in find_misfit(found, np.array(["text"], object))

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from support.bundle_files import bundle, case
 
 from hil.bundles import Bundle
-from hil.bundles.signature import fingerprint, public_keys, verify
+from hil.bundles.signature import format_fingerprint, read_public_keys, verify
 from hil.errors import UsageError
 
 
@@ -45,14 +45,14 @@ def signed(tmp_path, key) -> Path:
 
 
 def test_verify_returns_fingerprint_of_signer(signed, key):
-    (public,) = public_keys(key.with_suffix(".pub"))
-    assert verify(Bundle.open(signed).head, [public]) == verify(Bundle.open(signed).head) == fingerprint(public)
+    (public,) = read_public_keys(key.with_suffix(".pub"))
+    assert verify(Bundle.open(signed).head, [public]) == verify(Bundle.open(signed).head) == format_fingerprint(public)
 
 
 def test_fingerprint_matches_openssh(key):
     done = subprocess.run(["ssh-keygen", "-lf", key.with_suffix(".pub")], capture_output=True, text=True)
-    (public,) = public_keys(key.with_suffix(".pub"))
-    assert fingerprint(public) in done.stdout
+    (public,) = read_public_keys(key.with_suffix(".pub"))
+    assert format_fingerprint(public) in done.stdout
 
 
 @pytest.mark.parametrize("form", [PrivateFormat.OpenSSH, PrivateFormat.PKCS8])
@@ -62,24 +62,24 @@ def test_keys_load_in_openssh_and_pem_format(tmp_path, form):
     pem = tmp_path / "public.pem"
     raw = Ed25519PrivateKey.from_private_bytes(b"x" * 32).public_key()
     pem.write_bytes(raw.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    assert verify(head, public_keys(tmp_path / "other.pub"))
+    assert verify(head, read_public_keys(tmp_path / "other.pub"))
     with pytest.raises(UsageError, match="untrusted key"):
-        verify(head, public_keys(pem))
+        verify(head, read_public_keys(pem))
 
 
 def test_verify_accepts_any_trusted_key(tmp_path, signed, key):
     other = new_key(tmp_path / "other").with_suffix(".pub")
     trusted = tmp_path / "trusted"
     trusted.write_text(f"# who may sign\n\n{other.read_text()}{key.with_suffix('.pub').read_text()}")
-    assert verify(Bundle.open(signed).head, public_keys(trusted))
+    assert verify(Bundle.open(signed).head, read_public_keys(trusted))
 
 
 def test_verify_rejects_unsigned_or_untrusted_bundle(tmp_path, signed, key):
-    trusted = public_keys(new_key(tmp_path / "other").with_suffix(".pub"))
+    trusted = read_public_keys(new_key(tmp_path / "other").with_suffix(".pub"))
     with pytest.raises(UsageError, match="untrusted key"):
         verify(Bundle.open(signed).head, trusted)
     with pytest.raises(UsageError, match="is not signed"):
-        verify(bundle(tmp_path).head, public_keys(key.with_suffix(".pub")))
+        verify(bundle(tmp_path).head, read_public_keys(key.with_suffix(".pub")))
 
 
 def test_verify_detects_every_changed_byte(tmp_path, signed):
@@ -136,7 +136,7 @@ def test_keys_report_unusable_files(tmp_path, key):
         (empty, "contains no keys"),
     ]:
         with pytest.raises(UsageError, match=message):
-            public_keys(path)
+            read_public_keys(path)
 
 
 def test_verify_without_cryptography_suggests_install(tmp_path, signed):

@@ -100,9 +100,9 @@ def test_cosine_of_positive_values_reports_blind_to_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "int4", "uint64", "float8_e4m3fn", "complex64"])
 def test_criteria_report_blind_if_scaled_reference_passes(dtype: str) -> None:
-    from hil.core.tensors import dtype_of
+    from hil.core.tensors import parse_dtype
 
-    values = (REFERENCE * 3).astype(np.int8).astype(dtype_of(dtype))
+    values = (REFERENCE * 3).astype(np.int8).astype(parse_dtype(dtype))
     for reference in (values, values * values.dtype.type(4000) if dtype == "float16" else values):
         found = judge("cosine>=0.9, max_rel<=1.5", reference, reference)
         assert outcome(found) == "BLIND" and "would accept the reference at a different scale" in found.reason
@@ -187,9 +187,9 @@ def test_uncomputable_criterion_error_includes_output() -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int4", "bfloat16", "float8_e4m3fn", "complex64"])
 def test_criteria_have_mutants_for_every_dtype(dtype: str) -> None:
-    from hil.core.tensors import dtype_of
+    from hil.core.tensors import parse_dtype
 
-    values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.float32).astype(dtype_of(dtype))
+    values = np.array([0, 1, 1, 0, 1, 1, 0, 1], np.float32).astype(parse_dtype(dtype))
     assert outcome(judge("max_abs<=0.5", values, values)) == "PASS"
     assert outcome(judge("max_abs<=3", values, values)) == "BLIND"
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hil.compare.control import FACTOR, control_of
+from hil.compare.control import FACTOR, measure_control
 from hil.compare.verdict import compare_output
 from hil.core.tensors import Array
-from hil.formats.control_json import control_from_json, control_json
+from hil.formats.control_json import decode_control, encode_control
 
 RNG = np.random.default_rng(3)
 EXACT = RNG.normal(size=(6, 8, 5)).astype(np.float32)
@@ -25,7 +25,7 @@ def near(seed: int, sigma: float = SIGMA) -> Array:
 
 
 RUNS = [near(seed) for seed in range(4)]
-CONTROL = control_of("float16", "test", EXACT, RUNS, RUNS)
+CONTROL = measure_control("float16", "test", EXACT, RUNS, RUNS)
 
 
 def judged(answer: Array, control=CONTROL, reference: Array = EXACT, **more):
@@ -101,7 +101,7 @@ def test_control_lists_jumping_elements_without_wider_bound():
     exact = EXACT.copy()
     free = [run.copy() for run in RUNS]
     free[2][0, 1, 2] += 30
-    control = control_of("float16", "test", exact, RUNS, free)
+    control = measure_control("float16", "test", exact, RUNS, free)
     assert control.jumping == 1 and control.whole == CONTROL.whole
     right = near(7)
     assert judged(right, control).passed
@@ -120,7 +120,7 @@ def test_control_lists_jumping_elements_without_wider_bound():
 
 def test_control_passes_run_output_if_all_elements_jump():
     free = [run + np.float32(40 * (number + 1)) for number, run in enumerate(RUNS)]
-    control = control_of("float16", "test", EXACT, RUNS, free)
+    control = measure_control("float16", "test", EXACT, RUNS, free)
     assert control.jumping == EXACT.size
     assert judged(free[0] + np.float32(0.001), control).passed
     between = judged(((free[0] + free[1]) / 2).astype(np.float32), control)
@@ -133,7 +133,7 @@ def test_control_ignores_overflow_as_deviation():
     runs = [run.copy() for run in RUNS]
     for run in runs:
         run[0, 0, 0] = np.inf
-    control = control_of("float16", "test", EXACT, runs, runs)
+    control = measure_control("float16", "test", EXACT, runs, runs)
     assert control.jumping == 1 and np.isfinite(control.whole.largest)
     answer = near(9)
     answer[0, 0, 0] = np.inf
@@ -147,7 +147,7 @@ def test_control_reports_blind_if_a_tenth_overflows(count, blind):
     runs = [run.copy() for run in RUNS]
     for run in runs:
         run.reshape(-1)[:count] = np.inf
-    control = control_of("float16", "test", EXACT, runs, runs)
+    control = measure_control("float16", "test", EXACT, runs, runs)
     answer = near(9)
     answer.reshape(-1)[:count] = np.inf
     output = judged(answer, control)
@@ -165,7 +165,7 @@ def test_control_counts_overflow_apart_from_jumps():
     free = [run.copy() for run in RUNS]
     free[1][0, 0, 0] = np.inf
     free[2][0, 1, 2] += 30
-    control = control_of("float16", "test", EXACT, RUNS, free)
+    control = measure_control("float16", "test", EXACT, RUNS, free)
     answer = near(7)
     answer[0, 1, 2] += 30
     assert judged(answer, control).notes == (
@@ -178,7 +178,7 @@ def test_control_of_integers_accepts_values_of_runs():
     exact = np.arange(20)
     runs = [exact.copy() for _ in range(4)]
     runs[1][3] = 7
-    control = control_of("bfloat16", "test", exact, [exact] * 4, runs)
+    control = measure_control("bfloat16", "test", exact, [exact] * 4, runs)
     for value, passed in ((3, True), (7, True), (5, False)):
         answer = exact.copy()
         answer[3] = value
@@ -190,14 +190,14 @@ def test_control_of_integers_accepts_values_of_runs():
 
 def test_control_reports_blind_if_arithmetic_swamps_output():
     runs = [near(seed, 10.0) for seed in range(4)]
-    output = judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs))
+    output = judged(near(50, 5.0), measure_control("int8", "test", EXACT, runs, runs))
     assert output.blind and "the error of int8 is so large that a wrong output would pass: zeros" in output.reason
-    assert judged(near(50, 5.0), control_of("int8", "test", EXACT, runs, runs), allow_blind=["y"]).passed
+    assert judged(near(50, 5.0), measure_control("int8", "test", EXACT, runs, runs), allow_blind=["y"]).passed
 
 
 def test_control_lists_clipped_weights():
     runs = [near(seed, 10.0) for seed in range(4)]
-    control = replace(control_of("float16", "test", EXACT, runs, runs), clipped=tuple("abcde"))
+    control = replace(measure_control("float16", "test", EXACT, runs, runs), clipped=tuple("abcde"))
     text = "float16 clips out-of-range weights: a, b, c, d, ..."
     assert judged(near(50, 5.0), control).reason.endswith(text)
 
@@ -211,7 +211,7 @@ def test_control_lists_swamped_channels():
             (reference + 0.01 * np.random.default_rng(seed).normal(size=exact.shape)).astype(np.float32)
             for seed in range(5)
         ]
-        output = judged(runs[4], control_of("int8", "test", reference, runs[:4], runs[:4]), reference)
+        output = judged(runs[4], measure_control("int8", "test", reference, runs[:4], runs[:4]), reference)
         assert output.blind is blind
         channels = ", ".join(map(str, range(count)))
         named = f"in {count} of 8 channels of axis 1, int8 deviates by as much as the values: {channels}"
@@ -224,7 +224,7 @@ def test_control_bounds_small_column_separately():
         (reference * (1 + 1e-3 * np.random.default_rng(seed).normal(size=reference.shape))).astype(np.float32)
         for seed in range(5)
     ]
-    control = control_of("float16", "test", reference, runs[:4], runs[:4])
+    control = measure_control("float16", "test", reference, runs[:4], runs[:4])
     assert judged(runs[4], control, reference).passed
     negated = runs[4].copy()
     negated[:, 1] *= -1
@@ -232,18 +232,18 @@ def test_control_bounds_small_column_separately():
 
 
 def test_control_of_stable_runs_returns_none():
-    assert control_of("float16", "test", EXACT, [EXACT] * 4, [EXACT] * 4) is None
-    assert control_of("float16", "test", np.array(["a"], object), [np.array(["a"], object)], []) is None
+    assert measure_control("float16", "test", EXACT, [EXACT] * 4, [EXACT] * 4) is None
+    assert measure_control("float16", "test", np.array(["a"], object), [np.array(["a"], object)], []) is None
 
 
 def test_control_survives_json_round_trip():
     free = [run.copy() for run in RUNS]
     free[1][0, 0, 0] = np.inf
-    control = control_of("float16", "test", EXACT, RUNS, free)
+    control = measure_control("float16", "test", EXACT, RUNS, free)
     control = replace(control, clipped=("c", "w"))
-    assert control_from_json(control_json(control)) == control
+    assert decode_control(encode_control(control)) == control
     with pytest.raises(TypeError, match="clipped"):
-        control_from_json({**control_json(control), "clipped": [1]})
+        decode_control({**encode_control(control), "clipped": [1]})
 
 
 def test_control_overflow_explains_only_infinite_values():
@@ -252,7 +252,7 @@ def test_control_overflow_explains_only_infinite_values():
     runs = [run.copy() for run in RUNS]
     for run in runs:
         run[0, 0, 0] = np.inf
-    control = control_of("float16", "test", exact, runs, runs)
+    control = measure_control("float16", "test", exact, runs, runs)
     for value in (-7.0, 1e30, -np.inf):
         answer = near(9)
         answer[0, 0, 0] = value
@@ -268,7 +268,7 @@ def test_control_leaves_unmoved_column_exact():
     boxes = np.random.default_rng(5).uniform(0, 640, (40, 4))
     runs = [with_classes(boxes + np.random.default_rng(seed).normal(size=boxes.shape)) for seed in range(5)]
     reference = with_classes(boxes)
-    control = control_of("bfloat16", "test", reference, runs[:4], runs[:4])
+    control = measure_control("bfloat16", "test", reference, runs[:4], runs[:4])
     assert judged(runs[4], control, reference).passed
     wrong = runs[4].copy()
     wrong[:, 4] += 1
@@ -280,7 +280,7 @@ def test_control_bounds_scores_apart_from_coordinates():
     reference = np.concatenate([rng.uniform(1, 640, (60, 4)), rng.uniform(1e-6, 2e-6, (60, 2))], axis=1)
     runs = [(reference * (1 + 5e-4 * rng.normal(size=reference.shape))).astype(np.float32) for _ in range(5)]
     reference = reference.astype(np.float32)
-    control = control_of("float16", "test", reference, runs[:4], runs[:4])
+    control = measure_control("float16", "test", reference, runs[:4], runs[:4])
     assert judged(runs[4], control, reference).passed
     wrong = runs[4].copy()
     wrong[:, 4:] *= -1
@@ -292,7 +292,7 @@ def test_control_leaves_stable_integers_exact():
     runs = [exact.copy() for _ in range(4)]
     for run in runs:
         run[0] += 100
-    control = control_of("bfloat16", "test", exact, [exact] * 4, runs)
+    control = measure_control("bfloat16", "test", exact, [exact] * 4, runs)
     assert judged(runs[0], control, exact).passed
     wrong = runs[0].copy()
     wrong[1:] += 3

@@ -10,11 +10,11 @@ import pytest
 from hil.compare.criteria import (
     Rule,
     check_outputs,
-    criteria_for,
-    function_files,
+    list_function_files,
     name_outputs,
     parse_accept,
     resolve_files,
+    select_criteria,
 )
 from hil.compare.measures import MEASURES, find_measure
 from hil.compare.stats import STATISTICS
@@ -101,7 +101,7 @@ def test_every_statistic_has_a_criterion() -> None:
 
 def test_criteria_for_combines_all_matching_rules() -> None:
     rules = parse_accept(["top1>=0.5", "log*: kl<=1", "other: rmse<=1"])
-    assert [one.text for one in criteria_for("logits", rules)] == ["top1>=0.5", "kl<=1"]
+    assert [one.text for one in select_criteria("logits", rules)] == ["top1>=0.5", "kl<=1"]
 
 
 def test_check_outputs_suggests_similar_output() -> None:
@@ -121,7 +121,7 @@ def test_resolve_files_makes_relative_paths_absolute() -> None:
     text = "y: rmse<=1, python:judge.py:same>=1, python:/x/b.py:f"
     resolved = resolve_files(text, Path("/base"))
     assert resolved == "y: rmse<=1, python:/base/judge.py:same>=1, python:/x/b.py:f"
-    assert function_files([resolved]) == ["/base/judge.py", "/x/b.py"]
+    assert list_function_files([resolved]) == ["/base/judge.py", "/x/b.py"]
     assert parse(resolved).criteria[1].text == "python:judge.py:same>=1"
 
 

@@ -324,7 +324,7 @@ def test_judge_generation_accepts_flip_only_at_near_tie(margin: float, outcome: 
 
 
 def test_judge_generation_names_step_of_later_turn():
-    places = TokenPlaces.of_turns([1, 1, TURN_END, 1], [0, 0, TURN_END, 0, 0])
+    places = TokenPlaces.from_turns([1, 1, TURN_END, 1], [0, 0, TURN_END, 0, 0])
     logits = np.eye(5) * 8.0
     exact = Generated(places, np.arange(5), logits, np.argmax(logits[[1, 2, 3, 4]], -1))
     wrong = replace(exact, logits=logits + np.array([0, 0, 0, 0, 1.0])[:, None] * np.eye(5)[0])

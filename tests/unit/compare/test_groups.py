@@ -45,7 +45,7 @@ def test_groups_reduce_elements_per_group(name: str) -> None:
     flat, wide = sizes.reshape(-1).copy(), [np.broadcast_to(one, SHAPE) for one in chosen]
     assert groups.count().tolist() == [np.count_nonzero(one) for one in wide]
     assert groups.sum_squares(flat) == pytest.approx([np.sum(sizes[one] ** 2) for one in wide])
-    assert groups.largest(flat).tolist() == [sizes[one].max() for one in wide]
+    assert groups.find_largest(flat).tolist() == [sizes[one].max() for one in wide]
     limits, expected = np.linspace(0.1, 0.9, len(wide)), sizes.copy()
     for one, limit in zip(wide, limits, strict=True):
         expected[one] = np.minimum(expected[one], limit)

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 from hil.compare.measures import Pair, find_measure
 from hil.compare.row_sets import match_share
-from hil.compare.values import common_kind
+from hil.compare.values import choose_common_kind
 from hil.core.results import Tolerance
-from hil.core.tensors import dtype_name
+from hil.core.tensors import get_dtype_name
 from hil.errors import UsageError, VacuousTolerance
 
 VALUES = st.floats(-8, 8, width=16)
@@ -29,7 +29,7 @@ def value_of(name: str, actual: Any, reference: Any, tolerance: Tolerance | None
     actual, reference = np.asarray(actual), np.asarray(reference)
     measure, implied = find_measure(name)
     assert measure is not None
-    kind = common_kind(dtype_name(actual.dtype), dtype_name(reference.dtype))
+    kind = choose_common_kind(get_dtype_name(actual.dtype), get_dtype_name(reference.dtype))
     return measure.value(Pair(actual, reference, tolerance, kind), **implied, **arguments)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.compare.verdict import Verdict, compare, deciding, judge
+from hil.compare.verdict import Verdict, compare, find_deciding, judge
 from hil.core.results import Outcome, Relation, RunResult
 
 PASS, FAIL, BLIND, ERROR = Outcome.PASS, Outcome.FAIL, Outcome.BLIND, Outcome.REFERENCE_ERROR
@@ -65,9 +65,9 @@ def test_judge_reason_includes_relations() -> None:
 
 def test_deciding_prefers_strongest_relation() -> None:
     weak, strong = verdict(PASS, SAME, "onnxruntime"), verdict(PASS, INDEPENDENT, "numpy")
-    assert deciding([weak, strong]) is strong
-    assert deciding([verdict(FAIL, INDEPENDENT, "numpy"), weak]) is weak
-    assert deciding([verdict(FAIL, INDEPENDENT, "numpy")]) is None
+    assert find_deciding([weak, strong]) is strong
+    assert find_deciding([verdict(FAIL, INDEPENDENT, "numpy"), weak]) is weak
+    assert find_deciding([verdict(FAIL, INDEPENDENT, "numpy")]) is None
 
 
 def test_compare_copies_relation_of_reference() -> None:

@@ -11,7 +11,7 @@ from hil.compare.comparison import OutputComparison
 from hil.compare.criteria import parse_accept
 from hil.compare.verdict import compare, compare_output
 from hil.core.results import NOISE_DTYPE, RunResult
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 
 RNG = np.random.default_rng(5)
 BOXES = np.abs(RNG.standard_normal((50, 6))).astype(np.float32) + np.float32(0.5)
@@ -19,7 +19,7 @@ BOXES *= np.array([640, 640, 640, 640, 1e-6, 1e-6], np.float32)
 
 
 def noise(size: float, shape: tuple[int, ...]) -> Array:
-    return np.full(shape, size).astype(dtype_of(NOISE_DTYPE))
+    return np.full(shape, size).astype(parse_dtype(NOISE_DTYPE))
 
 
 def of(actual: Any, reference: Array, **how: Any) -> OutputComparison:

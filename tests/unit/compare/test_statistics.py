@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.compare.stats import STATISTICS, summary, worst_of
+from hil.compare.stats import STATISTICS, find_worst, summarize
 from hil.compare.verdict import compare_output
 from hil.controller.records.outputs import StoredComparison
 
@@ -38,11 +38,11 @@ def test_worst_of_combines_statistics_of_outputs():
         {"mismatches": 1, "elements": 4, "max_abs": 0.5, "cosine": 0.5, "sqnr_db": 3.0},
         {"mismatches": 2, "elements": 4, "max_abs": 0.25, "cosine": None, "sqnr_db": 9.0, "max_ulp": 7},
     ]
-    found = worst_of(outputs)
+    found = find_worst(outputs)
     assert (found["mismatches"], found["elements"], found["max_abs"], found["max_ulp"]) == (3, 8, 0.5, 7)
     assert (found["cosine"], found["sqnr_db"], found["rmse"]) == (0.5, 3.0, None)
-    assert summary(outputs) == "3 of 8 out of tolerance, max abs 0.5, 7 ULP, 3 dB"
-    assert summary([]) == summary([dict.fromkeys(outputs[0])]) == "no statistics available"
+    assert summarize(outputs) == "3 of 8 out of tolerance, max abs 0.5, 7 ULP, 3 dB"
+    assert summarize([]) == summarize([dict.fromkeys(outputs[0])]) == "no statistics available"
 
 
 # Reads a field from stdin, appends it to the table and to the record, and prints the results. One case of the suite is
@@ -69,7 +69,7 @@ from hil.controller.pipeline.records.print_case import print_verdict
 from hil.controller.pipeline.records.record import record_verdict
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
+from hil.controller.workloads.suites.reports.tables import format_cases_csv, format_outputs_csv
 from hil.core.results import RunResult
 from support.suite_runs import case, suite_run
 a, b = (RunResult(name, {"y": np.array(values, np.float32)}) for name, values in (("a", [3, 4.5]), ("b", [3, 4])))
@@ -80,7 +80,7 @@ for width in (80, 200):
     print_verdict(console, record)
     screens[width] = console.file.getvalue()
 run = load_run(suite_run(Path(sys.argv[2]), [case("new", "FAIL", outputs=record.to_json()["outputs"]), case("old")]))
-made = {"cases": cases_csv(run), "outputs": outputs_csv(run), "page": report_html(run)}
+made = {"cases": format_cases_csv(run), "outputs": format_outputs_csv(run), "page": report_html(run)}
 print(json.dumps({"record": record.to_json()["outputs"][0], "screens": screens, **made}))
 """
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hil.compare.comparison import OutputComparison
-from hil.compare.tolerance import DEFAULT_TOLERANCES, fitted, scale_of
+from hil.compare.tolerance import DEFAULT_TOLERANCES, fit_tolerance, scale_of
 from hil.compare.verdict import compare, compare_output, depends_on_noise, judge
 from hil.core.results import NOISE_DTYPE, Outcome, RunResult
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 from hil.errors import VacuousTolerance
 
 SCALES = st.floats(-12, 12).map(lambda power: 10.0**power)
@@ -29,11 +29,11 @@ def of(actual: Any, reference: Any, **how: Any) -> OutputComparison:
 def noise_of(size: Any, shape: Any = ()) -> Array:
     """Return noise of the given size, rounded down to a power of two."""
     sizes = np.exp2(np.floor(np.log2(np.broadcast_to(np.asarray(size, np.float64), shape or np.shape(size)))))
-    return sizes.astype(dtype_of(NOISE_DTYPE))
+    return sizes.astype(parse_dtype(NOISE_DTYPE))
 
 
 def atol_of(reference: Array) -> float:
-    tolerance, _ = fitted((str(reference.dtype),) * 2, reference, None, None)
+    tolerance, _ = fit_tolerance((str(reference.dtype),) * 2, reference, None, None)
     assert tolerance is not None
     return tolerance.atol
 
@@ -60,7 +60,7 @@ def test_mask_does_not_scale_default_atol() -> None:
 
 def test_default_atol_covers_a_step_of_dtype() -> None:
     assert atol_of(np.full(3, 6e-8, np.float16)) == 2.0**-24
-    assert atol_of(np.array([2.0**-9, 448]).astype(dtype_of("float8_e4m3fn"))) == 2.0**-9
+    assert atol_of(np.array([2.0**-9, 448]).astype(parse_dtype("float8_e4m3fn"))) == 2.0**-9
 
 
 def test_zero_reference_uses_fixed_default_atol() -> None:
@@ -221,7 +221,7 @@ def test_rounding_of_single_element_does_not_excuse_rest() -> None:
 
 def test_reordered_narrow_floats_fail() -> None:
     for dtype in ("float8_e5m2", "float8_e4m3fn", "float4_e2m1fn"):
-        reference = np.array([0.5, 1, 0.5, 1, 1, 0.5]).astype(dtype_of(dtype))
+        reference = np.array([0.5, 1, 0.5, 1, 1, 0.5]).astype(parse_dtype(dtype))
         assert not compare_output("y", reference[::-1], reference).passed
         assert compare_output("y", reference, reference).passed
 
@@ -250,7 +250,7 @@ def test_mutated_outputs_never_pass(
     values: Array, scale: float, relative_noise: float | None, dtype: str, random: Random
 ) -> None:
     with np.errstate(over="ignore"):
-        reference = (values * scale).astype(dtype_of(dtype))
+        reference = (values * scale).astype(parse_dtype(dtype))
     wide = reference.astype(np.float64)
     assume(np.isfinite(wide).all() and wide.any())
     noise = None

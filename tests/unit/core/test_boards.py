@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hil.core.board_config import BoardCommand, Command
-from hil.core.boards import known_boards, load_board, read_board
+from hil.core.boards import list_boards, load_board, read_board
 from hil.core.config_files import trust
 from hil.core.runtimes import RUNTIMES
 from hil.errors import UsageError
@@ -46,7 +46,7 @@ def test_load_board_ignores_files_shadowing_builtin_boards(folder, tmp_path, mon
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path / "named"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert (load_board("sim").config.hw_type, load_board("generic").config.hw_type) == ("sim", "generic")
-    assert not known_boards().keys() & {"farm", "local", "ssh", "unix"}
+    assert not list_boards().keys() & {"farm", "local", "ssh", "unix"}
 
 
 def test_known_boards_ignore_empty_or_relative_variables(tmp_path, monkeypatch):
@@ -55,11 +55,11 @@ def test_known_boards_ignore_empty_or_relative_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
     monkeypatch.setenv("HIL_BOARDS", "")
-    assert "lab" not in known_boards()
+    assert "lab" not in list_boards()
     config_at(tmp_path / "config/hil/boards", "lab", path.read_text())
-    assert "lab" not in known_boards()
+    assert "lab" not in list_boards()
     monkeypatch.setenv("HIL_BOARDS", ".")
-    assert "lab" in known_boards()
+    assert "lab" in list_boards()
     with pytest.raises(UsageError, match="not trusted"):
         load_board("lab")
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hil.core.cancellation import WorkCancelled, cancelled_by, check_cancelled, holding, is_cancelled
+from hil.core.cancellation import WorkCancelled, cancel_on, check_cancelled, hold_lock, is_cancelled
 from hil.core.file_tensor import FileTensor, OpenFile
 from hil.core.files import digest_file, open_file
 
@@ -23,7 +23,7 @@ def cancelled() -> threading.Event:
 
 def test_check_cancelled_passes_outside_context(cancelled: threading.Event) -> None:
     check_cancelled()
-    with cancelled_by(cancelled):
+    with cancel_on(cancelled):
         assert is_cancelled()
         with pytest.raises(WorkCancelled):
             check_cancelled()
@@ -32,7 +32,7 @@ def test_check_cancelled_passes_outside_context(cancelled: threading.Event) -> N
 
 def test_cancellation_flag_propagates_to_thread(cancelled: threading.Event) -> None:
     seen: list[bool] = []
-    with cancelled_by(cancelled):
+    with cancel_on(cancelled):
         context = copy_context()
     thread = threading.Thread(target=context.run, args=[lambda: seen.append(is_cancelled())])
     thread.start()
@@ -46,9 +46,9 @@ def test_work_cancelled_bypasses_except_exception() -> None:
 
 def test_lock_wait_raises_work_cancelled(cancelled: threading.Event) -> None:
     for lock in (threading.Lock(), threading.BoundedSemaphore(1)):
-        with lock, cancelled_by(cancelled), pytest.raises(WorkCancelled), holding(lock):
+        with lock, cancel_on(cancelled), pytest.raises(WorkCancelled), hold_lock(lock):
             pass
-        with cancelled_by(cancelled), holding(lock):  # a free lock needs no wait
+        with cancel_on(cancelled), hold_lock(lock):  # a free lock needs no wait
             pass
 
 
@@ -56,7 +56,7 @@ def test_file_reads_raise_work_cancelled(tmp_path: Path, cancelled: threading.Ev
     (tmp_path / "x").write_bytes(bytes(100))
     with open_file(tmp_path / "x") as file:
         tensor = FileTensor(OpenFile(file, tmp_path / "x"), np.dtype(np.int8), (100,), (1,), 0)
-    with cancelled_by(cancelled):
+    with cancel_on(cancelled):
         with pytest.raises(WorkCancelled):
             np.asarray(tensor)
         with pytest.raises(WorkCancelled):

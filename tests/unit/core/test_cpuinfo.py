@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.core.cpuinfo import CpuInfo, cpu_info
+from hil.core.cpuinfo import CpuInfo, parse_cpu_info
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -53,36 +53,36 @@ def auxv(hwcap: int, hwcap2: int) -> bytes:
 
 
 def test_cpu_info_intersects_features_of_cores():
-    assert cpu_info("x86_64", X86) == CpuInfo("Intel(R) N100", ("fpu", "sse2", "cx8"))
+    assert parse_cpu_info("x86_64", X86) == CpuInfo("Intel(R) N100", ("fpu", "sse2", "cx8"))
 
 
 def test_cpu_info_lists_arm_core_types_in_order():
-    info = cpu_info("aarch64", BIG_LITTLE)
+    info = parse_cpu_info("aarch64", BIG_LITTLE)
     assert info == CpuInfo("Some Board", ("fp", "asimd", "evtstrm", "aes"), ("0x41:0xd03", "0x41:0xd08"))
 
 
 def test_cpu_info_splits_riscv_isa_into_extensions():
-    assert cpu_info("riscv64", RISCV) == CpuInfo("sifive,u74-mc", ("rv64imafdc", "zicsr", "zba", "zbb"))
+    assert parse_cpu_info("riscv64", RISCV) == CpuInfo("sifive,u74-mc", ("rv64imafdc", "zicsr", "zba", "zbb"))
 
 
 def test_cpu_info_ignores_cpuinfo_of_emulator_host():
-    assert cpu_info("aarch64", X86) == CpuInfo()
-    assert cpu_info("x86_64", BIG_LITTLE, auxv(3, 0)) == CpuInfo()
+    assert parse_cpu_info("aarch64", X86) == CpuInfo()
+    assert parse_cpu_info("x86_64", BIG_LITTLE, auxv(3, 0)) == CpuInfo()
 
 
 def test_cpu_info_reads_aarch64_features_from_auxiliary_vector():
-    info = cpu_info("aarch64", X86, auxv(1 << 0 | 1 << 1 | 1 << 8 | 1 << 20, 1 << 13))
+    info = parse_cpu_info("aarch64", X86, auxv(1 << 0 | 1 << 1 | 1 << 8 | 1 << 20, 1 << 13))
     assert info == CpuInfo(features=("fp", "asimd", "atomics", "asimddp", "i8mm"))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "no colon", "processor: 0\n\nprocessor: 1"])
 @pytest.mark.parametrize("vector", [b"", b"odd"])
 def test_cpu_info_handles_missing_fields(text, vector):
-    assert cpu_info("aarch64", text, vector) == CpuInfo()
-    assert cpu_info("pdp11", X86, vector) == CpuInfo()
+    assert parse_cpu_info("aarch64", text, vector) == CpuInfo()
+    assert parse_cpu_info("pdp11", X86, vector) == CpuInfo()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_cpu_info_reads_this_machine():
-    info = cpu_info(platform.machine(), Path("/proc/cpuinfo").read_text(), Path("/proc/self/auxv").read_bytes())
+    info = parse_cpu_info(platform.machine(), Path("/proc/cpuinfo").read_text(), Path("/proc/self/auxv").read_bytes())
     assert info.features

@@ -17,8 +17,8 @@ from hil.core.files import (
     read_end,
     read_file,
     read_text,
-    replacing,
-    within,
+    replace_file,
+    resolve_within,
     write_atomic,
 )
 from hil.errors import UnreadableFile, UsageError
@@ -59,7 +59,7 @@ def test_write_atomic_applies_mode_before_rename(tmp_path: Path, mode: int, monk
 def test_replacing_failure_retains_old_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+    with pytest.raises(ZeroDivisionError), replace_file(path) as temporary:
         temporary.write_text("half of")
         raise ZeroDivisionError
     assert path.read_text() == "old"
@@ -115,7 +115,7 @@ def test_open_file_exposes_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["zero\0byte", "half \ud800 pair"])
 def test_file_readers_reject_invalid_names(tmp_path: Path, name: str) -> None:
-    for read in (read_file, lambda path: within(tmp_path, path)):
+    for read in (read_file, lambda path: resolve_within(tmp_path, path)):
         with pytest.raises(UnreadableFile, match="invalid file name"):
             read(tmp_path / name)
 

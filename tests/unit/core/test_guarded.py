@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hil.core.field_types import is_a
-from hil.core.guarded import GuardedObject, guarded, shown
+from hil.core.guarded import GuardedObject, format_value, guard_plugin
 from hil.core.results import Artifact
 from hil.errors import BoardLost, CompileFailed, HilError, ReferenceFailed, UsageError
 
@@ -32,20 +32,20 @@ class Silent(BaseException):
     ],
 )
 def test_guarded_converts_any_exception_to_stage_error(raised: BaseException, text: str) -> None:
-    with pytest.raises(CompileFailed) as caught, guarded(WHO, CompileFailed, CompileFailed, UsageError):
+    with pytest.raises(CompileFailed) as caught, guard_plugin(WHO, CompileFailed, CompileFailed, UsageError):
         raise raised
     assert caught.value.message == f"{WHO} failed: {text}" and "Traceback" not in caught.value.detail
 
 
 @pytest.mark.parametrize("kind", [CompileFailed, UsageError])
 def test_guarded_adds_package_to_allowed_errors(kind: type[HilError]) -> None:
-    with pytest.raises(kind) as caught, guarded(WHO, CompileFailed, CompileFailed, UsageError):
+    with pytest.raises(kind) as caught, guard_plugin(WHO, CompileFailed, CompileFailed, UsageError):
         raise kind("no such operator", hint="another")
     assert (caught.value.message, caught.value.hint) == (f"no such operator; in {WHO}", "another")
 
 
 def test_guarded_passes_keyboard_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt), guarded(WHO, CompileFailed):
+    with pytest.raises(KeyboardInterrupt), guard_plugin(WHO, CompileFailed):
         raise KeyboardInterrupt
 
 
@@ -54,7 +54,7 @@ def test_shown_handles_value_without_text() -> None:
         def __repr__(self) -> str:
             raise ValueError
 
-    assert shown(Odd()) == "a Odd" and len(shown("x" * 1000)) == 80
+    assert format_value(Odd()) == "a Odd" and len(format_value("x" * 1000)) == 80
 
 
 class Client:

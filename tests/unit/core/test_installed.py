@@ -24,17 +24,17 @@ def test_installed_versions_and_points_match_importlib():
     names = sorted({one.metadata["Name"] for one in metadata.distributions()})
     assert len(names) > 20
     for name in names:
-        assert installed.version(name) == metadata.version(name)
+        assert installed.get_version(name) == metadata.version(name)
     for group in metadata.entry_points().groups | {"hil.runtimes", "no.such"}:
-        assert list(installed.points(group)) == list(metadata.entry_points(group=group))
+        assert list(installed.list_entry_points(group)) == list(metadata.entry_points(group=group))
 
 
 def test_installed_version_normalizes_names(tmp_path, monkeypatch):
     a_package(tmp_path, "some_thing-1.2.dist-info", "some.thing", "1.2")
     monkeypatch.syspath_prepend(tmp_path)
-    assert installed.version("Some-Thing") == installed.version("some.thing") == "1.2"
+    assert installed.get_version("Some-Thing") == installed.get_version("some.thing") == "1.2"
     with pytest.raises(metadata.PackageNotFoundError):
-        installed.version("some")
+        installed.get_version("some")
 
 
 def test_installed_uses_first_of_duplicate_packages(tmp_path, monkeypatch):
@@ -42,13 +42,13 @@ def test_installed_uses_first_of_duplicate_packages(tmp_path, monkeypatch):
         place = tmp_path / version
         a_package(place, f"twice-{version}.dist-info", "twice", version, f"[twice]\nit = m:v{version[0]}\n")
         monkeypatch.syspath_prepend(place)
-    assert installed.version("twice") == "2.0"
-    assert [point.value for point in installed.points("twice")] == ["m:v2"]
+    assert installed.get_version("twice") == "2.0"
+    assert [point.value for point in installed.list_entry_points("twice")] == ["m:v2"]
 
 
 def test_installed_searches_given_folders_first(tmp_path):
     a_package(tmp_path, "pytest-0.1.dist-info", "pytest", "0.1")
-    assert installed.version("pytest", [str(tmp_path)]) == "0.1" != installed.version("pytest")
+    assert installed.get_version("pytest", [str(tmp_path)]) == "0.1" != installed.get_version("pytest")
 
 
 def test_installed_finds_packages_in_zip_archive(tmp_path, monkeypatch):
@@ -57,5 +57,5 @@ def test_installed_finds_packages_in_zip_archive(tmp_path, monkeypatch):
         made.writestr("packed-3.0.dist-info/METADATA", INFO.format("packed", "3.0"))
         made.writestr("packed-3.0.dist-info/entry_points.txt", "[packed]\nit = m:v\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(archive)])
-    assert installed.version("packed") == "3.0"
-    assert [point.value for point in installed.points("packed")] == ["m:v"]
+    assert installed.get_version("packed") == "3.0"
+    assert [point.value for point in installed.list_entry_points("packed")] == ["m:v"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.core.memory_faults import out_of_memory
+from hil.core.memory_faults import make_memory_error
 from hil.errors import BoardUnfit, RunCrashed
 
 GIB = 1 << 30
@@ -20,5 +20,5 @@ GIB = 1 << 30
     ],
 )
 def test_out_of_memory_blames_largest_user(peak, kind, text):
-    error = out_of_memory(peak, 8 * GIB)
+    error = make_memory_error(peak, 8 * GIB)
     assert type(error) is kind and text in error.message and error.hint

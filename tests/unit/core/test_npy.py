@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hil.core.files import MAX_TEXT_BYTES, read_file, read_text, within
+from hil.core.files import MAX_TEXT_BYTES, read_file, read_text, resolve_within
 from hil.core.npy import Npz, parse_npy, read_npy
 from hil.errors import UsageError
 
@@ -247,7 +247,7 @@ def test_within_rejects_links_out_of_directory(tmp_path: Path):
     (tmp_path / "secret").write_text("")
     for name, target in {"ok": "file", "out": "../secret", "far": "/etc/passwd", "round": "round"}.items():
         (inside / name).symlink_to(target)
-    assert within(inside, inside / "ok") == inside / "ok"
+    assert resolve_within(inside, inside / "ok") == inside / "ok"
     for name in ("out", "far", "round"):
         with pytest.raises(UsageError):
-            within(inside, inside / name)
+            resolve_within(inside, inside / name)

@@ -58,7 +58,7 @@ def test_signal_group_ignores_ended_group():
 @pytest.mark.parametrize("version", [(3, 10), sys.version_info])
 def test_module_command_ignores_modules_in_working_directory(version, tmp_path, monkeypatch):
     monkeypatch.setattr(processes.sys, "version_info", version)
-    command = processes.module_command("json.tool", "--no-ensure-ascii", "in put.json")
+    command = processes.make_module_command("json.tool", "--no-ensure-ascii", "in put.json")
     monkeypatch.undo()
     for name in ("runpy", "json", "argparse"):
         (tmp_path / f"{name}.py").write_text("open('it ran', 'w')")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.core.repetition import Answer, Repetition, differing_outputs, merge, merge_known
+from hil.core.repetition import Answer, Repetition, list_differing_outputs, merge, merge_known
 
 ONE, TWO = {"y": np.float32([1])}, {"y": np.float32([2])}
 
@@ -65,11 +65,11 @@ def test_differing_outputs_compare_bits_dtypes_and_shapes():
     nan = np.array([0x7FC00001], np.uint32).view(np.float32)
     first = {"a": np.float32([np.nan]), "b": np.zeros((1, 2)), "c": np.zeros(2)}
     second = {"a": nan, "b": np.zeros((2, 1)), "c": np.zeros(2)}
-    assert differing_outputs([Answer(1, 0, first), Answer(1, 1), Answer(1, 2, second)]) == ["a", "b"]
+    assert list_differing_outputs([Answer(1, 0, first), Answer(1, 1), Answer(1, 2, second)]) == ["a", "b"]
 
 
 def test_repetition_record_has_shares_and_renamed_outputs():
-    found = Repetition((Answer(3, 0, ONE), Answer(1, 2, TWO)), differing=("y",)).renamed({"y": "z"})
+    found = Repetition((Answer(3, 0, ONE), Answer(1, 2, TWO)), differing=("y",)).rename({"y": "z"})
     record = found.record()
     assert record["differing"] == ["z"] and found.answers[1].outputs == {"z": TWO["y"]}
     assert record["answers"] == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.core.results import MOST_NAMES, Part, RequestedDevice, placement_text
+from hil.core.results import MAX_NAMES, Part, RequestedDevice, format_node_counts
 from hil.errors import RanElsewhere
 
 NPU, CPU = Part("npu", 3, ("a", "b", "c")), Part("cpu", 2, ("d (Erf)", "e (Det)"), elsewhere=True)
@@ -57,10 +57,10 @@ def test_fallback_ban_rejects_unknown_placement():
 
 def test_placement_counts_all_nodes_and_lists_first():
     part = Part.of("cpu", [f"n{number}" for number in range(1000)], elsewhere=True)
-    assert (part.nodes, len(part.names)) == (1000, MOST_NAMES)
-    assert Part.of_json(part.to_json()) == part
+    assert (part.nodes, len(part.names)) == (1000, MAX_NAMES)
+    assert Part.from_json(part.to_json()) == part
     assert ASKED.check((NPU, part), no_fallback=False).endswith("n6, n7 and 992 more")
-    assert placement_text((one.device, one.nodes) for one in (NPU, part, Part("gpu", 1), Part("x"))) == (
+    assert format_node_counts((one.device, one.nodes) for one in (NPU, part, Part("gpu", 1), Part("x"))) == (
         "npu (3 nodes), cpu (1000 nodes), gpu (1 node), x"
     )
 

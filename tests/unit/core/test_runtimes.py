@@ -9,7 +9,7 @@ import pytest
 from hil.agent.runtimes import Runtime
 from hil.controller.backends.targets import Target
 from hil.core.named import resolve
-from hil.core.runtimes import NO_COMPILER, RUNTIMES, RuntimeInfo, compiler_for, runtime_for
+from hil.core.runtimes import NO_COMPILER, RUNTIMES, RuntimeInfo, choose_compiler, choose_runtime
 
 MACHINE = {"arch": "aarch64", "cpu_parts": ["0x41:0xd03"], "cpu_features": ["fp", "asimd"]}
 
@@ -49,7 +49,7 @@ def test_runtime_names_and_exclusive_formats_are_unique() -> None:
     [("onnx", "", ""), ("onnx", "onnxruntime", "onnxruntime"), ("vmfb", "", "iree"), ("pte", "vendor", "vendor")],
 )
 def test_runtime_for_returns_requested_or_exclusive_runtime(model_format: str, wanted: str, runtime: str) -> None:
-    assert runtime_for(model_format, wanted) == runtime
+    assert choose_runtime(model_format, wanted) == runtime
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_runtime_for_returns_requested_or_exclusive_runtime(model_format: str, w
     ],
 )
 def test_compiler_for_returns_none_for_compiled_formats(model_format: str, runtime: str, compiler: str) -> None:
-    assert compiler_for(model_format, runtime) == compiler
+    assert choose_compiler(model_format, runtime) == compiler

@@ -18,8 +18,8 @@ from hil.errors import StorageError
 
 OTHER = """
 import sys, time
-from hil.core.scratch import temporary_folder
-with temporary_folder("hil-test-") as folder:
+from hil.core.scratch import make_temporary_folder
+with make_temporary_folder("hil-test-") as folder:
     open(folder + "/left", "w").write("x" * 1000)
     print(folder, flush=True)
     sys.stdin.readline()
@@ -95,7 +95,7 @@ def test_scratch_ignores_links_and_files_of_other_users(base, tmp_path, monkeypa
     theirs.mkdir()
     real = scratch._is_ours
     monkeypatch.setattr(scratch, "_is_ours", lambda found: found != theirs and real(found))
-    with scratch.temporary_folder("hil-test-") as folder:
+    with scratch.make_temporary_folder("hil-test-") as folder:
         assert Path(folder).is_relative_to(base)
     assert (precious / "file").exists() and (base / "link").is_symlink() and theirs.is_dir()
     assert not dead.exists()
@@ -113,7 +113,7 @@ def test_scratch_avoids_name_taken_by_other_user(base, tmp_path, plant) -> None:
         if uid != 0:
             pytest.skip("only root gives a folder away")
         os.chown(base, 12345, 12345)
-    with scratch.temporary_folder("hil-test-") as folder:
+    with scratch.make_temporary_folder("hil-test-") as folder:
         assert not Path(folder).resolve().is_relative_to(elsewhere.resolve())
         assert not Path(folder).is_relative_to(base)
     assert list(elsewhere.iterdir()) == []
@@ -143,7 +143,7 @@ def test_scratch_creates_separate_directory_after_fork(base) -> None:
 )
 def test_scratch_reports_disk_errors_as_storage_error(base, monkeypatch, number) -> None:
     told = pytest.raises(StorageError, match=r"cannot write to .*: " + os.strerror(number))
-    with told, scratch.temporary_folder("hil-test-") as folder:
+    with told, scratch.make_temporary_folder("hil-test-") as folder:
         raise OSError(number, os.strerror(number), f"{folder}/program")
 
     def full(*_: object, **__: object) -> str:
@@ -151,7 +151,10 @@ def test_scratch_reports_disk_errors_as_storage_error(base, monkeypatch, number)
 
     scratch.place()
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    for make in (lambda: scratch.new_folder("hil-test-"), lambda: scratch.temporary_folder("hil-test-").__enter__()):
+    for make in (
+        lambda: scratch.make_folder("hil-test-"),
+        lambda: scratch.make_temporary_folder("hil-test-").__enter__(),
+    ):
         with pytest.raises(StorageError, match="free disk space"):
             make()
 
@@ -188,7 +191,7 @@ def test_remove_tree_removes_deep_tree_without_following_links(tmp_path) -> None
 
 
 def test_scratch_passes_unrelated_errors_through(base) -> None:
-    with pytest.raises(FileNotFoundError), scratch.temporary_folder("hil-test-") as folder:
+    with pytest.raises(FileNotFoundError), scratch.make_temporary_folder("hil-test-") as folder:
         (Path(folder) / "nothing").read_text()
 
 
@@ -196,7 +199,7 @@ def test_scratch_for_sockets_has_short_path(base, tmp_path, monkeypatch) -> None
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    made = scratch.new_folder("hil-test-", for_sockets=True)
+    made = scratch.make_folder("hil-test-", for_sockets=True)
     try:
         assert len(str(made)) < 80
         assert not made.is_relative_to(long)

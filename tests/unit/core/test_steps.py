@@ -23,8 +23,8 @@ from hil.core.steps import (
     StepsPlan,
     TokenPlaces,
     join_turns,
+    make_stepped_outputs,
     split_turns,
-    stepped_outputs,
 )
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed, UsageError
@@ -87,7 +87,7 @@ def test_stepped_program_continues_with_next_turn():
     assert positions.tolist() == list(range(len(fed)))
     picked = [int(np.argmax(row)) for row in logits_of(fed)]
     assert split_turns(tokens) == [picked[1:3], picked[4:7], picked[7:8]]
-    assert TokenPlaces.of_turns(prompt, tokens) == TokenPlaces((1, 2, 4, 5, 6, 7), (2, 5, 6))
+    assert TokenPlaces.from_turns(prompt, tokens) == TokenPlaces((1, 2, 4, 5, 6, 7), (2, 5, 6))
 
 
 def test_stepped_program_runs_all_steps_in_each_turn():
@@ -131,7 +131,7 @@ def test_turns_round_trip(turns: list[list[int]]):
 
 @given(st.lists(st.integers(-1, 3)), st.lists(st.integers(-1, 3)))
 def test_token_places_are_ascending(prompt: list[int], tokens: list[int]):
-    found = TokenPlaces.of_turns(prompt, tokens)
+    found = TokenPlaces.from_turns(prompt, tokens)
     assert list(found.steps) == sorted(set(found.steps))
     assert all(found.step_of(position) == number for number, position in enumerate(found.steps, 1))
 
@@ -366,7 +366,7 @@ def test_length_rules_fill_scalars_and_vectors():
 
 def test_stepped_outputs_describe_logits_and_cache():
     program = SummingProgram()
-    specs = stepped_outputs(program.outputs, plan_of(program, 1))
+    specs = make_stepped_outputs(program.outputs, plan_of(program, 1))
     assert [spec.name for spec in specs] == ["logits", "positions", "tokens", "new_cache"]
     assert specs[0].shape == ("rows", VOCABULARY)
 
@@ -454,7 +454,7 @@ def test_plan_check_rejects_invalid_plans(change: dict[str, Any], message: str):
 def test_plan_json_round_trip():
     prompts = (PromptFunction("f", (0, 1, 2, -1), (-1, 1)),)
     plan = plan_of(SummingProgram(slots=8), 3, chunk=2, stop=(0, 5), prompts=prompts)
-    assert StepsPlan.of_json(plan.to_json()) == plan
+    assert StepsPlan.from_json(plan.to_json()) == plan
 
 
 _PLAN = plan_of(SummingProgram(), 3).to_json()
@@ -466,11 +466,11 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_lea
 def test_plan_of_json_raises_usage_error_for_any_value(changed: dict[str, Any], missing: set[str]):
     found = {name: value for name, value in {**_PLAN, **changed}.items() if name not in missing}
     try:
-        plan = StepsPlan.of_json(found)
+        plan = StepsPlan.from_json(found)
         plan.check(3, 2)
     except UsageError:
         return
-    assert StepsPlan.of_json(plan.to_json()) == plan
+    assert StepsPlan.from_json(plan.to_json()) == plan
     range(plan.steps)
 
 

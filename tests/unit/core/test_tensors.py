@@ -11,12 +11,12 @@ from hil.core.npy import load_npy, save_npy
 from hil.core.tensors import (
     DTYPES,
     TensorSpec,
-    dtype_name,
-    dtype_of,
-    float_limits,
     from_bytes,
-    int_limits,
-    spec_of,
+    get_dtype_name,
+    get_float_limits,
+    get_int_limits,
+    make_spec,
+    parse_dtype,
     to_bytes,
     type_text,
 )
@@ -37,7 +37,7 @@ def random_tensor(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return generator.integers(0, 2, shape).astype(bool)
     # float8_e8m0fnu contains only powers of two, so 0 is not representable.
     low = int(dtype == "float8_e8m0fnu")
-    return np.asarray(generator.integers(low, low + 2, shape)).astype(dtype_of(dtype))
+    return np.asarray(generator.integers(low, low + 2, shape)).astype(parse_dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -46,13 +46,13 @@ def test_tensor_bytes_round_trip(dtype, shape, seed):
     array = random_tensor(dtype, shape, seed)
     back = from_bytes(to_bytes(array), dtype, shape)
     assert back.shape == array.shape
-    assert dtype_name(back.dtype) == dtype
+    assert get_dtype_name(back.dtype) == dtype
     assert (back == array).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtype_names_round_trip(dtype):
-    assert dtype_name(dtype_of(dtype)) == dtype
+    assert get_dtype_name(parse_dtype(dtype)) == dtype
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES])
@@ -60,7 +60,7 @@ def test_npy_file_round_trips_without_pickle(dtype, tmp_path):
     array = random_tensor(dtype, (2, 3), 1)
     save_npy(tmp_path / "t.npy", array)
     back = load_npy(tmp_path / "t.npy", dtype)
-    assert dtype_name(back.dtype) == dtype
+    assert get_dtype_name(back.dtype) == dtype
     # numpy's fixed-width text drops trailing NUL characters.
     expected = np.vectorize(lambda text: text.rstrip("\0"), otypes=[object])(array) if dtype == "string" else array
     assert (back == expected).all()
@@ -92,7 +92,7 @@ def test_from_bytes_rejects_size_shape_or_dtype_mismatch():
 @pytest.mark.parametrize("dtype", ["datetime64[s]", "V3", [("a", "f4")], "longdouble"])
 def test_dtype_name_rejects_unsupported_dtype(dtype):
     with pytest.raises(UsageError, match="not supported"):
-        dtype_name(np.dtype(dtype))
+        get_dtype_name(np.dtype(dtype))
 
 
 def test_load_npy_rejects_other_files(tmp_path):
@@ -111,7 +111,7 @@ def test_tensor_spec_accepts_matching_tensors():
     assert not spec.accepts("float32", (7, 4, 1))
     assert not spec.accepts("float32", (7, 3))
     assert str(spec) == "x: Nx3x? float32"
-    assert spec_of("s", np.float32(1).reshape(())).is_static
+    assert make_spec("s", np.float32(1).reshape(())).is_static
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_type_text_formats_every_shape(shape, shown):
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if "int" in name])
 def test_int_limits_match_ml_dtypes(name: str):
-    found, expected = int_limits(dtype_of(name)), ml_dtypes.iinfo(dtype_of(name))
+    found, expected = get_int_limits(parse_dtype(name)), ml_dtypes.iinfo(parse_dtype(name))
     assert (found.min, found.max) == (expected.min, expected.max)
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if "float" in name or "complex" in name])
 def test_float_limits_match_ml_dtypes(name: str):
     for limit in ("eps", "max", "smallest_normal", "smallest_subnormal"):
-        assert getattr(float_limits(dtype_of(name)), limit) == getattr(ml_dtypes.finfo(dtype_of(name)), limit)
+        assert getattr(get_float_limits(parse_dtype(name)), limit) == getattr(ml_dtypes.finfo(parse_dtype(name)), limit)

@@ -14,8 +14,8 @@ from rich.text import Text
 import hil
 import tools
 from hil.controller.storage.screen.console import Console
-from hil.controller.storage.screen.texts import plain
-from hil.core.text import VisibleStream, visible
+from hil.controller.storage.screen.texts import make_plain
+from hil.core.text import VisibleStream, escape_controls
 
 # Every character that a terminal, a pager or an editor may interpret.
 HOSTILE = (
@@ -30,16 +30,16 @@ SHOWN_BY_RICH = SHOWN.replace(r"\x07", "").replace(r"\x08", "")
 
 @pytest.mark.parametrize("char", HOSTILE, ids=lambda char: f"{ord(char):04x}")
 def test_visible_escapes_control_characters(char: str):
-    shown = visible(f"a{char}b")
+    shown = escape_controls(f"a{char}b")
     assert shown in (f"a\\x{ord(char):02x}b", f"a\\u{ord(char):04x}b")
-    assert shown.isprintable() and visible(shown) == shown
+    assert shown.isprintable() and escape_controls(shown) == shown
 
 
 def test_visible_retains_ordinary_text():
     text = "plain, tab\tline\nñandú 漢字 é 👍 ␛ \\x1b [bold]"
-    assert visible(text) == text
-    assert visible("a\r\nb") == "a\nb"
-    assert visible("50%\r100%") == "50%\\x0d100%"
+    assert escape_controls(text) == text
+    assert escape_controls("a\r\nb") == "a\nb"
+    assert escape_controls("50%\r100%") == "50%\\x0d100%"
 
 
 def test_console_retains_colours_and_escapes_untrusted_text():
@@ -85,7 +85,7 @@ def test_console_prints_names_with_colons_without_emoji(markup: bool):
 
 
 def test_plain_removes_escape_sequences():
-    assert plain("\x1b[31mred\x1b[0m\x9b2J\u202e\x85\x00") == "red2J\\u202e\\x85"
+    assert make_plain("\x1b[31mred\x1b[0m\x9b2J\u202e\x85\x00") == "red2J\\u202e\\x85"
 
 
 WRITES = ("os.write(1,", "os.write(2,")
@@ -133,7 +133,7 @@ def test_every_command_wraps_streams_first(module: str):
 
 
 def test_farm_tables_retain_colours_and_escape_untrusted_text(monkeypatch: pytest.MonkeyPatch):
-    from hil.controller.cli.farm.tables import Column, line, show, table
+    from hil.controller.cli.farm.tables import Column, line, make_table, show
 
     own = io.StringIO()
     monkeypatch.setattr(own, "isatty", lambda: True, raising=False)
@@ -143,7 +143,7 @@ def test_farm_tables_retain_colours_and_escape_untrusted_text(monkeypatch: pytes
     for variable in ("NO_COLOR", "CI", "FORCE_COLOR"):
         monkeypatch.delenv(variable, raising=False)
     column = Column("purpose", lambda row: (row["purpose"], "red"))
-    show(table([column], [{"purpose": ATTACK}], 300), line((ATTACK, "green"), ATTACK))
+    show(make_table([column], [{"purpose": ATTACK}], 300), line((ATTACK, "green"), ATTACK))
     shown = own.getvalue()
     assert "\x1b[31m" in shown and "\x1b[32m" in shown
     for escape in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\x07", "\x08", "\x7f"):

@@ -7,7 +7,7 @@ import pytest
 
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.core.boards import LoadedBoard, load_board, read_board
-from hil.core.config_files import distrust, trust, trusted_folders
+from hil.core.config_files import read_trusted, remove_trust, trust
 from hil.errors import UsageError
 
 HARMLESS = """
@@ -82,7 +82,7 @@ def test_load_board_requires_trust_and_detects_changes(folder, text):
     assert refused("altered since")
     write(folder, board.config.text)
     assert load_board("lab")
-    assert distrust(folder) and not distrust(folder)
+    assert remove_trust(folder) and not remove_trust(folder)
     assert refused()
 
 
@@ -142,7 +142,7 @@ def test_trust_file_must_be_private_and_valid(folder, tmp_path):
     kept = tmp_path / "config/hil/trusted.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in kept.parent.iterdir()] == ["trusted.json"]
-    assert list(trusted_folders()) == [str(folder)]
+    assert list(read_trusted()) == [str(folder)]
     kept.chmod(0o620)
     assert refused("writable by other users")
     kept.chmod(0o600)
@@ -154,7 +154,7 @@ def test_trust_file_must_be_private_and_valid(folder, tmp_path):
 
 
 def test_trust_fails_without_home_directory(folder, monkeypatch):
-    monkeypatch.setattr("hil.core.config_files.user_folder", lambda: None)
+    monkeypatch.setattr("hil.core.config_files.get_user_folder", lambda: None)
     board = write(folder, '[power]\nreset = ["touch"]\n')
     assert refused()
     with pytest.raises(UsageError, match="missing home directory"):
@@ -168,7 +168,7 @@ def test_distrust_of_either_directory_revokes_trust(folder):
         trust(folder.parent, digests)
         trust(folder, digests)
         assert load_board("lab")
-        assert distrust(removed)
+        assert remove_trust(removed)
         with pytest.raises(UsageError, match="have not trusted"):
             load_board("lab")
 

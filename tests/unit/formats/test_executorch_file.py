@@ -12,29 +12,29 @@ from support.executorch_crafted import bundled
 
 from hil.formats.executorch_file import (
     Damaged,
+    find_program,
+    find_tensor_file,
     is_bundle,
-    mapped,
+    map_program,
     pick_method,
-    program_in,
     read_buffer,
     read_cases,
     read_methods,
-    tensors_beside,
 )
 
 FILES = Path(__file__).parents[1] / "executorch_files"
 
 
 def data(name: str) -> memoryview:
-    return mapped(FILES / name)
+    return map_program(FILES / name)
 
 
 def test_read_methods_returns_signature_backends_and_operators():
     methods = read_methods(data("linear.pte"))
     assert list(methods) == ["forward"]
     method = methods["forward"]
-    assert [str(spec) for _, spec in method.input_specs()] == ["input0: 2x4 float32"]
-    assert [str(spec) for _, spec in method.output_specs()] == ["output0: 2x3 float32", "output1: 2x4 float32"]
+    assert [str(spec) for _, spec in method.list_input_specs()] == ["input0: 2x4 float32"]
+    assert [str(spec) for _, spec in method.list_output_specs()] == ["output0: 2x3 float32", "output1: 2x4 float32"]
     assert method.backends == ("XnnpackBackend",)
     assert method.operators == ("dim_order_ops::_to_dim_order_copy.out",)
 
@@ -47,16 +47,16 @@ def test_read_methods_treats_numbers_as_constants():
         ("double", 0.5),
         ("bool", True),
     ]
-    assert [place for place, _ in method.input_specs()] == [0]
-    assert [spec.name for _, spec in method.output_specs()] == ["output0"]
+    assert [place for place, _ in method.list_input_specs()] == [0]
+    assert [spec.name for _, spec in method.list_output_specs()] == ["output0"]
 
 
 def test_read_methods_marks_dynamic_shape_with_bound():
     method = read_methods(data("dynamic.pte"))["forward"]
     assert method.inputs[0].sizes == (8, 4)
     assert method.inputs[0].dynamic
-    assert method.input_specs()[0][1].shape == ("input0.dim0", "input0.dim1")
-    assert method.output_specs()[0][1].shape == (None, None)
+    assert method.list_input_specs()[0][1].shape == ("input0.dim0", "input0.dim1")
+    assert method.list_output_specs()[0][1].shape == (None, None)
 
 
 def test_read_methods_returns_memory_order_of_dimensions():
@@ -77,7 +77,7 @@ def test_read_cases_returns_cases_of_bundled_program():
     bundle = data("mixed.bpte")
     assert is_bundle(bundle)
     assert not is_bundle(data("linear.pte"))
-    program = program_in(bundle)
+    program = find_program(bundle)
     assert bytes(program[4:8]) == b"ET12"
     assert read_methods(program) == read_methods(bundle)
     (cases,) = read_cases(bundle).values()
@@ -92,7 +92,7 @@ def test_read_cases_returns_cases_of_bundled_program():
 
 def read_all(view: memoryview) -> None:
     for method in read_methods(view).values():
-        method.input_specs(), method.output_specs()
+        method.list_input_specs(), method.list_output_specs()
     if is_bundle(view):
         read_cases(view)
 
@@ -120,7 +120,7 @@ def test_executorch_readers_handle_damaged_file(name: str):
 def test_executorch_readers_reject_other_files(tmp_path: Path):
     empty = tmp_path / "empty.pte"
     empty.touch()
-    for read in (mapped, read_buffer):
+    for read in (map_program, read_buffer):
         with pytest.raises(Damaged, match="the file is empty"):
             read(empty)
     for content, said in (
@@ -163,23 +163,23 @@ def test_read_cases_rejects_invalid_shape(sizes: list[int]):
 def test_tensor_file_lookup_uses_name_or_content(tmp_path: Path):
     program, tensors = tmp_path / "net.pte", (FILES / "outside.ptd").read_bytes()
     program.write_bytes((FILES / "outside.pte").read_bytes())
-    methods = read_methods(mapped(program))
+    methods = read_methods(map_program(program))
     assert methods["forward"].external == ("l.weight", "l.bias")
     with pytest.raises(
         Damaged, match=r"2 tensors, such as l.bias, but .* store the right file next to .* name net.ptd"
     ):
-        tensors_beside(program, methods)
+        find_tensor_file(program, methods)
     (tmp_path / "other.ptd").write_bytes(tensors)
     (tmp_path / "broken.ptd").write_bytes(tensors[:40])
-    assert tensors_beside(program, methods) == tmp_path / "other.ptd"
+    assert find_tensor_file(program, methods) == tmp_path / "other.ptd"
     (tmp_path / "again.ptd").write_bytes(tensors)
     with pytest.raises(Damaged, match=r"multiple files contain them: again\.ptd, other\.ptd"):
-        tensors_beside(program, methods)
+        find_tensor_file(program, methods)
     (tmp_path / "net.ptd").write_bytes(tensors)
-    assert tensors_beside(program, methods) == tmp_path / "net.ptd"
+    assert find_tensor_file(program, methods) == tmp_path / "net.ptd"
     (tmp_path / "net.ptd").write_bytes(b"no such file")
     with pytest.raises(Damaged, match="not an ExecuTorch tensor file"):
-        tensors_beside(program, methods)
+        find_tensor_file(program, methods)
     plain = tmp_path / "linear.pte"
     plain.write_bytes((FILES / "linear.pte").read_bytes())
-    assert tensors_beside(plain, read_methods(mapped(plain))) is None
+    assert find_tensor_file(plain, read_methods(map_program(plain))) is None

@@ -69,7 +69,7 @@ def cpu():
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
 def test_array_of_reads_mappable_memory(cpu, array):
-    back = iree_buffers.array_of(cpu, iree_buffers.view_of(cpu, array))
+    back = iree_buffers.read_array(cpu, iree_buffers.view_of(cpu, array))
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
 
@@ -77,7 +77,7 @@ def test_array_of_reads_mappable_memory(cpu, array):
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
 def test_array_of_uses_staging_buffer_for_unmappable_memory(cpu, array):
     gpu = GpuDevice(cpu)
-    back = iree_buffers.array_of(gpu, GpuView(iree_buffers.view_of(cpu, array)))
+    back = iree_buffers.read_array(gpu, GpuView(iree_buffers.view_of(cpu, array)))
     assert gpu.copies == (1 if array.size else 0)
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
@@ -85,27 +85,27 @@ def test_array_of_uses_staging_buffer_for_unmappable_memory(cpu, array):
 
 def test_array_of_uses_declared_signedness(cpu):
     view = iree_buffers.view_of(cpu, np.array([-1, 2], np.int8))
-    assert iree_buffers.array_of(cpu, view, "uint8").tolist() == [255, 2]
-    assert iree_buffers.array_of(cpu, view).tolist() == [-1, 2]
+    assert iree_buffers.read_array(cpu, view, "uint8").tolist() == [255, 2]
+    assert iree_buffers.read_array(cpu, view).tolist() == [-1, 2]
 
 
 def test_array_of_rejects_unknown_element_type(cpu):
     view = rt.HalBufferView(iree_buffers.view_of(cpu, np.zeros(4, np.int8)).get_buffer(), [4], 0x7F000008)
     with pytest.raises(RunFailed, match="element type 0x7f000008"):
-        iree_buffers.array_of(cpu, view)
+        iree_buffers.read_array(cpu, view)
 
 
 def test_shared_view_shares_large_aligned_tensor(cpu):
     memory = np.zeros((1 << 16) + 64, np.uint8)
     begin = -memory.ctypes.data % 64
     array = memory[begin : begin + (1 << 16)].view(np.float32)
-    view = iree_buffers.shared_view_of(cpu, array)
+    view = iree_buffers.make_shared_view(cpu, array)
     array[:] = 7
-    np.testing.assert_array_equal(iree_buffers.array_of(cpu, view), array)
+    np.testing.assert_array_equal(iree_buffers.read_array(cpu, view), array)
 
 
 @pytest.mark.parametrize(
     "array", [np.zeros(4, np.float32), np.zeros((512, 512), np.float32).T, np.zeros(1 << 17, ml_dtypes.int4)]
 )
 def test_shared_view_declines_unsuitable_tensor(cpu, array):
-    assert iree_buffers.shared_view_of(cpu, array) is None
+    assert iree_buffers.make_shared_view(cpu, array) is None

@@ -8,7 +8,13 @@ import pytest
 
 from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed
-from hil.formats.iree_values import Function, choose_function, entry_points, functions_of, parse_convention
+from hil.formats.iree_values import (
+    Function,
+    choose_function,
+    list_entry_points,
+    list_module_functions,
+    parse_convention,
+)
 
 
 class FakeFunction:
@@ -32,7 +38,7 @@ class FakeModule:
 
 
 def found(**functions: tuple[str, dict[str, str]]) -> dict[str, Function]:
-    return functions_of(FakeModule(**functions))
+    return list_module_functions(FakeModule(**functions))
 
 
 def test_parse_convention_separates_tensors_from_numbers():
@@ -59,7 +65,7 @@ def test_function_signature_prefers_declaration():
     functions = found(
         **{name: ("0r_r", {"iree.abi.declaration": f"sync func @{name}(%x: tensor<2xf32>) -> (%y: i32)"})}
     )
-    assert functions[name].signature() == (
+    assert functions[name].make_signature() == (
         (TensorSpec("x", "float32", (2,)),),
         (TensorSpec("scalar:y", "int32", ()),),
     )
@@ -68,7 +74,7 @@ def test_function_signature_prefers_declaration():
 def test_choose_function_prefers_synchronous_function():
     fences = {"iree.abi.model": "coarse-fences"}
     functions = found(**{"f$async": ("0rrr_r", {}), "f": ("0r_r", {}), "g": ("0rrr_r", fences)})
-    assert entry_points(functions) == ["f"]
+    assert list_entry_points(functions) == ["f"]
     assert choose_function(functions, "").name == "f"
     assert choose_function(functions, "g").fences
     assert choose_function(functions, "f$async").convention == "0rrr_r"

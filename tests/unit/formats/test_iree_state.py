@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.agents import compile_mlir
 
-from hil.formats.iree_state import keeps_state
+from hil.formats.iree_state import has_state
 
 PLAIN = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{ {} return %y : tensor<4xf32> }}"
 WEIGHTS = PLAIN.format(
@@ -39,12 +39,12 @@ NUMBER = "util.global private mutable @n = {0} : {1}\nfunc.func @main(%y: {1}) -
 def test_state_detection_finds_written_variables(text: str, keeps: bool, tmp_path: Path):
     (tmp_path / "m.mlir").write_text(text)
     data = compile_mlir(tmp_path / "m.mlir", platform.machine(), tmp_path / "m.vmfb").path.read_bytes()
-    assert keeps_state(memoryview(data)) is keeps
+    assert has_state(memoryview(data)) is keeps
     for size in range(0, len(data), len(data) // 40):
-        keeps_state(memoryview(data[:size]))
-        keeps_state(memoryview(data[:size] + bytes(len(data) - size)))
+        has_state(memoryview(data[:size]))
+        has_state(memoryview(data[:size] + bytes(len(data) - size)))
 
 
 @pytest.mark.parametrize("data", [b"", b"IREE", b"no module", b"\xff" * 100 + b"IREE" + b"\xff" * 100])
 def test_state_detection_rejects_other_data(data: bytes):
-    assert not keeps_state(memoryview(data))
+    assert not has_state(memoryview(data))

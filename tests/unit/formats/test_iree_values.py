@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from hil.core.tensors import DTYPES, TensorSpec
 from hil.errors import LoadFailed, UsageError
-from hil.formats.iree_values import declaration, dtype_of_element, element_of, mlir_type, parse_declaration, parse_type
+from hil.formats.iree_values import (
+    format_mlir_type,
+    format_reflection,
+    get_element_dtype,
+    get_element_type,
+    parse_declaration,
+    parse_type,
+)
 
 NAMED = [name for name in DTYPES if name != "string"]
 
@@ -45,7 +52,7 @@ SPECS = st.lists(
 def test_declaration_round_trips_names_and_types(
     inputs: list[TensorSpec], outputs: list[TensorSpec], function: str
 ) -> None:
-    assert parse_declaration(declaration(function, inputs, outputs)) == (tuple(inputs), tuple(outputs))
+    assert parse_declaration(format_reflection(function, inputs, outputs)) == (tuple(inputs), tuple(outputs))
 
 
 @pytest.mark.parametrize(
@@ -64,20 +71,20 @@ def test_parse_type_rejects_unsupported_types(text: str) -> None:
 
 def test_mlir_type_rejects_string() -> None:
     with pytest.raises(UsageError, match="string"):
-        mlir_type(TensorSpec("x", "string", ()))
+        format_mlir_type(TensorSpec("x", "string", ()))
 
 
 @pytest.mark.parametrize(
     "dtype", [name for name in NAMED if name not in ("int2", "uint2", "float4_e2m1fn", "float8_e4m3", "float8_e3m4")]
 )
 def test_element_types_round_trip(dtype: str) -> None:
-    assert dtype_of_element(int(element_of(dtype)), dtype) == dtype
+    assert get_element_dtype(int(get_element_type(dtype)), dtype) == dtype
 
 
 def test_signless_element_uses_declared_dtype() -> None:
-    assert dtype_of_element(int(element_of("int8")), "uint8") == "uint8"
+    assert get_element_dtype(int(get_element_type("int8")), "uint8") == "uint8"
     with pytest.raises(LoadFailed):
-        element_of("float4_e2m1fn")
+        get_element_type("float4_e2m1fn")
 
 
 @pytest.mark.parametrize("dim", ["9" * 19, "9" * 6000, "-1", "²"])

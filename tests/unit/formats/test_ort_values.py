@@ -5,9 +5,9 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.core.tensors import Array, TensorSpec, parse_dtype
 from hil.errors import UsageError
-from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, from_ort, spec_of_node, to_ort
+from hil.formats.ort_values import ONNX_TYPES, copy_from_ort, make_node_spec, parse_type, to_ort
 
 # The last ONNX Runtime for Python 3.10 is 1.23: it reads models up to IR version 11 and has fewer dtypes.
 OLD = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
@@ -20,20 +20,20 @@ def sample(dtype: str, shape: tuple[int, ...]) -> Array:
     if dtype == "string":
         return np.array([*(f"é{i}" for i in range(count)), None], dtype=object)[:-1].reshape(shape)
     start = 1 if dtype == "float8_e8m0fnu" else -1 if dtype.startswith("int") else 0
-    return (np.arange(count) % 3 + start).astype(np.int8).astype(dtype_of(dtype)).reshape(shape)
+    return (np.arange(count) % 3 + start).astype(np.int8).astype(parse_dtype(dtype)).reshape(shape)
 
 
 @pytest.mark.parametrize("dtype", KNOWN)
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 3), (5,)])
 def test_ort_values_round_trip_every_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     array = sample(dtype, shape)
-    again = from_ort(to_ort(array), dtype)
+    again = copy_from_ort(to_ort(array), dtype)
     assert again.dtype == array.dtype and again.shape == shape and again.tolist() == array.tolist()
 
 
 def test_to_ort_accepts_transposed_array() -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4).T
-    assert (from_ort(to_ort(array), "float32") == array).all()
+    assert (copy_from_ort(to_ort(array), "float32") == array).all()
 
 
 @pytest.mark.skipif(OLD, reason="this ONNX Runtime is too old for opset 25")
@@ -47,10 +47,10 @@ def test_session_reads_values_of_narrow_dtypes(dtype: str) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=12)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert spec_of_node(session.get_inputs()[0]) == TensorSpec("x", dtype, (5,))
+    assert make_node_spec(session.get_inputs()[0]) == TensorSpec("x", dtype, (5,))
     array = sample(dtype, (5,))
     (value,) = session.run_with_ort_values(None, {"x": to_ort(array)})
-    assert from_ort(value, "float32").tolist() == array.astype(np.float32).tolist()
+    assert copy_from_ort(value, "float32").tolist() == array.astype(np.float32).tolist()
 
 
 def test_to_ort_rejects_complex() -> None:
@@ -72,4 +72,4 @@ def test_to_ort_rejects_complex() -> None:
     ],
 )
 def test_dtype_of_type_parses_onnx_type_names(text: str, name: str | None) -> None:
-    assert dtype_of_type(text) == name
+    assert parse_type(text) == name

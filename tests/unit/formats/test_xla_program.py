@@ -28,7 +28,7 @@ def test_xla_signature_round_trips_text():
 def test_xla_variables_become_inputs_unless_stored_with_program():
     assert [spec.name for spec in SIGNATURE.inputs(variables=False)] == ["x"]
     assert [spec.name for spec in SIGNATURE.inputs(variables=True)] == ["x", "scope/kernel", "fixed"]
-    assert [spec.name for spec in SIGNATURE.results()] == ["loss", "variable scope/kernel"]
+    assert [spec.name for spec in SIGNATURE.list_results()] == ["loss", "variable scope/kernel"]
 
 
 def test_xla_values_splits_file_into_variables():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import DecodeError
 
-from hil.core.varint import varint
+from hil.core.varint import encode_varint
 from hil.protocol import bounded_message
 from hil.protocol.bounded_message import MAX_FIELDS, parse_message
 from hil.protocol.v1 import agent_pb2 as pb
@@ -18,7 +18,7 @@ LARGE = 16 << 20
 def inside(*numbers: int, content: bytes) -> bytes:
     """Wrap content in nested messages, given the field numbers."""
     for number in reversed(numbers):
-        content = varint(number << 3 | 2) + varint(len(content)) + content
+        content = encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
     return content
 
 

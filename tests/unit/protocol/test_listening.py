@@ -13,7 +13,14 @@ import grpc
 import pytest
 
 from hil.errors import UsageError
-from hil.protocol.listening import check_listen, check_tls_files, check_token_way, host_port, is_served, listen_on
+from hil.protocol.listening import (
+    check_listen,
+    check_tls_files,
+    check_token_transport,
+    is_served,
+    listen_on,
+    parse_host_port,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,13 +28,13 @@ from hil.protocol.listening import check_listen, check_tls_files, check_token_wa
     [("127.0.0.1:0", ("127.0.0.1", 0)), ("localhost:65535", ("localhost", 65535)), ("[::1]:7070", ("::1", 7070))],
 )
 def test_host_port_splits_address(text, found):
-    assert host_port(text) == found
+    assert parse_host_port(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "localhost", "localhost:", "localhost:x", "h:-1", "h:٣", "h:65536", "h:80000"])
 def test_host_port_rejects_address_without_port(text):
     with pytest.raises(UsageError, match="invalid listen address"):
-        host_port(text)
+        parse_host_port(text)
     with pytest.raises(UsageError):
         check_listen(text, protected=True, needs="", hint="")
 
@@ -64,15 +71,15 @@ LOCAL = ["unix:/a.sock", "localhost:7070", "127.0.0.1:7070", "127.9.9.9:7070", "
 
 @pytest.mark.parametrize("address", REMOTE)
 def test_token_to_remote_address_requires_encryption(address):
-    check_token_way(address, encrypted=True, hint="")
+    check_token_transport(address, encrypted=True, hint="")
     with pytest.raises(UsageError, match="without TLS") as caught:
-        check_token_way(address, encrypted=False, hint="ca = ...")
+        check_token_transport(address, encrypted=False, hint="ca = ...")
     assert caught.value.hint == "ca = ..."
 
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_token_to_local_address_needs_only_plain_connection(address):
-    check_token_way(address, encrypted=False, hint="")
+    check_token_transport(address, encrypted=False, hint="")
 
 
 @pytest.mark.parametrize(

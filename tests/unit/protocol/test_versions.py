@@ -28,7 +28,7 @@ def test_check_agent_limits_length_of_reported_release() -> None:
 
 
 def test_check_farm_caller_accepts_current_metadata() -> None:
-    key, value = versions.farm_metadata()
+    key, value = versions.make_farm_metadata()
     assert key == versions.FARM_KEY
     versions.check_farm_caller(value)
 

@@ -25,8 +25,8 @@ specs = st.builds(
 
 @given(specs)
 def test_tensor_spec_survives_message_round_trip(spec):
-    sent = pb.TensorSpec.FromString(wire.spec_to_message(spec).SerializeToString())
-    assert wire.spec_from_message(sent) == spec
+    sent = pb.TensorSpec.FromString(wire.encode_spec(spec).SerializeToString())
+    assert wire.decode_spec(sent) == spec
 
 
 uints = st.integers(0, 2**32 - 1)
@@ -47,21 +47,21 @@ plans = st.builds(
 
 @given(plans)
 def test_steps_plan_survives_message_round_trip(plan):
-    sent = pb.Steps.FromString(wire_steps.steps_to_message(plan).SerializeToString())
-    assert wire_steps.steps_from_message(sent) == plan
+    sent = pb.Steps.FromString(wire_steps.encode_steps(plan).SerializeToString())
+    assert wire_steps.decode_steps(sent) == plan
 
 
 @pytest.mark.parametrize("rule", ["", "TOKENS", "tokens ", "x" * 1000])
 def test_steps_from_message_rejects_unknown_rule(rule):
     with pytest.raises(UsageError, match="invalid steps") as caught:
-        wire_steps.steps_from_message(pb.Steps(rules=[pb.InputRule(input=0, rule=rule)]))
+        wire_steps.decode_steps(pb.Steps(rules=[pb.InputRule(input=0, rule=rule)]))
     assert len(caught.value.message) < 2000
 
 
 @given(st.integers(0, 3 * wire.CHUNK + 7))
 def test_data_messages_match_protobuf_encoding(size):
     data = memoryview(np.arange(size, dtype=np.uint8).data if size else b"")
-    pieces = list(map(grpc_calls.encode, wire.pieces(data)))
+    pieces = list(map(grpc_calls.encode, wire.split_pieces(data)))
     assert b"".join(pb.PutRequest.FromString(piece).data for piece in pieces) == bytes(data)
     for piece in pieces[:1] + pieces[-1:]:
         assert piece == pb.PutRequest(data=pb.PutRequest.FromString(piece).data).SerializeToString()
@@ -88,7 +88,7 @@ def test_decoder_accepts_data_with_any_length_header(payload):
     decode = partial(grpc_calls.decode, pb.GetReply)
     for encoded in (
         pb.GetReply(data=payload).SerializeToString(),
-        *map(grpc_calls.encode, wire.pieces(memoryview(payload))),
+        *map(grpc_calls.encode, wire.split_pieces(memoryview(payload))),
     ):
         assert bytes(decode(encoded)) == payload
 
@@ -97,6 +97,6 @@ def test_decoder_accepts_data_with_any_length_header(payload):
 def test_tensor_message_inlines_or_streams_by_size(size):
     array = np.arange(size, dtype=np.float32)
     data = to_bytes(array)
-    message, streamed = wire.tensor_to_message("x", "float32", array.shape, data)
+    message, streamed = wire.encode_tensor("x", "float32", array.shape, data)
     assert streamed == (data.nbytes > wire.INLINE_MAX)
-    np.testing.assert_array_equal(wire.tensor_from_message(message, data if streamed else None), array)
+    np.testing.assert_array_equal(wire.decode_tensor(message, data if streamed else None), array)

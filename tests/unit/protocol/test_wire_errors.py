@@ -52,7 +52,7 @@ class Failing(BoardService):
 
     def __init__(self) -> None:
         self.error: Exception = errors.BoardLost()
-        self._sessions = SimpleNamespace(check=lambda token: None, of_call=lambda context: None)
+        self._sessions = SimpleNamespace(check=lambda token: None, find_session=lambda context: None)
 
     def Describe(self, request, context):  # noqa: N802 - the protocol's name
         raise self.error
@@ -84,10 +84,10 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
         submit = ask = do = follow = lease = dial = fail
 
     class Everybody:
-        async def bearer(self, context: object) -> Principal:
+        async def authenticate(self, context: object) -> Principal:
             return Principal("anna", Role.ADMIN)
 
-        async def refused(self, *_: object) -> None:
+        async def record_refusal(self, *_: object) -> None:
             pass
 
     servicer, there = Servicer(), threading.Event()
@@ -96,7 +96,7 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
     async def serve() -> None:
         address.loop, address.over = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(options=grpc_calls.GRPC_OPTIONS)
-        server.add_generic_rpc_handlers([HandlerFactory(Everybody(), Metrics()).handlers("Farm", servicer)])
+        server.add_generic_rpc_handlers([HandlerFactory(Everybody(), Metrics()).make_handlers("Farm", servicer)])
         address.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         there.set()
@@ -113,8 +113,8 @@ def gateway() -> Iterator[tuple[Any, FarmClient]]:
 
 
 def told(client: AgentClient, stage: str = "run") -> errors.HilError:
-    with pytest.raises(errors.HilError) as caught, client._seam(stage):
-        client._answered("Describe", pb.DescribeRequest(), 60)
+    with pytest.raises(errors.HilError) as caught, client._translate_errors(stage):
+        client._call_unary("Describe", pb.DescribeRequest(), 60)
     return caught.value
 
 
@@ -185,10 +185,10 @@ def test_truncated_error_arrives_if_full_text_unavailable(agent, monkeypatch):
 def test_error_store_retains_last_long_errors():
     kept = wire_errors.KeptErrors()
     names = [kept.keep(b"%d" % number) for number in range(6)]
-    assert ["".join(kept.pieces(name)) for name in names] == ["", "", "2", "3", "4", "5"]
-    assert not [*kept.pieces(""), *kept.pieces("é\udcff")]
+    assert ["".join(kept.iter_pieces(name)) for name in names] == ["", "", "2", "3", "4", "5"]
+    assert not [*kept.iter_pieces(""), *kept.iter_pieces("é\udcff")]
     wide = "\U0001f600" * 100_000
-    assert "".join(kept.pieces(kept.keep(wide.encode()))) == wide
+    assert "".join(kept.iter_pieces(kept.keep(wide.encode()))) == wide
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_agent_usage_error_becomes_stage_error(agent, stage, kind):
     "kind", ["", "HilError", "Exception", "SystemExit", "ClassVar", "Any", "annotations", "__builtins__", "NoSuch"]
 )
 def test_unknown_error_kind_becomes_board_error(kind):
-    assert type(wire_errors.from_parts(kind, "x")) is errors.BoardError
+    assert type(wire_errors.make_error(kind, "x")) is errors.BoardError
 
 
 class _Call(grpc.RpcError, grpc.Call):
@@ -233,22 +233,22 @@ GARBAGE = (b"\xff\xff\xff", "text", b"\x0a\x02\xff\xfe")
     "metadata", [None, (), (("other", "x"),), *(((wire_errors.ERROR_KEY, value),) for value in GARBAGE)]
 )
 def test_typed_error_ignores_invalid_metadata(metadata):
-    assert grpc_calls.typed_error(_Call(metadata)) is None
-    assert grpc_calls.typed_error(grpc.RpcError()) is None
+    assert grpc_calls.decode_error(_Call(metadata)) is None
+    assert grpc_calls.decode_error(grpc.RpcError()) is None
 
 
 @pytest.mark.parametrize("kind", ["BoardLost", "BoardBusy", "HilError", "SessionEnded", "ReferenceFailed", "Any"])
 def test_worker_cannot_report_board_errors(kind):
-    came = wire_errors.from_parts(kind, "x", among=wire_errors.WORKER_KINDS, otherwise=errors.LoadFailed)
+    came = wire_errors.make_error(kind, "x", among=wire_errors.WORKER_KINDS, otherwise=errors.LoadFailed)
     assert type(came) is errors.LoadFailed
 
 
 def test_error_code_crosses_the_wire():
     sent = wire_errors.to_message(errors.RunCrashed("it died", code=errors.ErrorCode.ILLEGAL_INSTRUCTION))
-    received = wire_errors.from_bytes(sent.SerializeToString())
+    received = wire_errors.decode_error(sent.SerializeToString())
     assert received is not None and received.code is errors.ErrorCode.ILLEGAL_INSTRUCTION
 
 
 def test_unknown_error_code_is_ignored():
-    received = wire_errors.from_bytes(pb.Error(kind="RunCrashed", message="m", code="new").SerializeToString())
+    received = wire_errors.decode_error(pb.Error(kind="RunCrashed", message="m", code="new").SerializeToString())
     assert received is not None and received.code is errors.ErrorCode.NONE

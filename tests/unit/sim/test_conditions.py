@@ -20,7 +20,7 @@ def test_throttle_slows_runs_and_changes_readings_of_agent(tmp_path, monkeypatch
     worker, agent = (SimConditions([parse("throttle:after=1,lasts=2,factor=3")], tmp_path) for _ in range(2))
     now = time.time()
     assert read(agent)["thermal_zone0 (simulated)"] == 45
-    assert worker.next_factor() == 1
+    assert worker.compute_next_factor() == 1
     start = (tmp_path / "throttle.first-run").stat().st_mtime
     assert start >= now - 1
     shown = []
@@ -28,7 +28,7 @@ def test_throttle_slows_runs_and_changes_readings_of_agent(tmp_path, monkeypatch
         monkeypatch.setattr(time, "time", lambda elapsed=elapsed: start + elapsed)
         found = read(agent)
         names = ("cpu0 highest frequency", "thermal_zone0 (simulated)", "throttle events")
-        shown.append((worker.next_factor(), *(round(found[name]) for name in names)))
+        shown.append((worker.compute_next_factor(), *(round(found[name]) for name in names)))
     assert shown == [(1, 1800, 60, 0), (3, 600, 85, 1), (1, 1800, 69, 1), (1, 1800, 45, 1)]
 
 
@@ -37,14 +37,14 @@ def test_load_adds_to_busy_cores(tmp_path, cores, shown):
     conditions = SimConditions([parse(f"load:cores={cores}")], tmp_path)
     busy = [pb.Reading(name="cpu0 busy", value=10), pb.Reading(name="cpu1 busy", value=20)]
     assert list(read(conditions, *busy).values()) == shown
-    factors = [conditions.next_factor() for _ in range(200)]
+    factors = [conditions.compute_next_factor() for _ in range(200)]
     assert 60 < factors.count(1.5) < 140 and set(factors) == {1, 1.5}
 
 
 def test_noise_extends_runs_at_random_and_repeatably(tmp_path):
     first, second = (SimConditions([parse("noise:share=0.1,seed=3")], tmp_path) for _ in range(2))
-    factors = [first.next_factor() for _ in range(500)]
-    assert factors == [second.next_factor() for _ in range(500)]
+    factors = [first.compute_next_factor() for _ in range(500)]
+    assert factors == [second.compute_next_factor() for _ in range(500)]
     assert min(factors) >= 1
     assert 0.06 < sum(factors) / len(factors) - 1 < 0.1
     assert len(set(itertools.islice(factors, 10))) == 10

@@ -4,7 +4,7 @@ import pytest
 
 from hil.errors import UsageError
 from hil.sim import faults
-from hil.sim.faults import Charges, affects, parse
+from hil.sim.faults import Charges, is_affecting, parse
 
 
 def test_parse_fault_fills_in_defaults():
@@ -107,7 +107,7 @@ def test_charges_limit_how_often_a_fault_fires(tmp_path):
 
 def test_needs_limits_a_fault_to_programs_with_a_text(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"\x0a conv2 \x00")
-    affected = [affects(parse(f"crash:needs={text}"), tmp_path / "model.onnx") for text in ("conv2", "conv3", "")]
+    affected = [is_affecting(parse(f"crash:needs={text}"), tmp_path / "model.onnx") for text in ("conv2", "conv3", "")]
     assert affected == [True, False, True]
 
 

@@ -31,7 +31,7 @@ def test_sim_program_run_lasts_at_least_the_pace(pace_s, works_s, monkeypatch):
     # A separate clock: threads left by other tests sleep with the module's clock.
     clock = SimpleNamespace(perf_counter_ns=time.perf_counter_ns, sleep=slept.append)
     monkeypatch.setattr("hil.sim.runtime.time", clock)
-    runtime: Any = SimpleNamespace(trigger_at=lambda *at: None, next_factor=lambda: 1.0)
+    runtime: Any = SimpleNamespace(trigger_at=lambda *at: None, compute_next_factor=lambda: 1.0)
     faults = [parse(f"pace:seconds={pace_s}")]
     start = time.perf_counter()
     SimProgram(runtime, SimpleNamespace(function="main", inputs=(), outputs=(), run=work), faults).run()

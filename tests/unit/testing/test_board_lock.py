@@ -52,7 +52,7 @@ def test_board_locks_assign_each_board_to_single_holder(tmp_path):
     end(other)
     turns.end("b")
     assert turns.take(["a", "b"]) == "a"
-    assert not turns.wanted()
+    assert not turns.is_wanted()
 
 
 def test_board_lock_ends_with_killed_process(tmp_path):
@@ -66,9 +66,9 @@ def test_board_locks_forget_killed_waiter(tmp_path):
     turns = BoardLocks(tmp_path, ["a"])
     turns.take(["a"])
     first = holder(tmp_path, "a")
-    eventually(turns.wanted)
+    eventually(turns.is_wanted)
     end(first, kill=True)
-    assert not turns.wanted()
+    assert not turns.is_wanted()
     assert tickets(tmp_path) == []
 
 

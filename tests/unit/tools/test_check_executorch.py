@@ -14,8 +14,8 @@ from tools.check_executorch import (
     SAME,
     STRICTER,
     compare_outcomes,
-    records_of,
-    stock_name,
+    make_stock_name,
+    read_records,
 )
 
 SHARED = {"delegation": {"delegated": {"aten.add.Tensor": 2}, "undelegated": {"aten.sin.default": 1}}}
@@ -66,9 +66,9 @@ def test_compare_outcomes_requires_equal_delegation(delegated, undelegated, kind
 
 def test_records_of_requires_matching_suite_and_flow(tmp_path):
     run = suite_run(tmp_path / "run", [case("add_a"), case("sub_a")], suite="operators", flow="xnnpack")
-    assert [record.id for record in records_of(run, "operators", "xnnpack", ("add*",))] == ["add_a"]
+    assert [record.id for record in read_records(run, "operators", "xnnpack", ("add*",))] == ["add_a"]
     with pytest.raises(UsageError, match="expected a run of models with xnnpack, got operators with xnnpack"):
-        records_of(run, "models", "xnnpack", ())
+        read_records(run, "models", "xnnpack", ())
 
 
 @pytest.mark.parametrize("outcome", ["IMPORT_ERROR", "COMPILE_ERROR"])
@@ -100,4 +100,4 @@ def test_outcomes_cover_every_tester_result():
     ],
 )
 def test_stock_name_converts_flow_name(flow, name):
-    assert stock_name(flow) == name
+    assert make_stock_name(flow) == name

@@ -39,7 +39,7 @@ def test_netem_parse_rejects_invalid_settings(words: str) -> None:
 def test_netem_delays_packets_in_order(gaps: list[float], delay: float, share: float) -> None:
     way = Way(Netem(delay_s=delay, jitter_s=delay * share), to=-1)
     times = list(itertools.accumulate(gaps))
-    due = [way.due(1500, now) for now in times]
+    due = [way.schedule_frame(1500, now) for now in times]
     assert due == sorted(due)
     least, most = delay * (1 - share), delay * (1 + share)
     for number, (now, then) in enumerate(zip(times, due, strict=True)):
@@ -49,20 +49,20 @@ def test_netem_delays_packets_in_order(gaps: list[float], delay: float, share: f
 
 def test_netem_rate_spaces_packets() -> None:
     way = Way(Netem(rate_bps=12_000), to=-1)
-    assert [way.due(1500, 5.0) for _ in range(3)] == [6.0, 7.0, 8.0]
-    assert way.due(1500, 100.0) == 101.0
+    assert [way.schedule_frame(1500, 5.0) for _ in range(3)] == [6.0, 7.0, 8.0]
+    assert way.schedule_frame(1500, 100.0) == 101.0
 
 
 def test_netem_full_queue_drops_packets() -> None:
     way = Way(Netem(delay_s=1.0), to=-1)
-    assert way.due(1500, 0.0) is not None
+    assert way.schedule_frame(1500, 0.0) is not None
     way.held = 1000
-    assert way.due(1500, 0.0) is None
+    assert way.schedule_frame(1500, 0.0) is None
 
 
 def test_netem_drops_requested_share_of_packets() -> None:
     way = Way(Netem(loss=0.25), to=-1)
-    lost = sum(way.due(1500, 0.0) is None for _ in range(20_000))
+    lost = sum(way.schedule_frame(1500, 0.0) is None for _ in range(20_000))
     # Ten standard deviations.
     assert abs(lost - 5000) < 620
-    assert Way(Netem(loss=1.0), to=-1).due(1500, 0.0) is None
+    assert Way(Netem(loss=1.0), to=-1).schedule_frame(1500, 0.0) is None

@@ -81,7 +81,7 @@ def test_bare_environment_hides_settings_but_keeps_pip_config(tmp_path: Path):
     config.parent.mkdir(parents=True)
     config.touch()
     outer = {"HOME": str(tmp_path), "PATH": "/bin", "HIL_BOARD": "rpi5", "PYTHONPATH": "x", "VIRTUAL_ENV": "y"}
-    bare = release.bare_environment(outer, tmp_path / "home")
+    bare = release.make_bare_environment(outer, tmp_path / "home")
     assert bare == {"HOME": str(tmp_path / "home"), "PATH": "/bin", "PIP_CONFIG_FILE": str(config)}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hil.errors import UsageError
-from tools.virtual_board.rootfs import cached, root_filesystem
+from tools.virtual_board.rootfs import get_cached, get_root_filesystem
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_rootfs_cache_shares_build_of_concurrent_calls() -> None:
         time.sleep(0.2)
         (folder / "file").write_text("whole")
 
-    threads = [threading.Thread(target=lambda: found.append(cached("thing", "recipe", build))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(get_cached("thing", "recipe", build))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -38,7 +38,7 @@ def test_rootfs_cache_shares_build_of_concurrent_calls() -> None:
 
 
 def test_rootfs_cache_separates_recipes() -> None:
-    assert cached("thing", "one", lambda _: None) != cached("thing", "two", lambda _: None)
+    assert get_cached("thing", "one", lambda _: None) != get_cached("thing", "two", lambda _: None)
 
 
 def test_rootfs_cache_rebuilds_after_failure() -> None:
@@ -47,11 +47,11 @@ def test_rootfs_cache_rebuilds_after_failure() -> None:
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network"):
-        cached("thing", "recipe", fail)
-    assert list(cached("thing", "recipe", lambda folder: (folder / "file").touch()).iterdir()) != []
-    assert not (cached("thing", "recipe", fail) / "half").exists()
+        get_cached("thing", "recipe", fail)
+    assert list(get_cached("thing", "recipe", lambda folder: (folder / "file").touch()).iterdir()) != []
+    assert not (get_cached("thing", "recipe", fail) / "half").exists()
 
 
 def test_rootfs_rejects_unknown_architecture() -> None:
     with pytest.raises(UsageError, match="riscv64"):
-        root_filesystem("riscv64")
+        get_root_filesystem("riscv64")

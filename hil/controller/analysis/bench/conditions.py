@@ -35,7 +35,7 @@ def prepare_boards(sides: Sequence[BenchSide]) -> None:
             raise
         except HilError as error:
             for side in group:
-                side.case = side.case.ended(error, Stage.RUN)
+                side.case = side.case.with_error(error, Stage.RUN)
             raise
 
 

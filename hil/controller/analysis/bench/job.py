@@ -13,39 +13,39 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.analysis.bench.conditions import prepare_boards, settle_boards, watch_conditions
-from hil.controller.analysis.bench.measure import LEAST_ROUNDS, BenchSide, measure
-from hil.controller.analysis.bench.prompts import group_sides, per_prompt
+from hil.controller.analysis.bench.measure import MIN_ROUNDS, BenchSide, measure
+from hil.controller.analysis.bench.prompts import group_sides, split_prompts
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import (
     keep_program,
     record_bench,
+    restore_last_side,
     sample_file,
-    stored_case,
     write_google,
 )
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import knows_target, with_target
-from hil.controller.models.sizing.dimensions import sizes_of_models
+from hil.controller.devices.board_choice import fill_target, knows_target
+from hil.controller.models.sizing.dimensions import choose_model_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder, record_board
-from hil.controller.pipeline.records.restored import board_of_stored, copy_board_options
+from hil.controller.pipeline.records.restored import copy_board_options, restore_board
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import for_model, refuse_functions
-from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, checked, kind_of_count
-from hil.controller.pipeline.stages import STAGES, choice_of
+from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
+from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, check_value, make_count_kind
+from hil.controller.pipeline.stages import STAGES, choose_board
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.bench import BenchProgram, BenchRecord, SideLabel
-from hil.controller.storage.origin import typed_command
+from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
-from hil.controller.storage.runs import Run, RunStore, is_sealed, safe_name, write_json
-from hil.controller.storage.screen.texts import seconds
+from hil.controller.storage.runs import Run, RunStore, is_sealed, make_safe_name, write_json
+from hil.controller.storage.screen.texts import format_seconds
 from hil.core.results import Outcome, Stage
-from hil.core.text import jsonable, numbered
+from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError
 
-_COPIES_MOST = 32
+_MAX_COPIES = 32
 # Range of --sustained. A longer measurement would need too much memory.
 _SUSTAINED_LEAST_S, _SUSTAINED_MOST_S = 1, 24 * 3600
 
@@ -77,24 +77,24 @@ def _check_settings(bench: BenchJob) -> None:
         raise UsageError("--against requires a single MODEL, got 2", hint="remove --against or one MODEL")
     for option, count, least in (("--iterations", bench.iterations, 1), ("--warmup", bench.warmup, 0)):
         if count is not None:
-            checked(option, count, kind_of_count(least, MAX_RUNS))
-    if two and bench.iterations is not None and bench.iterations < 2 * LEAST_ROUNDS:
+            check_value(option, count, make_count_kind(least, MAX_RUNS))
+    if two and bench.iterations is not None and bench.iterations < 2 * MIN_ROUNDS:
         raise UsageError(
-            f"invalid --iterations {bench.iterations}: a comparison requires at least {2 * LEAST_ROUNDS} per model"
+            f"invalid --iterations {bench.iterations}: a comparison requires at least {2 * MIN_ROUNDS} per model"
         )
     if not bench.min_time_s > 0:
         raise UsageError(f"invalid --min-time {bench.min_time_s:g}: expected more than 0 seconds")
     if bench.sustained_s is not None:
         _check_sustained(bench, bench.sustained_s, two=two)
     if bench.settle_s is not None:
-        checked("--settle", bench.settle_s, SECONDS)
+        check_value("--settle", bench.settle_s, SECONDS)
     if (out := bench.benchmark_out) is not None:
         with contextlib.suppress(OSError):
             out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir() or not os.access(out.parent, os.W_OK):
             raise UsageError(f"cannot write --benchmark-out {out}", hint="choose a different file")
-    if not 1 <= bench.concurrency <= _COPIES_MOST:
-        raise UsageError(f"invalid --concurrency {bench.concurrency}: expected 1 to {_COPIES_MOST}")
+    if not 1 <= bench.concurrency <= _MAX_COPIES:
+        raise UsageError(f"invalid --concurrency {bench.concurrency}: expected 1 to {_MAX_COPIES}")
     if two and bench.concurrency > 1:
         raise UsageError(
             "--concurrency supports only a single program", hint="remove --concurrency to compare two programs"
@@ -144,11 +144,11 @@ class _BenchRun:
         base = self.store.open(self.bench.against) if self.bench.against else None
         # Report usage errors before anything is stored.
         self._import_cases(base)
-        self.choices = [choice_of(job) for job in self.jobs]
+        self.choices = [choose_board(job) for job in self.jobs]
         run = self.store.create(
-            f"bench-{self.cases[-1].name}", jsonable(asdict(self.jobs[-1])), command=typed_command()
+            f"bench-{self.cases[-1].name}", convert_to_json(asdict(self.jobs[-1])), command=get_typed_command()
         )
-        self.cases = [replace(case, folder=run.case_folder(case.name)) for case in self.cases]
+        self.cases = [replace(case, folder=run.make_case_folder(case.name)) for case in self.cases]
         self.recorder = Recorder(run, [case.name for case in self.cases], self.cases)
         sink = ProgressSink(self._report_stage, self.recorder.keep, self.recorder.write)
         self.runner = replace(self.runner, sink=sink)
@@ -175,14 +175,14 @@ class _BenchRun:
 
     def _import_cases(self, base: Run | None) -> None:
         models, job = self.bench.job.models, self.bench.job
-        names = [safe_name(path.stem) for path in models]
+        names = [make_safe_name(path.stem) for path in models]
         if base is not None:
-            stored, case = stored_case(base)
+            stored, case = restore_last_side(base)
             is_own = is_sealed(base.folder, base.record.request)
             if not is_own:  # the record may be from another user, and must not run code
                 refuse_functions(stored)
             is_moved = not models and bool(job.board or job.hw_type)
-            stored = board_of_stored(stored, job, own=is_own and not is_moved)
+            stored = restore_board(stored, job, own=is_own and not is_moved)
             if not (job.board or job.hw_type):  # faults are never copied from the stored job
                 job = copy_board_options(job, stored)
             # Count both programs, or none.
@@ -190,17 +190,19 @@ class _BenchRun:
             case = replace(case, options=replace(case.options, instructions=job.instructions))
             self.labels.append("A")
             self.jobs.append(stored)
-            name = safe_name(case.path.stem)
+            name = make_safe_name(case.path.stem)
             self.cases.append(replace(case, name=f"A-{name}" if models else name))
             names = [f"B-{name}" for name in names]
         elif len(models) == 2:
             names = [f"{label}-{name}" for label, name in zip("AB", names, strict=True)]
         several = len(models) > 1
-        dims = sizes_of_models(models, job.dims, self.runner.context, job.function) if several else [job.dims]
+        dims = choose_model_sizes(models, job.dims, self.runner.context, job.function) if several else [job.dims]
         labels: tuple[SideLabel, ...] = ("A", "B") if base is None else ("B",)
         for label, name, path, own in zip(labels, names, models, dims, strict=False):
-            prompts = per_prompt(replace(for_model(job.options(), path), dims=own))
-            case_names = numbered([safe_name(f"{name}-{one.prompt}") if one.prompt else name for one in prompts])
+            prompts = split_prompts(replace(apply_model_settings(job.make_options(), path), dims=own))
+            case_names = make_names_unique(
+                [make_safe_name(f"{name}-{one.prompt}") if one.prompt else name for one in prompts]
+            )
             for options, case_name in zip(prompts, case_names, strict=True):
                 self.labels.append(label)
                 self.jobs.append(job)
@@ -223,7 +225,7 @@ class _BenchRun:
             # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
                 board = self._open_session(pool, number).board
-                config, target = with_target(board.config, runtime, board.info["machine"])
+                config, target = fill_target(board.config, runtime, board.info["machine"])
                 self.screen.note(f"compiling for {target or board.target or board.name}")
             case = self.runner.compile(case, config)
             if not case.outcome:
@@ -239,7 +241,7 @@ class _BenchRun:
             if _is_measurable(case) and case.decoder is None:
                 self.programs[case.name] = keep_program(run, case)
         except BoardError as error:
-            case = case.ended(error, Stage.PUSH)
+            case = case.with_error(error, Stage.PUSH)
         finally:
             self.screen.end(case.name)
             self.cases[number] = case
@@ -271,7 +273,7 @@ class _BenchRun:
         write_json(run.folder / "bench.json", self._record_bench(run, finished=False).to_json())
         order = random.Random(secrets.randbits(64))
         groups = group_sides(self.sides)
-        prompts = numbered([safe_name(sides[0].case.options.prompt) for sides in groups])
+        prompts = make_names_unique([make_safe_name(sides[0].case.options.prompt) for sides in groups])
         for sides, prompt in zip(groups, prompts, strict=True):
             is_generation = sides[0].case.decoder is not None
             self._measure_group(run, sides, order, f"samples-{prompt}.csv" if is_generation else "samples.csv")
@@ -282,7 +284,7 @@ class _BenchRun:
 
         def keep(side: BenchSide, batch: Batch, share: float) -> None:
             append(batch)
-            typical = seconds(float(np.median(batch.duration_ns)) / 1e9)
+            typical = format_seconds(float(np.median(batch.duration_ns)) / 1e9)
             self.screen.stage(title, round(100 * share), f"measuring {side.label}: {typical}")
 
         self.screen.begin(title, 100)

@@ -29,10 +29,10 @@ from hil.controller.analysis.bench.sustained import (
     thin_batch,
 )
 from hil.controller.devices.board import Board, LoadedProgram
-from hil.controller.devices.health import changed
+from hil.controller.devices.health import list_changes
 from hil.controller.devices.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import check_generation, steps_arguments
+from hil.controller.pipeline.generation import check_generation, make_steps_arguments
 from hil.controller.pipeline.repeated import load_arguments
 from hil.controller.records.bench import SpeedComparison
 from hil.controller.records.conditions import Conditions, Settling
@@ -45,28 +45,28 @@ from hil.errors import HilError, RunFailed, UsageError
 
 # Number of rounds in a comparison. Fewer rounds make the interval wide, more rounds cost loading time.
 ROUNDS = 20
-LEAST_ROUNDS = 10
+MIN_ROUNDS = 10
 # Number of batches for a side that is measured separately. A killed bench loses at most the current batch.
 _BATCHES = 20
 # Minimum number of batches, however long they take.
-_BATCHES_LEAST = 5
+_MIN_BATCHES = 5
 # Maximum batch length, for responsive Ctrl-C and progress, and for regular checks of the board's clock.
-_BATCH_MOST_S = 0.5
+_MAX_BATCH_SECONDS = 0.5
 # Minimum number of batches of a sustained measurement.
 _SUSTAINED_BATCHES = 40
 # A sustained measurement takes at most this many times as long by the host's clock.
 _STOPPED_CLOCK = 2
 # Turns are short, so that other load on the machine affects both sides equally.
-_TURN_S = 0.02
+_TURN_SECONDS = 0.02
 # If the ratio is not yet known to within the smallest effect, a comparison may take this many times as long.
 _LONGER = 3
-_ITERATIONS_MOST = 100_000
-_LEAST_ITERATIONS = 10
+_MAX_ITERATIONS = 100_000
+_MIN_ITERATIONS = 10
 # The first iterations after a load execute more instructions.
 _COUNTING_WARMUP = 5
-_WARMUP_S = 0.05
+_WARMUP_SECONDS = 0.05
 _CALIBRATION_NS = 20_000_000
-_CALIBRATION_MOST_NS = 1_000_000_000
+_MAX_CALIBRATION_NS = 1_000_000_000
 _CALIBRATIONS = 4
 # A batch starts with a tenth as many untimed iterations.
 _REWARM = 10
@@ -137,7 +137,7 @@ def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
         total = _count_iterations(bench, each_s)
         # Concurrent copies start some milliseconds apart, so use maximum-length batches.
         least = _BATCHES if len(meters) == 1 else 1
-        sizes = _split_evenly(total, min(max(least, _count_batches(total, each_s, _BATCH_MOST_S)), total))
+        sizes = _split_evenly(total, min(max(least, _count_batches(total, each_s, _MAX_BATCH_SECONDS)), total))
         for meter in meters:
             meter.warm()
         pool = stack.enter_context(ThreadPoolExecutor(len(meters), thread_name_prefix="bench"))
@@ -147,7 +147,7 @@ def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
                 keep(side, batch, number / len(sizes))
             # The planned counts assume undisturbed iterations. On a busy machine these take longer.
             spent_ns = sum(int(batch.duration_ns.sum()) for batch in side.batches) / len(meters)
-            if bench.iterations is None and number >= _BATCHES_LEAST and spent_ns >= bench.min_time_s * 1e9:
+            if bench.iterations is None and number >= _MIN_BATCHES and spent_ns >= bench.min_time_s * 1e9:
                 break
 
 
@@ -156,18 +156,18 @@ def _measure_sustained(side: BenchSide, bench: BenchJob, sustained_s: float, kee
     with _Meter(side) as meter:
         each_s = meter.calibrate(bench)
         stride = find_stride(sustained_s, each_s)
-        batch_s = min(_BATCH_MOST_S, sustained_s / _SUSTAINED_BATCHES)
+        batch_s = min(_MAX_BATCH_SECONDS, sustained_s / _SUSTAINED_BATCHES)
         meter.warm()
-        begun, elapsed_s = clock.now_ns(), 0.0
+        begun, elapsed_s = clock.get_time_ns(), 0.0
         while elapsed_s < sustained_s:
-            size = min(max(round(min(batch_s, sustained_s - elapsed_s) / each_s), 1), _ITERATIONS_MOST)
+            size = min(max(round(min(batch_s, sustained_s - elapsed_s) / each_s), 1), _MAX_ITERATIONS)
             before = side.board.info
-            batch = meter.batch(size)
-            summary, thinned = summarise_batch(batch, changed(before, side.board.info)), thin_batch(batch, stride)
+            batch = meter.measure_batch(size)
+            summary, thinned = summarise_batch(batch, list_changes(before, side.board.info)), thin_batch(batch, stride)
             side.summaries.append(summary)
             side.batches.append(thinned)
             # If the board's clock stops, the host's clock ends the measurement.
-            elapsed_s = max(measure_elapsed(side.summaries), (clock.now_ns() - begun) / 1e9 / _STOPPED_CLOCK)
+            elapsed_s = max(measure_elapsed(side.summaries), (clock.get_time_ns() - begun) / 1e9 / _STOPPED_CLOCK)
             keep(side, thinned, min(elapsed_s / sustained_s, 1.0))
             # Throttled iterations take longer.
             each_s = max(summary.end_ns - summary.start_ns, 1) / size / 1e9
@@ -176,14 +176,14 @@ def _measure_sustained(side: BenchSide, bench: BenchJob, sustained_s: float, kee
 def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
     """Run a batch of each program at the same time, in separate threads with a common start."""
     if len(meters) == 1:
-        return [meters[0].batch(size)]
+        return [meters[0].measure_batch(size)]
     together = threading.Barrier(len(meters))
 
-    def one(meter: _Meter) -> Batch:
+    def measure_one(meter: _Meter) -> Batch:
         together.wait()
-        return meter.batch(size)
+        return meter.measure_batch(size)
 
-    return list(pool.map(one, meters))
+    return list(pool.map(measure_one, meters))
 
 
 def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
@@ -201,7 +201,7 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
         found = compare_sides(sides, bench)
         if number >= _LONGER * ROUNDS or bench.iterations is not None or (found and is_precise(found)):
             break
-        rounds += LEAST_ROUNDS
+        rounds += MIN_ROUNDS
 
 
 def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> Iterator[int]:
@@ -224,7 +224,7 @@ def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
             for turn in range(turns):
                 first, second = order.sample(list(sides), 2)
                 for side, at in ((first, 0), (second, 0), (second, 1), (first, 1)):
-                    batch = meters[side.label].batch(planned[side.label][2 * turn + at])
+                    batch = meters[side.label].measure_batch(planned[side.label][2 * turn + at])
                     side.batches.append(batch)
                     keep(side, batch, number + (turn + 1) / turns)
         yield number + 1
@@ -246,7 +246,7 @@ def _plan_batches(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[
         each_s = dict.fromkeys(each_s, min(each_s.values()))
     totals = {label: max(_count_iterations(bench, one_s), 2 * rounds) for label, one_s in each_s.items()}
     # A batch has at least one iteration.
-    parts = {label: min(_count_batches(total, each_s[label], _TURN_S), total) for label, total in totals.items()}
+    parts = {label: min(_count_batches(total, each_s[label], _TURN_SECONDS), total) for label, total in totals.items()}
     turns = max(1, min(parts.values()) // (2 * rounds))
     plan = {}
     for label, total in totals.items():
@@ -257,12 +257,12 @@ def _plan_batches(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[
 
 def _count_iterations(bench: BenchJob, each_s: float) -> int:
     """Return a side's total iteration count."""
-    return bench.iterations or max(round(bench.min_time_s / each_s), _LEAST_ITERATIONS)
+    return bench.iterations or max(round(bench.min_time_s / each_s), _MIN_ITERATIONS)
 
 
 def _count_batches(iterations: int, each_s: float, most_s: float) -> int:
     """Return a batch count for these iterations so that no batch takes longer than ``most_s``."""
-    return max(-int(-iterations * each_s // most_s), -(-iterations // _ITERATIONS_MOST))
+    return max(-int(-iterations * each_s // most_s), -(-iterations // _MAX_ITERATIONS))
 
 
 def _split_evenly(total: int, parts: int) -> list[int]:
@@ -280,7 +280,7 @@ def count_instructions(sides: Sequence[BenchSide], *, loads: int, iterations: in
             side.warmup = _COUNTING_WARMUP
             with _Meter(side, round=number) as meter:
                 meter.warm()
-                side.batches.append(meter.batch(iterations))
+                side.batches.append(meter.measure_batch(iterations))
 
 
 def count_batches(side: BenchSide, batches: Sequence[Batch]) -> InstructionCounts | None:
@@ -317,15 +317,15 @@ class _Meter:
     def calibrate(self, bench: BenchJob) -> float:
         """Return an iteration's time in seconds, and set the side's number of warm-up iterations."""
         # Other load only increases times, so use the shortest of several medians.
-        each_ns, size, begun = math.inf, 1, clock.now_ns()
-        while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _ITERATIONS_MOST):
+        each_ns, size, begun = math.inf, 1, clock.get_time_ns()
+        while each_ns == math.inf or (size * each_ns < _CALIBRATION_NS and size <= _MAX_ITERATIONS):
             for _ in range(_CALIBRATIONS):
                 each_ns = min(each_ns, float(np.median(self._run_iterations(size).duration_ns)))
-                if clock.now_ns() - begun > _CALIBRATION_MOST_NS:
+                if clock.get_time_ns() - begun > _MAX_CALIBRATION_NS:
                     break
             size *= 10
         each_s = max(each_ns, 1.0) / 1e9
-        self._side.warmup = max(1, int(_WARMUP_S / each_s)) if bench.warmup is None else bench.warmup
+        self._side.warmup = max(1, int(_WARMUP_SECONDS / each_s)) if bench.warmup is None else bench.warmup
         return each_s
 
     def warm(self) -> None:
@@ -333,7 +333,7 @@ class _Meter:
         if self._side.warmup:
             self._side.warmup_s += self._run_iterations(self._side.warmup).duration_ns.sum() / 1e9
 
-    def batch(self, size: int) -> Batch:
+    def measure_batch(self, size: int) -> Batch:
         """Measure ``size`` iterations.
 
         A few untimed iterations first refill the caches, because the other side used them.
@@ -344,8 +344,8 @@ class _Meter:
         """Run iterations. The times are on the board's clock or the host's."""
         side, case = self._side, self._side.case
         assert self._program is not None and case.inputs is not None and case.artifact is not None
-        names = {"names": case.artifact.output_names, **steps_arguments(case)}
-        begun = clock.now_ns()
+        names = {"names": case.artifact.output_names, **make_steps_arguments(case)}
+        begun = clock.get_time_ns()
         with _record_error(side, Stage.RUN):
             result, call = self._program.run(
                 case.inputs, iterations=iterations, timeout=case.options.timeout, **{**names, "warmup": warmup}
@@ -397,5 +397,5 @@ def _record_error(side: BenchSide, stage: Stage) -> Iterator[None]:
     except UsageError:
         raise
     except HilError as error:
-        side.case = side.case.ended(error, stage)
+        side.case = side.case.with_error(error, stage)
         raise

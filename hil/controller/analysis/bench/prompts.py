@@ -10,13 +10,13 @@ import numpy as np
 from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch, BenchJob, compare_rounds, round_log_ratios
 from hil.controller.models.generation.spec import read_spec
-from hil.controller.pipeline.records.generation import TokenTimes, duration_of, measure_generation, split_calls
+from hil.controller.pipeline.records.generation import TokenTimes, compute_duration, measure_generation, split_calls
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.bench import PromptComparison, SideGeneration, SpeedComparison
 from hil.core.steps import PROMPT, TOKENS, TokenPlaces, split_turns
 
 
-def per_prompt(options: Options) -> list[Options]:
+def split_prompts(options: Options) -> list[Options]:
     """Return the options of each prompt. Without ``--generate``, return only the given options. Raises UsageError."""
     if options.generate is None:
         return [options]
@@ -41,10 +41,10 @@ def describe_side(side: BenchSide) -> SideGeneration | None:
     case = side.case
     if case.decoder is None or case.inputs is None or case.result is None:
         return None
-    stamps = tuple(stamp for batch in side.batches for stamp in _stamps_of(batch))
+    stamps = tuple(stamp for batch in side.batches for stamp in _iter_stamps(batch))
     calls = [call for batch in side.batches for call in batch.calls]
-    prompt, tokens = _tokens_of(side)
-    steps = TokenPlaces.of_turns(prompt, tokens).steps
+    prompt, tokens = _read_tokens(side)
+    steps = TokenPlaces.from_turns(prompt, tokens).steps
     return SideGeneration(
         prompt=case.options.prompt,
         prompt_tokens=sum(map(len, split_turns(prompt))),
@@ -61,7 +61,7 @@ def _compare_prompt(pair: Sequence[BenchSide], bench: BenchJob) -> PromptCompari
         batches = [
             replace(batch, duration_ns=np.array(times, np.int64))
             for batch, found in iterations
-            if (times := [*_times_of(found, name)])
+            if (times := [*_iter_times(found, name)])
         ]
         return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
 
@@ -70,24 +70,24 @@ def _compare_prompt(pair: Sequence[BenchSide], bench: BenchJob) -> PromptCompari
 
 
 def _split_batch(side: BenchSide, batch: Batch) -> list[TokenTimes]:
-    return split_calls(_stamps_of(batch), batch.calls, *_tokens_of(side))
+    return split_calls(_iter_stamps(batch), batch.calls, *_read_tokens(side))
 
 
-def _tokens_of(side: BenchSide) -> tuple[list[int], list[int]]:
+def _read_tokens(side: BenchSide) -> tuple[list[int], list[int]]:
     """Return the tokens of the prompt, and the chosen tokens."""
     assert side.case.inputs is not None and side.case.result is not None
     return side.case.inputs[PROMPT].tolist(), side.case.result.outputs[TOKENS].tolist()
 
 
-def _stamps_of(batch: Batch) -> Iterator[tuple[int, int]]:
+def _iter_stamps(batch: Batch) -> Iterator[tuple[int, int]]:
     """Yield start and end of each iteration."""
     yield from zip(batch.start_ns.tolist(), (batch.start_ns + batch.duration_ns).tolist(), strict=True)
 
 
-def _times_of(iterations: Iterable[TokenTimes], name: str) -> Iterator[float]:
+def _iter_times(iterations: Iterable[TokenTimes], name: str) -> Iterator[float]:
     """Yield a time of each iteration in nanoseconds."""
     for one in iterations:
         if name == "tpot" and one.steps:
-            yield float(np.median([duration_of(call) for call in one.steps]))
+            yield float(np.median([compute_duration(call) for call in one.steps]))
         elif name != "tpot":
             yield one.ttft_ns if name == "ttft" else one.prefill_ns

@@ -12,7 +12,7 @@ from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, Sp
 from hil.controller.records.conditions import ConditionReading, Conditions, Settling
 from hil.controller.records.instructions import InstructionComparison
 from hil.controller.records.outputs import format_placement
-from hil.controller.storage.screen.texts import seconds, show, table, together, units
+from hil.controller.storage.screen.texts import format_seconds, keep_together, keep_units, make_table, show
 from hil.core.results import Outcome
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def _print_sides(console: Console, sides: Sequence[SideRecord]) -> None:
     tokens = [(label, [one.get(label, "") for one in times]) for label in dict.fromkeys(itertools.chain(*times))]
     title, *others = [(label, list(map(cell, sides))) for label, cell in _ROWS]
     rows = [
-        (Text(label, "dim", no_wrap=True), *map(units, texts))
+        (Text(label, "dim", no_wrap=True), *map(keep_units, texts))
         for label, texts in (title, *tokens, *(others[_FIRST_COMMON:] if tokens else others))
         if any(texts)
     ]
-    shown = table([""] * (1 + len(sides)), rows)
+    shown = make_table([""] * (1 + len(sides)), rows)
     shown.columns[0].no_wrap = True  # do not wrap labels
     show(console, shown)
 
@@ -79,15 +79,15 @@ def _describe_tokens(side: SideRecord) -> Iterator[tuple[str, str]]:
     found = side.generation
     if found is not None and found.times is not None:
         for label, parts in describe_times(found.times, found.depths, found.bound):
-            yield label, ", ".join(map(together, parts))
+            yield label, ", ".join(map(keep_together, parts))
 
 
 def time_text(nanoseconds: float) -> str:
     """Format a time with three digits and a unit: ``59.5 us``."""
-    return seconds(nanoseconds / 1e9)
+    return format_seconds(nanoseconds / 1e9)
 
 
-def bars(values: Sequence[float]) -> str:
+def draw_bars(values: Sequence[float]) -> str:
     """Return values as a bar chart in a line. The lowest value has the shortest bar."""
     if not values:
         return ""
@@ -101,12 +101,12 @@ def _format_check(side: SideRecord) -> str:
     return side.reason
 
 
-def _if_measured(cell: Callable[[SideRecord, BenchTimes], str]) -> _Cell:
+def _blank_unless_measured(cell: Callable[[SideRecord, BenchTimes], str]) -> _Cell:
     return lambda side: cell(side, side.times) if side.times else ""
 
 
 def _format_times(*names: str) -> _Cell:
-    return _if_measured(lambda _, times: ", ".join(time_text(getattr(times, f"{name}_ns")) for name in names))
+    return _blank_unless_measured(lambda _, times: ", ".join(time_text(getattr(times, f"{name}_ns")) for name in names))
 
 
 def format_median(times: BenchTimes) -> str:
@@ -119,17 +119,17 @@ def format_median(times: BenchTimes) -> str:
 
 def _format_histogram(side: SideRecord) -> str:
     found = side.histogram
-    return f"{time_text(found.low_ns)} {bars(found.counts)} {time_text(found.high_ns)}" if found else ""
+    return f"{time_text(found.low_ns)} {draw_bars(found.counts)} {time_text(found.high_ns)}" if found else ""
 
 
 def _format_course(side: SideRecord, times: BenchTimes) -> str:
     if side.sustained:
-        return bars([window.p50_ns for window in side.sustained.windows])
+        return draw_bars([window.p50_ns for window in side.sustained.windows])
     drift = times.drift
     text = "" if drift is None else "no drift"
     if drift and drift.marked:
         text = f"DRIFT: {abs(drift.change):.1%} {'slower' if drift.change > 0 else 'faster'} by the end"
-    return f"{bars(side.course_ns)} {text}".strip()
+    return f"{draw_bars(side.course_ns)} {text}".strip()
 
 
 def format_sustained(found: SustainedTimes) -> str:
@@ -137,8 +137,10 @@ def format_sustained(found: SustainedTimes) -> str:
     start = found.throttling
     if start is None:
         change = f"{time_text(found.first_ns)} to {time_text(found.last_ns)}"
-        return f"steady for {together(seconds(found.measured_s))}: {change}"
-    change = f"{together(seconds(start.start_s))}: {time_text(start.before_ns)} to {time_text(start.after_ns)}"
+        return f"steady for {keep_together(format_seconds(found.measured_s))}: {change}"
+    change = (
+        f"{keep_together(format_seconds(start.start_s))}: {time_text(start.before_ns)} to {time_text(start.after_ns)}"
+    )
     return f"throttles after {change} ({start.event})" if start.event else f"slower after {change}"
 
 
@@ -167,11 +169,11 @@ def _format_conditions(found: Conditions) -> str:
     texts += [f"{max(one.median or 0.0 for one in clocks):.0f} MHz"] if clocks else []
     texts += [f"other load {found.other_load:.1f} of {found.cores} cores"] if found.other_load is not None else []
     texts += [f"memory pressure {found.memory_pressure:.0f} %"] if (found.memory_pressure or 0.0) >= 1 else []
-    return ", ".join(map(together, texts))
+    return ", ".join(map(keep_together, texts))
 
 
 def _format_settling(found: Settling) -> str:
-    waited = together(seconds(found.waited_s))
+    waited = keep_together(format_seconds(found.waited_s))
     return f"after {waited}" if found.steady else f"NOT STEADY after {waited}: {', '.join(found.unsteady)}"
 
 
@@ -184,34 +186,36 @@ def _format_reading(reading: ConditionReading) -> str:
 def _format_stages(*names: str) -> _Cell:
     def describe(side: SideRecord) -> str:
         spent = {name: getattr(side.timings, f"{name}_s") for name in names}
-        texts = [f"{name.replace('_', ' ')} {seconds(value)}" for name, value in spent.items() if value is not None]
-        return ", ".join(map(together, texts))
+        texts = [
+            f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in spent.items() if value is not None
+        ]
+        return ", ".join(map(keep_together, texts))
 
     return describe
 
 
 _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("", lambda side: f"{side.label}: {side.name}" if side.name[:2] in ("A-", "B-") else ""),
-    ("p50", _if_measured(lambda _, times: format_median(times))),
+    ("p50", _blank_unless_measured(lambda _, times: format_median(times))),
     ("p10, p90, p99", _format_times("p10", "p90", "p99")),
     ("min, max", _format_times("min", "max")),
     ("mean, stdev", _format_times("mean", "stdev")),
     ("spread to p99", _format_histogram),
-    ("course", _if_measured(_format_course)),
+    ("course", _blank_unless_measured(_format_course)),
     ("sustained", lambda side: format_sustained(side.sustained) if side.sustained else ""),
-    ("outliers", _if_measured(_format_outliers)),
+    ("outliers", _blank_unless_measured(_format_outliers)),
     ("ran on", lambda side: format_placement(side.placement)),
     ("instructions", lambda side: format_counts(side.instructions) if side.instructions else ""),
     ("grade", lambda side: side.grade.title if side.grade else ""),
     ("conditions", lambda side: _format_conditions(side.conditions) if side.conditions else ""),
     ("settled", lambda side: _format_settling(side.settling) if side.settling else ""),
-    ("iterations", _if_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),
+    ("iterations", _blank_unless_measured(lambda side, _: f"{side.iterations_per_s:.4g} a second")),
     (
         "answers",
         lambda side: (side.repetition.text if side.repetition else "not compared") if _is_measured(side) else "",
     ),
     ("peak memory", _format_memory),
-    ("parallelism", _if_measured(_format_parallelism)),
+    ("parallelism", _blank_unless_measured(_format_parallelism)),
     ("on the board", _format_stages("first_run", "warmup", "steady")),
     ("on the host", _format_stages("import", "compile", "push", "load", "fetch")),
 )

@@ -27,18 +27,18 @@ import numpy.typing as npt
 
 from hil.controller.devices.time_statistics import (
     DEFAULT_EFFECT,
-    LEAST_REPEATS,
     LEVEL,
+    MIN_REPEATS,
     Floats,
     Nanoseconds,
     bootstrap_interval,
-    student_quantile,
+    compute_student_quantile,
 )
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.bench import BenchTimes, Interval, SpeedComparison, SpeedVerdict
 from hil.core.steps import StepCall
 
-DEFAULT_MIN_TIME_S = 2.0
+DEFAULT_MIN_TIME_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BenchJob:
 
     job: Job  # settings shared with `hil run`: models, board, inputs, tolerances. One model, or A and B to compare.
     iterations: int | None = None
-    min_time_s: float = DEFAULT_MIN_TIME_S  # minimum measured time per side, in seconds
+    min_time_s: float = DEFAULT_MIN_TIME_SECONDS  # minimum measured time per side, in seconds
     warmup: int | None = None
     concurrency: int = 1
     against: str = ""  # a stored bench run to measure as side A, or alone without models
@@ -78,7 +78,7 @@ class Batch:
 _UNDISTURBED = 0.05
 _RESAMPLES = 2000
 # Approximately the largest x with a finite exp(x).
-_LOG_MOST = 709.0
+_MAX_LOG = 709.0
 
 
 def round_log_ratios(batches: Sequence[Batch]) -> Floats:
@@ -95,13 +95,13 @@ def round_log_ratios(batches: Sequence[Batch]) -> Floats:
 def compare_rounds(
     log_ratios: Floats, *, min_effect: float, level: float = LEVEL, seed: int = 0
 ) -> SpeedComparison | None:
-    """Compare B with A; return None with fewer rounds than :data:`LEAST_REPEATS`.
+    """Compare B with A; return None with fewer rounds than :data:`MIN_REPEATS`.
 
     A difference is reported only if the ratio's interval excludes 1 and the ratio differs from 1 by more than
     ``min_effect``.
     """
     rounds = log_ratios.size
-    if rounds < LEAST_REPEATS:
+    if rounds < MIN_REPEATS:
         return None
     drawn = np.random.default_rng(seed).integers(rounds, size=(_RESAMPLES, rounds))
     ratio = math.exp(float(_compute_trimmed_means(log_ratios[None, :])[0]))
@@ -120,15 +120,15 @@ def compare_medians(a: BenchTimes, b: BenchTimes, *, min_effect: float) -> Speed
     if a.median is None or b.median is None:
         return None
     ratio = b.p50_ns / max(a.p50_ns, 1.0)
-    below = _distance(b.p50_ns, b.median.low), _distance(a.median.high, a.p50_ns)
-    above = _distance(b.median.high, b.p50_ns), _distance(a.p50_ns, a.median.low)
+    below = _compute_log_ratio(b.p50_ns, b.median.low), _compute_log_ratio(a.median.high, a.p50_ns)
+    above = _compute_log_ratio(b.median.high, b.p50_ns), _compute_log_ratio(a.p50_ns, a.median.low)
     interval = Interval(
         low=ratio * math.exp(-math.hypot(*below)), high=ratio * math.exp(math.hypot(*above)), level=b.median.level
     )
     return _build_comparison(ratio, interval, 1, min_effect)
 
 
-def _distance(high: float, low: float) -> float:
+def _compute_log_ratio(high: float, low: float) -> float:
     """Return the difference of the logarithms of two times in nanoseconds."""
     return math.log(max(high, 1.0) / max(low, 1.0))
 
@@ -137,14 +137,14 @@ def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = L
     """Compare the times of B and A, which were not measured in turns. Return None with too few samples.
 
     A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
-    session. The ratio of geometric means has a Student interval. If both sets have :data:`LEAST_REPEATS` samples, the
+    session. The ratio of geometric means has a Student interval. If both sets have :data:`MIN_REPEATS` samples, the
     interval is Welch's ("The generalization of 'Student's' problem when several different population variances are
     involved", 1947). Otherwise the interval assumes a common variance, so that even a single sample can be compared
     with enough samples in the other set. A shift that affects a whole day's measurements looks like a difference. Only
     the alternating turns in `hil bench` avoid this.
     """
     spreads = (spread_of(side, np.zeros(side.size, np.intp), 1) for side in (a, b))
-    return compare_spreads(*spreads, min_effect=min_effect, level=level).of(0)
+    return compare_spreads(*spreads, min_effect=min_effect, level=level).compare_pair(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class Comparisons:
     level: float
     min_effect: float
 
-    def of(self, index: int) -> SpeedComparison | None:
+    def compare_pair(self, index: int) -> SpeedComparison | None:
         """Return the comparison of a pair of sets; None with too few samples."""
         if not self.told[index]:
             return None
@@ -200,19 +200,19 @@ def compare_spreads(
     a: Spread, b: Spread, *, min_effect: float, level: float = LEVEL, where: bool | npt.NDArray[np.bool_] = True
 ) -> Comparisons:
     """Apply :func:`compare_samples` to many pairs at the same time, restricted to ``where``."""
-    told = where & (np.minimum(a.count, b.count) >= 1) & (a.count + b.count >= LEAST_REPEATS + 1)
-    count_a, count_b = (np.where(told, side.count, LEAST_REPEATS) for side in (a, b))
+    told = where & (np.minimum(a.count, b.count) >= 1) & (a.count + b.count >= MIN_REPEATS + 1)
+    count_a, count_b = (np.where(told, side.count, MIN_REPEATS) for side in (a, b))
     pooled = count_a + count_b - 2
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         part_a, part_b = a.squares / (count_a - 1) / count_a, b.squares / (count_b - 1) / count_b
         weights = part_a**2 / (count_a - 1) + part_b**2 / (count_b - 1)
         welch = np.where(weights > 0, (part_a + part_b) ** 2 / weights, pooled)
         common = (a.squares + b.squares) / pooled * (1 / count_a + 1 / count_b)
-        each = np.minimum(count_a, count_b) >= LEAST_REPEATS
+        each = np.minimum(count_a, count_b) >= MIN_REPEATS
         freedom, variance = np.where(each, welch, pooled), np.where(each, part_a + part_b, common)
         centre = b.mean - a.mean
-        half = student_quantile((1 + level) / 2, freedom) * np.sqrt(variance)
-        ratio, low, high = (np.exp(np.minimum(log, _LOG_MOST)) for log in (centre, centre - half, centre + half))
+        half = compute_student_quantile((1 + level) / 2, freedom) * np.sqrt(variance)
+        ratio, low, high = (np.exp(np.minimum(log, _MAX_LOG)) for log in (centre, centre - half, centre + half))
     differs = told & _is_different(ratio, low, high, min_effect)
     return Comparisons(told, ratio, low, high, np.minimum(a.count, b.count), differs, level, min_effect)
 

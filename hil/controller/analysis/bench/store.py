@@ -29,7 +29,7 @@ from hil.controller.devices.grading import grade_measurement
 from hil.controller.devices.time_statistics import Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import compare_counts, summarise_counts
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.record import record_case, record_specs
 from hil.controller.pipeline.records.restored import restore_artifact, restore_case
 from hil.controller.pipeline.settings.options import Job
@@ -45,7 +45,7 @@ from hil.controller.records.bench import (
     TimeHistogram,
 )
 from hil.controller.records.run import StoredProvenance, StoredRepetition
-from hil.controller.storage.runs import Run, storing, write_file
+from hil.controller.storage.runs import Run, convert_write_errors, write_file
 from hil.core.files import copy_file
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_NOTHING_RAN, EXIT_OK, NotRun, UsageError
 
@@ -66,7 +66,7 @@ def read_bench(run: Run) -> BenchRecord:
 def sample_file(folder: Path, name: str = "samples.csv") -> Iterator[Callable[[Batch], None]]:
     """Create the file of samples; yield a function that appends a batch and flushes the file."""
     batches = itertools.count()
-    with storing(folder):
+    with convert_write_errors(folder):
         file = (folder / name).open("w")
 
     def append(batch: Batch) -> None:
@@ -77,7 +77,7 @@ def sample_file(folder: Path, name: str = "samples.csv") -> Iterator[Callable[[B
         write("".join(f"{head}{time},{count}\n" for time, count in zip(times, counts, strict=True)))
 
     def write(text: str) -> None:
-        with storing(folder):
+        with convert_write_errors(folder):
             file.write(text)
             file.flush()
 
@@ -91,7 +91,7 @@ def keep_program(run: Run, case: Case) -> BenchProgram:
     artifact = case.artifact
     assert artifact is not None
     folder = run.folder / case.name / "program"
-    with storing(folder):
+    with convert_write_errors(folder):
         for name, path in artifact.files.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def keep_program(run: Run, case: Case) -> BenchProgram:
     )
 
 
-def stored_case(run: Run) -> tuple[Job, Case]:
+def restore_last_side(run: Run) -> tuple[Job, Case]:
     """Return a stored bench's last side for a new measurement: same program, inputs, references, options.
 
     Raises:
@@ -121,7 +121,7 @@ def stored_case(run: Run) -> tuple[Job, Case]:
             f"bench {run.id} measured prompts: hil cannot repeat it for a comparison",
             hint="measure both models: hil bench MODEL MODEL_B --generate SPEC",
         )
-    job = Job.of_record(run.record.request)
+    job = Job.from_record(run.record.request)
     if program is None or not case.inputs:
         raise UsageError(f"bench {run.id} has no program to measure", hint="choose a bench that measured a program")
     place = Path(program.folder)
@@ -191,7 +191,7 @@ def record_bench(
     )
 
 
-def under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
+def select_under_load(batches: Sequence[Batch], copies: int) -> tuple[Nanoseconds, Nanoseconds, float]:
     """Return a side's iterations during which all copies ran.
 
     Returns:
@@ -223,7 +223,7 @@ def _record_side(
 ) -> SideRecord:
     timings, artifact, result = case.timings, case.artifact, side.result if side else None
     timed = [batch for batch in side.batches if batch.is_timed] if side else []
-    starts, durations, rate = under_load(timed, bench.concurrency)
+    starts, durations, rate = select_under_load(timed, bench.concurrency)
     has_time = side is None or side.clock != "icount"
     measured = result or case.result
     provenance = make_record(measured.provenance, StoredProvenance) if measured else None
@@ -248,7 +248,7 @@ def _record_side(
         elsewhere=(provenance.elsewhere or "") if provenance else "",
         outcome=case.outcome,
         reason=case.reason,
-        hint=hint_for_case(record_case(case, {})),
+        hint=make_case_hint(record_case(case, {})),
         against=[verdict.against for verdict in case.verdicts],
         clock=side.clock if side else None,
         loads=side.loads if side else 0,

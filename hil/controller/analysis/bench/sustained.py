@@ -26,7 +26,7 @@ _LAST_SHARE = 0.1
 # A slowdown is lasting if the first batches after its start are slow, and most of the later batches too.
 _SLOW_IN_SEQUENCE = 3
 _SLOW_SHARE = 0.9
-# Start of an event's text, from :func:`hil.controller.devices.health.changed`.
+# Start of an event's text, from :func:`hil.controller.devices.health.list_changes`.
 _THROTTLED = "the board throttled"
 
 

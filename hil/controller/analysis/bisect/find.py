@@ -20,19 +20,19 @@ from hil.controller.analysis.bisect.result import (
     find_first_wrong,
     make_finding,
 )
-from hil.controller.analysis.bisect.subject import BisectSubject, expose, open_subject, with_flow
-from hil.controller.analysis.layers import Layer, layer_inputs, layer_outputs
+from hil.controller.analysis.bisect.subject import BisectSubject, apply_flow, expose_tensors, open_subject
+from hil.controller.analysis.layers import Layer, select_layer_inputs, select_layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
-from hil.controller.backends.references.independence import relation_of
+from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.models.flows import Flow, quanta, quantum_atol
+from hil.controller.models.flows import Flow, compute_quantum_atol, quanta
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import record_comparison, record_verdict
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import for_model
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, DEFAULT_TIMEOUT_S, Options
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.base import make_record
@@ -40,12 +40,12 @@ from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectR
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import StoredProvenance
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.origin import origin_of, typed_command
+from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import store_tensors, storing, write_json
+from hil.controller.storage.runs import convert_write_errors, store_tensors, write_json
 from hil.core.files import copy_file
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import BoardRefused, BoardUnreachable, ImportFailed, StageError, UsageError
 
 _WHOLE, _EXPOSED = "whole", "exposed"
@@ -92,20 +92,20 @@ def bisect(
         StorageError: the directory cannot be written.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
-    asked, begun = for_model(options or Options(), model), time.time()
-    chosen = with_flow(asked, flow)
+    asked, begun = apply_model_settings(options or Options(), model), time.time()
+    chosen = apply_flow(asked, flow)
     check_options(chosen, choice)
 
     used = choice.name, choice.config.hw_type
 
-    def opened(board: Board) -> None:
+    def note_board(board: Board) -> None:
         nonlocal used
         used = board.name, board.config.hw_type
 
     purpose = f"hil bisect {model.name}"
     with (
-        temporary_folder("hil-bisect-") as scratch,
-        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=opened) as pool,
+        make_temporary_folder("hil-bisect-") as scratch,
+        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=note_board) as pool,
     ):
         calls: list[str] = []
         if asked.generate is not None:
@@ -118,7 +118,7 @@ def bisect(
                 screen.end(model.stem)
             calls.append(call)
             asked = replace(asked, generate=None, inputs=inputs)
-            chosen = with_flow(asked, flow)
+            chosen = apply_flow(asked, flow)
         screen.begin(model.stem, 1)
         screen.stage(model.stem, 0, "splitting into layers")
         try:
@@ -148,15 +148,15 @@ def bisect(
         hw_type=used[1],
         runtime=runtime,
         flow=flow.name if flow else "",
-        against=relation_of(runtime, source.partition(" ")[0]).named(source),
+        against=find_relation(runtime, source.partition(" ")[0]).named(source),
         layers=found.layers,
         whole=found.whole,
         exposed=found.exposed,
         notes=[*calls, *notes],
         folder=str(out or ""),
         created=begun,
-        origin=origin_of(asked.labels),
-        command=typed_command(),
+        origin=find_origin(asked.labels),
+        command=get_typed_command(),
         model_digest=subject.digest,
         first_isolated=first_isolated.name if first_isolated else None,
         first_cumulative=first_cumulative.name if first_cumulative else None,
@@ -207,7 +207,7 @@ class _TrialRunner:
                 cases.clear()
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
-                found = finding_of(case, self.subject.options.rtol, *judged[case.name])
+                found = judge_case(case, self.subject.options.rtol, *judged[case.name])
                 provenance = make_record(case.result.provenance if case.result else {}, StoredProvenance)
                 found.placement, found.elsewhere = provenance.placement or None, provenance.elsewhere or ""
                 ended[case.name] = found
@@ -217,22 +217,22 @@ class _TrialRunner:
             self.screen.end(label)
         return ended
 
-    def trial(self, name: str, path: Path, options: Options, atol: Atol, by_chance: Collection[str]) -> _Trial:
+    def start_trial(self, name: str, path: Path, options: Options, atol: Atol, by_chance: Collection[str]) -> _Trial:
         """Start a case with a separate directory."""
         folder = self.folder / name
-        with storing(folder):
+        with convert_write_errors(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
-        # The pipeline compares with default tolerances, which are suitable for any tensor. finding_of applies the
+        # The pipeline compares with default tolerances, which are suitable for any tensor. judge_case applies the
         # requested tolerances.
         debug_ir = options.debug_ir / name if options.debug_ir else None
         options = replace(options, rtol=None, atol=None, debug_ir=debug_ir, references=())
         return _Trial(Runner(self.context).begin(path, options, folder, name=name), atol, by_chance)
 
-    def atol(self, path: Path) -> float | None:
+    def choose_atol(self, path: Path) -> float | None:
         """Return the user's absolute tolerance, or the tolerance from the flow's quantisation steps, or None."""
         if self.subject.options.atol is not None or self.flow is None:
             return self.subject.options.atol
-        return quantum_atol(self.flow, path, self.context, self.log)
+        return compute_quantum_atol(self.flow, path, self.context, self.log)
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,8 @@ def _run_trials(bench: _TrialRunner, ways: Collection[BisectWay]) -> tuple[Bisec
     notes = [
         f"{name} ran partly on a different device: {one.elsewhere}" for name, one in ended.items() if one.elsewhere
     ]
-    if seen is not None and failed_by_itself(seen):
-        rest = without_failed(subject.layers, {name for name, one in ended.items() if failed_by_itself(one)})
+    if seen is not None and is_model_error(seen):
+        rest = drop_failed(subject.layers, {name for name, one in ended.items() if is_model_error(one)})
         left = [layer for layer in there if layer in rest]
         if len(rest) < len(subject.layers) and left:
             notes.append(
@@ -277,7 +277,7 @@ def _run_trials(bench: _TrialRunner, ways: Collection[BisectWay]) -> tuple[Bisec
         changed = subject.changed.get(layer.name)
         wrong = make_finding(Outcome.IMPORT_ERROR, changed, stage=Stage.IMPORT.value) if changed else None
         isolated = (skipped or wrong or ended[layer.name]) if "isolated" in ways else None
-        cumulative = (skipped or within(layer, seen)) if seen is not None else None
+        cumulative = (skipped or extract_finding(layer, seen)) if seen is not None else None
         layers.append(
             LayerFinding(
                 name=layer.name,
@@ -298,10 +298,14 @@ def _start_layer_trials(bench: _TrialRunner, layers: Sequence[Layer]) -> list[_T
     twins = dict(zip((layer.name for layer in subject.layers), subject.twins, strict=True))
 
     def make(layer: Layer) -> _Trial:
-        inputs, expected = (values(layer, subject.activations) for values in (layer_inputs, layer_outputs))
+        inputs, expected = (
+            values(layer, subject.activations) for values in (select_layer_inputs, select_layer_outputs)
+        )
         options = replace(subject.options, function="", dims={}, inputs=inputs, expected=expected)
         path = twins[layer.name].path
-        return bench.trial(layer.name, path, options, bench.atol(path), layer.outputs if layer.by_chance else ())
+        return bench.start_trial(
+            layer.name, path, options, bench.choose_atol(path), layer.outputs if layer.by_chance else ()
+        )
 
     with ThreadPoolExecutor(bench.context.isolated.workers, thread_name_prefix="begin") as pool:
         return list(pool.map(make, layers))
@@ -324,7 +328,7 @@ def _compile_together(bench: _TrialRunner, trials: Sequence[_Trial]) -> None:
             cache=bench.context.cache,
             isolated=bench.context.isolated,
             recompute=options.recompute,
-            timeout=COMPILE_TIMEOUT_S,
+            timeout=COMPILE_TIMEOUT_SECONDS,
             log_folder=bench.log.parent,
         )
     bench.screen.end(label)
@@ -335,7 +339,7 @@ def _start_model_trial(bench: _TrialRunner) -> _Trial:
     subject, path = bench.subject, bench.subject.compiled.path
     expected = {name: subject.activations[name] for name in subject.activations.outputs}
     options = replace(subject.options, inputs=subject.inputs, expected=expected)
-    return bench.trial(_WHOLE, path, options, bench.atol(path), subject.by_chance)
+    return bench.start_trial(_WHOLE, path, options, bench.choose_atol(path), subject.by_chance)
 
 
 def _start_exposed_trial(bench: _TrialRunner, layers: Sequence[Layer], *, only: bool = False) -> _Trial:
@@ -346,28 +350,28 @@ def _start_exposed_trial(bench: _TrialRunner, layers: Sequence[Layer], *, only: 
     subject = bench.subject
     names = list(dict.fromkeys(name for layer in layers for name in layer.outputs))
     own = [name for name in subject.activations.outputs if not only or name in names]
-    path = expose(
+    path = expose_tensors(
         subject.compiled,
-        [subject.activations.spec(name) for name in names],
+        [subject.activations.get_spec(name) for name in names],
         only=only,
         cache=bench.context.cache,
         isolated=bench.context.isolated,
-        timeout=max(subject.options.timeout, DEFAULT_TIMEOUT_S),
+        timeout=max(subject.options.timeout, DEFAULT_TIMEOUT_SECONDS),
         log=bench.log,
     )
     expected = {name: subject.activations[name] for name in [*own, *names]}
     options = replace(subject.options, inputs=subject.inputs, expected=expected)
     atol: Atol = subject.options.atol
     if atol is None and bench.flow is not None and bench.flow.quanta is not None:
-        atol = quantum_atols(bench.flow.quanta, path, bench.context, bench.log)
-    return bench.trial(_EXPOSED, path, options, atol, subject.by_chance)
+        atol = read_quantum_atols(bench.flow.quanta, path, bench.context, bench.log)
+    return bench.start_trial(_EXPOSED, path, options, atol, subject.by_chance)
 
 
 def keep_case(folder: Path, case: Case, finding: BisectFinding) -> None:
     """Store a case that did not pass: the model files, and ``inputs/``, ``outputs/`` and ``references/`` as .npy."""
     if finding.outcome in (Outcome.PASS, Outcome.SKIP):
         return
-    with storing(folder / case.name):
+    with convert_write_errors(folder / case.name):
         for name, path in case.model.files.items() if case.model else ():
             target = folder / case.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -388,20 +392,22 @@ def repeat_command(folder: Path, name: str, board: list[str]) -> str:
     return shlex.join(command)
 
 
-_TIMEOUT_S = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
-def quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) -> dict[str, float]:
+def read_quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) -> dict[str, float]:
     """Return output -> absolute tolerance, from a flow's ``quanta`` and the model's quantisation steps.
 
-    Outputs without quantisation are left out; see :func:`hil.controller.models.flows.quantum_atol`.
+    Outputs without quantisation are left out; see :func:`hil.controller.models.flows.compute_quantum_atol`.
 
     Raises:
         ImportFailed: the model cannot be read.
     """
     arguments = {"path": str(path.absolute())}
     try:
-        steps: list[dict[str, Any]] = context.isolated.call(quanta.find_onnx, arguments, timeout=_TIMEOUT_S, log=log)
+        steps: list[dict[str, Any]] = context.isolated.call(
+            quanta.find_onnx, arguments, timeout=_TIMEOUT_SECONDS, log=log
+        )
     except IsolatedError as error:
         raise ImportFailed(f"cannot read {path.name}: {error.message}", stage="import", detail=error.detail) from error
     return {one["name"]: one["step"] * min(quantum, one["roundings"]) for one in steps}
@@ -414,7 +420,7 @@ _BY_CHANCE = "depends on random numbers, so runs differ"
 Atol = float | Mapping[str, float] | None
 
 
-def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> BisectFinding:
+def judge_case(case: Case, rtol: float | None, atol: Atol, by_chance: Collection[str] = ()) -> BisectFinding:
     """Return a case's finding, with every output judged within these tolerances.
 
     The case itself was compared within the default tolerances. A tolerance that is suitable for a model's outputs may
@@ -451,7 +457,7 @@ def finding_of(case: Case, rtol: float | None, atol: Atol, by_chance: Collection
     return _judge_outputs(judged, unjudged)
 
 
-def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
+def extract_finding(layer: Layer, whole: BisectFinding) -> BisectFinding:
     """Return a layer's finding, from a whole-model run with the layer's tensors as outputs."""
     names = set(layer.outputs)
     outputs = [one for one in whole.outputs if one.name in names]
@@ -463,12 +469,12 @@ def within(layer: Layer, whole: BisectFinding) -> BisectFinding:
     return make_finding(Outcome.SKIP, f"the whole model ended in {whole.outcome.value}: {whole.reason}")
 
 
-def failed_by_itself(finding: BisectFinding) -> bool:
+def is_model_error(finding: BisectFinding) -> bool:
     """Return True if the finding is an error of the model, not a wrong output and not a board error."""
     return finding.outcome not in {*WRONG, Outcome.PASS, Outcome.SKIP, *BOARD_OUTCOMES}
 
 
-def without_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:
+def drop_failed(layers: Sequence[Layer], failed: Collection[str]) -> list[Layer]:
     """Return the layers that did not fail and do not depend on a failed layer."""
     lost: set[str] = set()
     rest = []

@@ -13,7 +13,7 @@ from hil.controller.pipeline.decoder_calls import DecoderCall, list_calls, make_
 from hil.controller.pipeline.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.results import Outcome
 from hil.core.tensors import Array
 
@@ -40,7 +40,7 @@ def find_wrong_call(
         StageError, BoardError: A prompt ended in an error.
     """
     assert options.generate is not None
-    with storing(folder):
+    with convert_write_errors(folder):
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     for prompt in read_spec(options.generate).prompt:
         begun = runner.begin(path, make_prompt_options(options, prompt.name), folder, name=prompt.name)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
 from hil.controller.records.outputs import StoredComparison
-from hil.controller.storage.screen.pictures import check_picture, new_figure, save_figure
-from hil.controller.storage.screen.texts import line, table
+from hil.controller.storage.screen.pictures import check_picture, make_figure, save_figure
+from hil.controller.storage.screen.texts import line, make_table
 from hil.core.results import WRONG, Outcome, exit_code_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def find_first_wrong(found: BisectFindings, way: BisectWay) -> LayerFinding | No
 
 def find_exit_code(found: BisectFindings) -> int:
     """Return the exit code: 4 board error, 3 layer or model error, 1 wrong output, 0 success, 5 nothing ran."""
-    findings = [finding for layer in found.layers for way in WAYS if (finding := layer.by(way))]
+    findings = [finding for layer in found.layers for way in WAYS if (finding := layer.get_finding(way))]
     findings += [finding for finding in (found.whole, found.exposed) if finding]
     return exit_code_of(finding.outcome for finding in findings)
 
@@ -87,10 +87,10 @@ def describe_verdict(found: BisectFindings) -> str:
 
 def describe_layer(layer: LayerFinding) -> str:
     """Return a layer's name, operators and nodes."""
-    return f"{layer.name} ({layer.op}, node{'' if len(layer.nodes) == 1 else 's'} {listed(layer.nodes)})"
+    return f"{layer.name} ({layer.op}, node{'' if len(layer.nodes) == 1 else 's'} {join_names(layer.nodes)})"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join at most four names to a line. For more names, append the number of remaining names."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMES_SHOWN])} and {more} more"
@@ -103,7 +103,7 @@ def _iter_errors(found: BisectFindings) -> Iterator[tuple[str, str, BisectFindin
     """
     for way in WAYS:
         for layer in found.layers:
-            if (finding := layer.by(way)) and _is_error(finding):
+            if (finding := layer.get_finding(way)) and _is_error(finding):
                 yield describe_layer(layer), way, finding
     for model, how in ((found.whole, "unchanged"), (found.exposed, "with intermediate outputs")):
         if model and _is_error(model):
@@ -128,12 +128,12 @@ def _describe_cumulative_wrong(found: BisectFindings, layer: LayerFinding) -> st
 
 def _describe_none_wrong(found: BisectFindings) -> str:
     layers = found.layers
-    ways = [way for way in WAYS if any(_was_compared(layer.by(way)) for layer in layers)]
+    ways = [way for way in WAYS if any(_was_compared(layer.get_finding(way)) for layer in layers)]
     if not ways:
         return "no layer was judged"
-    judged = all(_was_compared(layer.by(way)) for layer in layers for way in ways)
+    judged = all(_was_compared(layer.get_finding(way)) for layer in layers for way in ways)
     blind = [describe_layer(layer) for layer in layers if any(layer.outcome(way) is Outcome.BLIND for way in WAYS)]
-    unjudged = f"; cannot judge {listed(blind)}" if blind else ""
+    unjudged = f"; cannot judge {join_names(blind)}" if blind else ""
     return f"no {'' if judged else 'judged '}layer is wrong, {' and '.join(ways)}{unjudged}"
 
 
@@ -174,7 +174,7 @@ _REASONS_SHOWN = 10
 # contains both, possibly shortened.
 _ROOMY = 110
 # Minimum width of a layer's name. If there is not enough space, columns with numbers are dropped first.
-_NAME_LEAST = 14
+_MIN_NAME_WIDTH = 14
 _NUMBERS = {"max abs": 8, "SQNR dB": 7}
 # Width for output to a file or a pipe, which is not wrapped.
 _UNBOUNDED = 1000
@@ -183,21 +183,22 @@ _UNBOUNDED = 1000
 def print_bisection(console: Console, found: BisectRecord) -> None:
     """Print the table, the reasons and the verdict."""
 
-    ways = [way for way in WAYS if any(layer.by(way) for layer in found.layers)]
+    ways = [way for way in WAYS if any(layer.get_finding(way) for layer in found.layers)]
     if not console.is_terminal:
         console.width = _UNBOUNDED
     roomy = console.width >= _ROOMY
     numbers = _select_columns(console.width, found, ways)
     heads = ["depth", "layer", *(["op", "nodes"] if roomy else ())]
     rows = [
-        [str(layer.depth), layer.name, *([layer.op, listed(layer.nodes)] if roomy else ())] for layer in found.layers
+        [str(layer.depth), layer.name, *([layer.op, join_names(layer.nodes)] if roomy else ())]
+        for layer in found.layers
     ]
     for way in ways:
         heads += [way, *numbers]
         for row, layer in zip(rows, found.layers, strict=True):
-            row += _format_cells(layer.by(way))[: 1 + len(numbers)]
-    layers = table(heads, rows, numbers=("depth", *numbers), whole=ways, gap=1)
-    layers.columns[1].min_width = _NAME_LEAST
+            row += _format_cells(layer.get_finding(way))[: 1 + len(numbers)]
+    layers = make_table(heads, rows, numbers=("depth", *numbers), whole=ways, gap=1)
+    layers.columns[1].min_width = _MIN_NAME_WIDTH
     compiled = f", compiled from {found.artifact_model}" if found.artifact_model != found.model else ""
     flow = f", flow {found.flow}" if found.flow else ""
     head = f"{found.model} on {found.board} by {found.runtime}{flow}{compiled}; against {found.against}"
@@ -213,9 +214,10 @@ def print_bisection(console: Console, found: BisectRecord) -> None:
 def _select_columns(width: int, found: BisectRecord, ways: Sequence[BisectWay]) -> list[str]:
     """Return the number columns that fit next to depth, name and outcomes."""
     outcomes = [
-        max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.by(way)))) for way in ways
+        max(len(way), *(len(one.outcome.value) for layer in found.layers if (one := layer.get_finding(way))))
+        for way in ways
     ]
-    room = width - len("depth ") - _NAME_LEAST - 1 - sum(outcomes) - len(ways)
+    room = width - len("depth ") - _MIN_NAME_WIDTH - 1 - sum(outcomes) - len(ways)
     numbers = list(_NUMBERS)
     while numbers and len(ways) * sum(_NUMBERS[title] + 1 for title in numbers) > room:
         numbers.pop()
@@ -246,7 +248,7 @@ def _collect_reasons(found: BisectRecord) -> list[str]:
     """Return reasons for the first wrong layers, the whole model, every error, and all tensors without a verdict."""
     reasons = []
     for way in WAYS:
-        if (layer := find_first_wrong(found, way)) and (wrong := layer.by(way)):
+        if (layer := find_first_wrong(found, way)) and (wrong := layer.get_finding(way)):
             reasons.append(f"{layer.name}, {way}: {wrong.reason}")
     if found.whole and found.whole.outcome in WRONG:
         reasons.append(f"unchanged model: {found.whole.reason}")
@@ -255,15 +257,15 @@ def _collect_reasons(found: BisectRecord) -> list[str]:
         alike.setdefault(f"{how}: {finding.outcome.value}: {finding.reason}", []).append(what)
     for way in WAYS:
         for layer in found.layers:
-            if (skipped := layer.by(way)) and skipped.outcome in (Outcome.BLIND, Outcome.SKIP):
+            if (skipped := layer.get_finding(way)) and skipped.outcome in (Outcome.BLIND, Outcome.SKIP):
                 alike.setdefault(f"{way}: not judged: {skipped.reason}", []).append(layer.name)
-    reasons += [f"{listed(names)}, {reason}" for reason, names in alike.items()]
+    reasons += [f"{join_names(names)}, {reason}" for reason, names in alike.items()]
     if len(reasons) > _REASONS_SHOWN:
         reasons = [*reasons[:_REASONS_SHOWN], f"and {len(reasons) - _REASONS_SHOWN} more: see --json"]
     return reasons
 
 
-_NAMED = 40  # with more layers, names do not fit
+_MAX_LISTED = 40  # with more layers, names do not fit
 _NAME_LENGTH = 28
 _COLOURS = {"isolated": "#3b6fb6", "cumulative": "#c77d1e"}
 _WRONG = "#c33"
@@ -291,7 +293,7 @@ def plot_growth(path: Path, found: BisectRecord) -> None:
     """
     check_picture(path)
     count = len(found.layers)
-    figure = new_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
+    figure = make_figure(min(max(9.0, 0.32 * count), 30.0), 7.5)
     # Escape the dollar sign, which would start a formula in matplotlib.
     figure.suptitle(
         f"{Path(found.model).name} on {found.board}\n{found.verdict}".replace("$", r"\$"), fontsize=9, wrap=True
@@ -300,7 +302,7 @@ def plot_growth(path: Path, found: BisectRecord) -> None:
     _draw_panel(upper, found, "max_abs")
     _draw_panel(lower, found, "sqnr_db")
     lower.set_xlim(-0.5, max(count, 1) - 0.5)
-    if count > _NAMED:
+    if count > _MAX_LISTED:
         lower.set_xlabel("layers in topological order (bands show depth)")
     else:
         labels = [f"{_shorten_name(layer.name)} ({layer.depth})" for layer in found.layers]
@@ -312,7 +314,7 @@ def plot_growth(path: Path, found: BisectRecord) -> None:
 def _draw_panel(axes: Any, found: BisectRecord, what: Literal["max_abs", "sqnr_db"]) -> None:
     """Draw a panel: ``max_abs`` on a logarithmic scale, or ``sqnr_db``."""
     logarithmic = what == "max_abs"
-    heights = {way: [_compute_height(layer.by(way), what) for layer in found.layers] for way in WAYS}
+    heights = {way: [_compute_height(layer.get_finding(way), what) for layer in found.layers] for way in WAYS}
     finite = [y for ys in heights.values() for y in ys if y is not None and math.isfinite(y)]
     low, high = (min(finite), max(finite)) if finite else (-1.0, 0.0) if logarithmic else (0.0, 1.0)
     room = max(high - low, 1.0) * _MARGIN
@@ -333,7 +335,7 @@ def _draw_panel(axes: Any, found: BisectRecord, what: Literal["max_abs", "sqnr_d
             name = _shorten_name(found.layers[wrong[0][0]].name)
             axes.annotate(name, wrong[0], (9, 4), textcoords="offset points", color=_WRONG, fontsize=8)
         for x, layer in enumerate(found.layers):
-            if (finding := layer.by(way)) and _is_error(finding):
+            if (finding := layer.get_finding(way)) and _is_error(finding):
                 axes.plot(x, best, "x", color=_COLOURS[way], markersize=8, markeredgewidth=2)
     _draw_edge(axes, best, "equal")
     if is_beyond:

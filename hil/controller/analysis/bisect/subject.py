@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.compare.criteria import name_outputs
-from hil.compare.tolerance import fitted, refuse_vacuous
-from hil.controller.analysis.layers import Activations, Layer, activations, changed_layers, layers_of
+from hil.compare.tolerance import fit_tolerance, refuse_vacuous
+from hil.controller.analysis.layers import Activations, Layer, compute_activations, extract_layers, find_changed_layers
 from hil.controller.models.compiling import CachedCall, call_isolated
-from hil.controller.models.conversions import as_onnx
+from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import convert_errors
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.files import copy_file
 from hil.core.results import Model
-from hil.core.tensors import Array, TensorSpec, dtype_name
+from hil.core.tensors import Array, TensorSpec, get_dtype_name
 from hil.errors import ImportFailed, UsageError
 from hil.formats.onnx_file import load_onnx
 
@@ -63,7 +63,7 @@ _VERSION = 2
 _NAME = "exposed.onnx"
 
 
-def expose(
+def expose_tensors(
     model: Model,
     tensors: Sequence[TensorSpec],
     *,
@@ -88,7 +88,7 @@ def expose(
         files = {name: str(path.absolute()) for name, path in model.files.items() if path != model.path}
         arguments = {"model": str(model.path.absolute()), "files": files, "tensors": specs, "only": only}
         failed = f"cannot add intermediate outputs to {model.path.name}"
-        with naming_errors("import", "adding intermediate outputs", partial(ImportFailed, stage="import"), failed):
+        with convert_errors("import", "adding intermediate outputs", partial(ImportFailed, stage="import"), failed):
             call_isolated(write, {**arguments, "folder": str(folder)}, how)
 
     entry, _ = how["cache"].get_or_make(key, {"model": model.name, "outputs": len(specs)}, make)
@@ -99,7 +99,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
     """Write the model and the external data to a directory. Runs in an isolated process."""
     import onnx
 
-    from hil.controller.analysis.layers.graph import reads
+    from hil.controller.analysis.layers.graph import list_reads
     from hil.formats.onnx_functions import inline_functions
     from hil.formats.ort_values import ONNX_TYPES
 
@@ -124,7 +124,7 @@ def write(model: str, files: dict[str, str], tensors: list[Any], only: bool, fol
         for node in reversed(graph.node):
             if not needed.isdisjoint(node.output):
                 kept.append(node)
-                needed.update(reads(node))
+                needed.update(list_reads(node))
         del graph.node[:]
         graph.node.extend(reversed(kept))
     # An output must not also be in ``value_info``.
@@ -177,11 +177,11 @@ def open_subject(
 
     Args:
         path: an ONNX model, or a model that converts to ONNX. The ONNX model is compiled and split into layers.
-        options: run options. A flow supplies the runtime, compiler, flags and tolerances, see :func:`with_flow`.
+        options: run options. A flow supplies the runtime, compiler, flags and tolerances, see :func:`apply_flow`.
     """
-    asked = options = with_flow(options, flow)
+    asked = options = apply_flow(options, flow)
     log = folder / "logs" / "bisect.log"
-    with storing(log.parent):
+    with convert_write_errors(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
     model, digest = _import_model(path, options, flow, context, log)
     options = replace(options, dims=model.dims)
@@ -194,18 +194,18 @@ def open_subject(
         dims=options.dims,
     )
     settings: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
-    layers = layers_of(model, group=group, inputs=inputs, **settings)
+    layers = extract_layers(model, group=group, inputs=inputs, **settings)
     compiled, twins = model, layers
     if artifact_model is not None:
         compiled, _ = _import_model(artifact_model, asked, flow, context, log)
         check_signatures(model, compiled)
-        twins = layers_of(compiled, group=group, inputs=inputs, **settings)
+        twins = extract_layers(compiled, group=group, inputs=inputs, **settings)
         check_layers(model, layers, compiled, twins)
     # Acceptance criteria apply to the model's outputs. Other tensors are compared within the tolerance.
     check_accepted_outputs([(options.accept, model)])
     if options.accept:
         options = replace(options, accept=name_outputs(options.accept, [spec.name for spec in model.outputs or ()]))
-    computed = activations(
+    computed = compute_activations(
         model,
         inputs,
         references=options.references,
@@ -215,21 +215,21 @@ def open_subject(
     )
     for name in computed.outputs:
         # Reject a tolerance that outputs could never exceed.
-        dtype = dtype_name(computed[name].dtype)
-        tolerance, scale = fitted((dtype, dtype), computed[name], options.rtol, options.atol)
+        dtype = get_dtype_name(computed[name].dtype)
+        tolerance, scale = fit_tolerance((dtype, dtype), computed[name], options.rtol, options.atol)
         refuse_vacuous(name, tolerance, scale, rtol=options.rtol, atol=options.atol)
     by_chance: set[str] = set()
     for layer in layers:
         if layer.by_chance or not by_chance.isdisjoint(layer.inputs):
             by_chance.update(layer.outputs)
     limits: dict[str, Any] = {"recompute": options.recompute, "timeout": options.timeout}
-    changed = changed_layers(layers, computed, **limits, **settings)
+    changed = find_changed_layers(layers, computed, **limits, **settings)
     return BisectSubject(
         model, digest, compiled, options, inputs, layers, twins, computed, frozenset(by_chance), changed
     )
 
 
-def with_flow(options: Options, flow: Flow | None) -> Options:
+def apply_flow(options: Options, flow: Flow | None) -> Options:
     """Return the options with the flow's settings.
 
     The flow sets the runtime and the compiler, and the flow's flags precede the options' flags. Tolerances, acceptance
@@ -259,7 +259,7 @@ def _import_model(path: Path, options: Options, flow: Flow | None, context: RunC
     model = import_model(path, function=options.function, dims=options.dims, **settings)
     digest = model.digest
     if model.format != "onnx":
-        file = as_onnx(model, log=log, **settings).path
+        file = convert_to_onnx(model, log=log, **settings).path
         symbols = {dim for spec in import_model(file, **settings).inputs or () for dim in spec.shape}
         dims = {name: size for name, size in options.dims.items() if name in symbols}
         model = replace(import_model(file, dims=dims, **settings), name=model.name)

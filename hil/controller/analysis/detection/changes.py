@@ -14,16 +14,16 @@ import numpy as np
 from hil.controller.devices.time_statistics import Floats
 
 # Minimum runs in a segment.
-LEAST_SEGMENT = 3
+MIN_SEGMENT = 3
 # Probability of finding a change in a series without changes.
 CHANGE_P = 0.001
 # Maximum runs to search. Older runs give little information about the current level, and cost time.
-_LENGTH_MOST = 256
+_MAX_LENGTH = 256
 _PERMUTATIONS = 2000
 # Length of the windows that are also searched. A temporary slow period hardly changes the sums over a long series.
 _WINDOW = 50
 _NORMAL = NormalDist()
-_CORRELATION_MOST = 0.9
+_MAX_CORRELATION = 0.9
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[
 
     Only the newest 256 values are searched.
     """
-    first = max(len(values) - _LENGTH_MOST, 0)
+    first = max(len(values) - _MAX_LENGTH, 0)
     logs = np.log(np.asarray(values[first:], np.float64))
     splits = sorted(_split(logs, 0, logs.size, p_value))
     edges = [0, *(index for index, _ in splits), logs.size]
@@ -58,7 +58,7 @@ def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[
 
 
 def _split(logs: Floats, start: int, stop: int, p_value: float) -> list[tuple[int, float]]:
-    if stop - start < 2 * LEAST_SEGMENT:
+    if stop - start < 2 * MIN_SEGMENT:
         return []
     index, found = _find_largest(logs, start, stop)
     if found > p_value and stop - start > _WINDOW:
@@ -74,7 +74,7 @@ def _find_largest(logs: Floats, start: int, stop: int) -> tuple[int, float]:
     scores = _compute_scores(logs[start:stop])
     sizes = _compute_statistics(scores[None, :])[0]
     at = int(sizes.argmax())
-    place = at + LEAST_SEGMENT
+    place = at + MIN_SEGMENT
     size = float(sizes[at]) / _compute_inflation(scores, place)
     null = _permute_scores(scores.size)
     larger = null.size - int(np.searchsorted(null, size - 1e-9))
@@ -99,7 +99,7 @@ def _compute_quantiles(count: int) -> Floats:
 def _compute_statistics(scores: Floats) -> Floats:
     """Return the absolute standardized difference of level for every split of [series, n] scores."""
     count = scores.shape[1]
-    before = np.arange(LEAST_SEGMENT, count - LEAST_SEGMENT + 1)
+    before = np.arange(MIN_SEGMENT, count - MIN_SEGMENT + 1)
     sums = np.cumsum(scores, axis=1)
     middle = sums[:, -1:] * before / count
     statistics: Floats = np.abs(sums[:, before - 1] - middle) / np.sqrt(before * (count - before) / count)
@@ -114,7 +114,7 @@ def _compute_inflation(scores: Floats, place: int) -> float:
     lag = float((rest[1:] * rest[:-1]).sum()) / power if power > 0 else 0.0
     if lag < 1.645 / math.sqrt(scores.size):
         return 1.0
-    lag = min(lag, _CORRELATION_MOST)
+    lag = min(lag, _MAX_CORRELATION)
     return math.sqrt((1 + lag) / (1 - lag))
 
 

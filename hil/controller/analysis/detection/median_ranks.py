@@ -10,7 +10,7 @@ import numpy as np
 from hil.controller.devices.time_statistics import LEVEL, Floats
 from hil.controller.records.bench import Interval
 
-_CORRELATION_MOST = 0.9
+_MAX_CORRELATION = 0.9
 
 
 def rank_interval(samples: Floats, *, level: float = LEVEL) -> Interval | None:
@@ -18,7 +18,8 @@ def rank_interval(samples: Floats, *, level: float = LEVEL) -> Interval | None:
 
     The limits are the order statistics of the sign test (Conover, "Practical Nonparametric Statistics", 1999). Serial
     correlation reduces the number of samples: n (1 - r) / (1 + r), with the lag-1 correlation r of the signs. The
-    interval is similar to :func:`hil.controller.devices.time_statistics.median_interval`, and needs no resampling.
+    interval is similar to :func:`hil.controller.devices.time_statistics.compute_median_interval`, and needs no
+    resampling.
     """
     count = samples.size
     if not count:
@@ -26,7 +27,7 @@ def rank_interval(samples: Floats, *, level: float = LEVEL) -> Interval | None:
     signs = np.sign(samples - np.median(samples))
     power = float((signs**2).sum())
     lag = float((signs[1:] * signs[:-1]).sum()) / power if power else 0.0
-    lag = min(max(lag, 0.0), _CORRELATION_MOST)
+    lag = min(max(lag, 0.0), _MAX_CORRELATION)
     effective = count * (1 - lag) / (1 + lag)
     half = NormalDist().inv_cdf((1 + level) / 2) * count / (2 * math.sqrt(effective))
     low, high = math.floor(count / 2 - half), math.ceil(count / 2 + half) + 1  # ranks, from 1

@@ -38,13 +38,13 @@ FALSE_ALARM = 0.01 / 520
 # Probability of the verdict "no change" although the smallest effect exists.
 MISS = 0.02
 # Minimum rounds to estimate the variance.
-LEAST_ROUNDS = 4
+MIN_ROUNDS = 4
 
 # Variance of the mixture's effect size (change divided by standard deviation). With this value, decisions need about
 # ten rounds.
 _MIXTURE = 2.0
 # Rounds of earlier decisions count as at most this many rounds, because a board's noise changes.
-_FREEDOM_MOST = 20
+_MAX_FREEDOM = 20
 # Ignore the known noise if the variance of the new rounds exceeds it by this factor.
 _NOISIER = 3.0
 # Limit rounds to this many standard deviations from the median.
@@ -52,13 +52,13 @@ _CLIP_SIGMAS = 2.5
 # Variance of a standard normal distribution with this limit.
 _CLIPPED_VARIANCE = 0.978
 # Minimum rounds for clipping. With fewer rounds, the median absolute deviation is often too small.
-_CLIP_LEAST = 8
+_MIN_CLIP_ROUNDS = 8
 _SIGMA_BY_MAD = 1.4826
 # Minimum rounds to estimate the autocorrelation.
-_CORRELATION_LEAST = 10
-_CORRELATION_MOST = 0.9
+_MIN_CORRELATION_ROUNDS = 10
+_MAX_CORRELATION = 0.9
 # Largest prediction of required rounds.
-_ROUNDS_MOST = 10_000
+_MAX_ROUNDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def pool_noise(decisions: Iterable[Sequence[float]]) -> RoundNoise | None:
     """
     groups = [np.asarray(log_ratios, np.float64) for log_ratios in decisions if len(log_ratios) > 1]
     freedom = sum(group.size - 1 for group in groups)
-    if freedom < LEAST_ROUNDS:
+    if freedom < MIN_ROUNDS:
         return None
     rest = np.concatenate([group - np.median(group) for group in groups])
     limit = _CLIP_SIGMAS * _SIGMA_BY_MAD * float(np.median(np.abs(rest))) * math.sqrt(rest.size / freedom)
@@ -86,7 +86,7 @@ def pool_noise(decisions: Iterable[Sequence[float]]) -> RoundNoise | None:
     )
     if squares <= 0:
         return None
-    return RoundNoise(squares / freedom / _CLIPPED_VARIANCE, min(freedom, _FREEDOM_MOST))
+    return RoundNoise(squares / freedom / _CLIPPED_VARIANCE, min(freedom, _MAX_FREEDOM))
 
 
 @dataclass(frozen=True)
@@ -203,15 +203,15 @@ def decide(
     """Return the verdict on log ratios of rounds, as described in :class:`SequentialDecision`."""
     values = _clip_outliers(np.asarray(log_ratios, np.float64), noise)
     centre = float(values.mean()) if values.size else 0.0
-    if values.size < LEAST_ROUNDS:
-        return Decision("undecided", values.size, _exp(centre), None)
+    if values.size < MIN_ROUNDS:
+        return Decision("undecided", values.size, _limit_exp(centre), None)
     spread = _estimate_spread(values, noise)
     sure, likely = (spread.compute_half_width(values.size, error) for error in (false_alarm, miss))
     verdict = _judge_interval(centre, sure, likely, math.log1p(min_effect), direction)
     is_change = verdict in ("regressed", "improved")
     half, error = (sure, false_alarm) if is_change else (likely, miss)
-    interval = Interval(low=_exp(centre - half), high=_exp(centre + half), level=1 - 2 * error)
-    return Decision(verdict, values.size, _exp(centre), interval)
+    interval = Interval(low=_limit_exp(centre - half), high=_limit_exp(centre + half), level=1 - 2 * error)
+    return Decision(verdict, values.size, _limit_exp(centre), interval)
 
 
 def _judge_interval(centre: float, sure: float, likely: float, effect: float, direction: Direction) -> ChangeVerdict:
@@ -249,7 +249,7 @@ class _Spread:
             return math.inf
         return math.sqrt((growth - 1) / (1 - growth / inner) * self.squares / rounds)
 
-    def at(self, rounds: int) -> _Spread:
+    def predict(self, rounds: int) -> _Spread:
         """Return the expected spread for another number of rounds with the same variance."""
         freedom = rounds - 1 + self.known
         return _Spread(self.variance * freedom, freedom, self.known)
@@ -260,7 +260,7 @@ def _estimate_spread(values: Floats, noise: RoundNoise | None) -> _Spread:
     squares = 0.0
     if freedom:
         squares = float(((values - values.mean()) ** 2).sum()) * _compute_inflation(values) / _CLIPPED_VARIANCE
-    if noise is None or (freedom >= LEAST_ROUNDS - 1 and squares / freedom > _NOISIER * noise.variance):
+    if noise is None or (freedom >= MIN_ROUNDS - 1 and squares / freedom > _NOISIER * noise.variance):
         return _Spread(squares, freedom, 0)
     return _Spread(squares + noise.variance * noise.freedom, freedom + noise.freedom, noise.freedom)
 
@@ -271,7 +271,7 @@ def _compute_inflation(values: Floats) -> float:
     The factor is (1 + r) / (1 - r) for an autoregressive process of order 1. Only significant positive correlations
     count (one-sided test, 5 %).
     """
-    if values.size < _CORRELATION_LEAST:
+    if values.size < _MIN_CORRELATION_ROUNDS:
         return 1.0
     centred = values - values.mean()
     power = float((centred**2).sum())
@@ -279,13 +279,13 @@ def _compute_inflation(values: Floats) -> float:
     lag = float((centred[1:] * centred[:-1]).sum()) / power + 1 / values.size if power > 0 else 0.0
     if lag < 1.645 / math.sqrt(values.size):
         return 1.0
-    lag = min(lag, _CORRELATION_MOST)
+    lag = min(lag, _MAX_CORRELATION)
     return (1 + lag) / (1 - lag)
 
 
 def _clip_outliers(values: Floats, noise: RoundNoise | None) -> Floats:
     """Limit outliers, so that a single disturbed round neither hides nor causes a change."""
-    if values.size < _CLIP_LEAST:
+    if values.size < _MIN_CLIP_ROUNDS:
         return values
     centre = _compute_median(values)
     scale = _SIGMA_BY_MAD * _compute_median(np.abs(values - centre))
@@ -305,18 +305,18 @@ def _predict_rounds(
     rounds = int(values.size)
     spread = _estimate_spread(values, noise)
     if not spread.freedom:
-        return LEAST_ROUNDS - rounds
-    above = abs(float(values.mean())) if rounds >= LEAST_ROUNDS else 0.0
+        return MIN_ROUNDS - rounds
+    above = abs(float(values.mean())) if rounds >= MIN_ROUNDS else 0.0
     error, distance = (false_alarm, above) if above > effect / 2 else (miss, effect - above)
-    low, high = max(rounds, LEAST_ROUNDS - 1), _ROUNDS_MOST
+    low, high = max(rounds, MIN_ROUNDS - 1), _MAX_ROUNDS
     while high - low > 1:
         middle = (low + high) // 2
-        if spread.at(middle).compute_half_width(middle, error) < distance:
+        if spread.predict(middle).compute_half_width(middle, error) < distance:
             high = middle
         else:
             low = middle
     return high - rounds
 
 
-def _exp(log: float) -> float:
+def _limit_exp(log: float) -> float:
     return math.exp(min(log, 700.0))

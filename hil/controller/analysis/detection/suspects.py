@@ -12,22 +12,22 @@ import numpy as np
 
 from hil.controller.analysis.detection.changes import find_changes
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
-from hil.controller.devices.time_statistics import Floats, drift_of
+from hil.controller.devices.time_statistics import Floats, measure_drift
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
-# Probability that a step of the smallest effect becomes a suspect at once, unless SHARE_MOST limits it.
+# Probability that a step of the smallest effect becomes a suspect at once, unless MAX_SHARE limits it.
 POWER = 0.98
 # Approximate maximum share of suspects among runs without a change.
-SHARE_MOST = 0.6
+MAX_SHARE = 0.6
 # Number of recent runs from which the level and the noise are estimated.
-_BASELINE_MOST = 100
+_MAX_BASELINE_RUNS = 100
 # Minimum runs to estimate the noise.
-_BASELINE_LEAST = 8
+_MIN_BASELINE_RUNS = 8
 # Limit of the p-value for a faster level. A faster level is not urgent, so several runs may be needed to find it.
 _FASTER_P = 0.01
 # After a drift measurement, drift can become a suspect again only after this many runs.
 _DRIFT_PAUSE = 26
-_DRIFT_LEAST = 30
+_MIN_DRIFT_RUNS = 30
 # Share of the smallest effect that an estimated drift must exceed. The share is below 1, because the estimate has
 # noise.
 _DRIFT_SHARE = 0.5
@@ -112,12 +112,12 @@ def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Sus
     """Return a suspect if the values of the runs ``numbers`` have risen slowly since the first of these runs.
 
     Uses the Theil-Sen slope and the Mann-Kendall test for autocorrelated data, as
-    :func:`hil.controller.devices.time_statistics.drift_of` describes.
+    :func:`hil.controller.devices.time_statistics.measure_drift` describes.
     """
-    if values.size < _DRIFT_LEAST:
+    if values.size < _MIN_DRIFT_RUNS:
         return None
     scaled = np.rint(values / np.median(values) * _UNIT_NS).astype(np.int64)
-    drift = drift_of(np.arange(values.size), scaled, share=_DRIFT_SHARE * min_effect)
+    drift = measure_drift(np.arange(values.size), scaled, share=_DRIFT_SHARE * min_effect)
     if drift is None or not drift.marked or drift.change < 0:
         return None
     return Suspect("drift", "slower", numbers[0], numbers[0], numbers[-1], 1 + drift.change, drift.p_value)
@@ -132,7 +132,7 @@ def _find_step(values: Floats, numbers: Sequence[int], min_effect: float, good: 
     start = max((edge for edge in edges if edge <= place), default=0)
     stop = min((edge for edge in edges if edge > place), default=values.size - 1)
     logs = np.log(values)
-    baseline = logs[max(start, stop - _BASELINE_MOST) : stop]
+    baseline = logs[max(start, stop - _MAX_BASELINE_RUNS) : stop]
     level = float(np.median(baseline))
     excess = float(logs[-1]) - level
     if excess > _compute_threshold(baseline, math.log1p(min_effect)):
@@ -158,11 +158,11 @@ def _compute_threshold(baseline: Floats, effect: float) -> float:
 
     A step shifts the distribution of the baseline by ``effect``. The threshold is a lower quantile of the shifted
     distribution, so that a step exceeds it with the probability POWER. With little noise, the threshold is half the
-    effect, which is rare without a step. With strong noise, SHARE_MOST limits the share of suspects without a step.
+    effect, which is rare without a step. With strong noise, MAX_SHARE limits the share of suspects without a step.
     """
     rest = baseline - np.median(baseline)
-    limit = float(np.quantile(rest, 1 - SHARE_MOST))
-    if rest.size < _BASELINE_LEAST:
+    limit = float(np.quantile(rest, 1 - MAX_SHARE))
+    if rest.size < _MIN_BASELINE_RUNS:
         return limit
     normal = -_NORMAL.inv_cdf(POWER) * _SIGMA_BY_MAD * float(np.median(np.abs(rest)))
     lowest = min(normal, float(np.quantile(rest, 1 - POWER)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.bisect.find import finding_of, keep_case, repeat_command
+from hil.controller.analysis.bisect.find import judge_case, keep_case, repeat_command
 from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.dispatches.extract import FUNCTION, Dispatch, extract_dispatches
 from hil.controller.devices.board import Board
@@ -19,15 +19,15 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.record import record_specs
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import for_model
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Options
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.records.dispatches import DispatchList, DispatchResult
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import storing, write_json
+from hil.controller.storage.runs import convert_write_errors, write_json
 from hil.core.results import Outcome, Relation, Stage, exit_code_of
 from hil.core.runtimes import DEFAULT_RUNTIME
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import BoardRefused, BoardUnreachable, UsageError, did_you_mean
 
 NUMPY = "numpy"
@@ -65,17 +65,17 @@ def check_dispatches(
         BoardRefused, BoardUnreachable: the board was never reached.
         StorageError: the directory cannot be written.
     """
-    options = replace(for_model(options, model), runtime=DEFAULT_RUNTIME)
+    options = replace(apply_model_settings(options, model), runtime=DEFAULT_RUNTIME)
     check_options(options, choice)
     used = choice.name
 
-    def opened(board: Board) -> None:
+    def note_board(board: Board) -> None:
         nonlocal used
         used = board.name
 
     with (
-        temporary_folder("hil-dispatches-") as scratch,
-        BoardPool(f"hil layers {model.name}", wait_s=wait_s, say=screen.note, opened=opened) as pool,
+        make_temporary_folder("hil-dispatches-") as scratch,
+        BoardPool(f"hil layers {model.name}", wait_s=wait_s, say=screen.note, opened=note_board) as pool,
     ):
         config = choice.config
         if not knows_target(config, options.runtime):
@@ -127,10 +127,10 @@ def _extract(
     """Import the model and extract the dispatches."""
     how: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated}
     log = folder / "logs" / "dispatches.log"
-    with storing(log.parent):
+    with convert_write_errors(log.parent):
         log.parent.mkdir(parents=True, exist_ok=True)
     model = import_model(path, function=options.function, dims=options.dims, **how)
-    limits: dict[str, Any] = {"recompute": options.recompute, "timeout": COMPILE_TIMEOUT_S}
+    limits: dict[str, Any] = {"recompute": options.recompute, "timeout": COMPILE_TIMEOUT_SECONDS}
     return extract_dispatches(model, flags, seed=options.seed, log=log, **limits, **how)
 
 
@@ -147,7 +147,7 @@ def _select(dispatches: Sequence[Dispatch], keys: Collection[str]) -> list[Dispa
 def _begin(dispatch: Dispatch, options: Options, folder: Path, runner: Runner) -> Case:
     assert dispatch.path is not None
     place = folder / dispatch.name
-    with storing(place):
+    with convert_write_errors(place):
         (place / "logs").mkdir(parents=True, exist_ok=True)
     expected = dispatch.load_expected()
     own = replace(
@@ -157,7 +157,7 @@ def _begin(dispatch: Dispatch, options: Options, folder: Path, runner: Runner) -
         inputs=dispatch.load_inputs(),
         expected=expected,
         references=() if expected else (CPU_BACKEND,),
-        # The pipeline compares with default tolerances. finding_of applies the user's tolerances.
+        # The pipeline compares with default tolerances. judge_case applies the user's tolerances.
         rtol=None,
         atol=None,
     )
@@ -167,7 +167,7 @@ def _begin(dispatch: Dispatch, options: Options, folder: Path, runner: Runner) -
 def _describe(
     dispatch: Dispatch, case: Case, options: Options, out: Path | None, board_options: Sequence[str]
 ) -> DispatchResult:
-    finding = finding_of(case, options.rtol, options.atol)
+    finding = judge_case(case, options.rtol, options.atol)
     if _is_self_check(case):
         reason = f"agrees with {CPU_BACKEND}, which shares the compiler; numpy cannot evaluate {dispatch.not_evaluated}"
         finding = make_finding(Outcome.SKIP, reason, outputs=finding.outputs)

@@ -13,18 +13,25 @@ import numpy as np
 
 from hil.controller.analysis.dispatches.linalg import evaluate_dispatch
 from hil.controller.analysis.dispatches.scalars import CannotEvaluate, evaluate_scalar, read_elements
-from hil.controller.analysis.profile.sites import read_dispatch_name, sites_of
-from hil.controller.backends.compilers.arithmetic import in_arithmetic, split_flags
-from hil.controller.backends.compilers.iree import as_iree_takes
-from hil.controller.backends.compilers.iree_program import Source, fail, prepare, recipe_of, run_compiler, source_of
-from hil.controller.models.compiling import Work, call_isolated, compiling
-from hil.controller.models.inputs import random_tensor
+from hil.controller.analysis.profile.sites import find_sites, read_dispatch_name
+from hil.controller.backends.compilers.arithmetic import convert_arithmetic, split_flags
+from hil.controller.backends.compilers.iree import convert_for_iree
+from hil.controller.backends.compilers.iree_program import (
+    Source,
+    choose_settings,
+    describe_source,
+    fail,
+    prepare,
+    run_compiler,
+)
+from hil.controller.models.compiling import Work, call_isolated, convert_compiler_errors
+from hil.controller.models.inputs import make_random_tensor
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.own_code import code_digest
+from hil.controller.storage.own_code import digest_code
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, UsageError
 from hil.formats.iree_values import SCALAR_PREFIX, parse_type
@@ -94,28 +101,28 @@ def extract_dispatches(
             f"{model.path.name} is a compiled program: its dispatches cannot be extracted", hint="pass the model"
         )
     arithmetic, flags = split_flags(flags)
-    taken = as_iree_takes(model, flags, {**work, "recompute": False})
+    taken = convert_for_iree(model, flags, {**work, "recompute": False})
     model = taken.model
     if arithmetic and model.format == "onnx":
-        model = in_arithmetic(model, arithmetic, {**work, "recompute": False})
-    recipe = recipe_of(model, taken.flags)
+        model = convert_arithmetic(model, arithmetic, {**work, "recompute": False})
+    recipe = choose_settings(model, taken.flags)
 
     def make(folder: Path) -> None:
         what = "the dispatches"
         arguments = {
-            "source": vars(source_of(model, recipe.flags)),
+            "source": vars(describe_source(model, recipe.flags)),
             "seed": seed,
             "folder": str(folder.absolute()),
             "log": str(work["log"].absolute()),
         }
-        with compiling(f"extracting {what}", died=what, failed=what):
+        with convert_compiler_errors(f"extracting {what}", died=what, failed=what):
             found = call_isolated(build, arguments, work)
         (folder / _FILE).write_text(json.dumps(found))
 
-    key = Cache.key("dispatches", program=recipe.key, seed=seed, code=code_digest(_CODE))
+    key = Cache.key("dispatches", program=recipe.key, seed=seed, code=digest_code(_CODE))
     entry, _ = work["cache"].get_or_make(key, {**recipe.meta, "what": "dispatches"}, make, work["recompute"])
     how: Any = {name: work[name] for name in ("cache", "isolated", "timeout", "log")}
-    sites = sites_of(model, taken.flags, **how)
+    sites = find_sites(model, taken.flags, **how)
     nodes: dict[str, dict[str, None]] = {}
     for region in sites.regions:
         for site in region.sites:
@@ -150,7 +157,7 @@ def build(source: Mapping[str, Any], seed: int, folder: str, log: str) -> list[d
     from iree.compiler import ir
 
     own = Source(**source)
-    with temporary_folder("hil-dispatches-") as scratch:
+    with make_temporary_folder("hil-dispatches-") as scratch:
         place = Path(scratch)
         module_file = prepare(own, place, place, None)
         out = place / "flow.mlirbc"
@@ -209,7 +216,7 @@ def _write_dispatch(
         raise _Unsupported("its executable was not compiled from MLIR")
     inputs = [_read_spec(f"arg{number}", value.type) for number, value in enumerate(call.operands)]
     outputs = [_read_spec(f"output{number}", value.type) for number, value in enumerate(call.results)]
-    text = _standalone_text(call, executable, key)
+    text = _write_standalone(call, executable, key)
     try:
         ir.Module.parse(text, context=ir.Context())
     except ir.MLIRError as error:
@@ -253,7 +260,7 @@ def _read_spec(name: str, kind: Any) -> TensorSpec:
     return replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX))
 
 
-def _standalone_text(call: Any, executable: Any, key: str) -> str:
+def _write_standalone(call: Any, executable: Any, key: str) -> str:
     """Return a module with the executable, and a function that calls it with tensors.
 
     The entry point gets the executable's name. The compiler appends a summary to this name, and the result is the key
@@ -339,4 +346,4 @@ def _draw_input(spec: TensorSpec, code: str, seed: int) -> Array:
         elif any(name in code for name in _DIVIDING):
             bounds = (1.0, 100.0)
     shape = [size for size in spec.shape if isinstance(size, int)]
-    return np.asarray(random_tensor(spec, shape, seed=seed, bounds=bounds))
+    return np.asarray(make_random_tensor(spec, shape, seed=seed, bounds=bounds))

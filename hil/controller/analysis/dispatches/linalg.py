@@ -21,15 +21,15 @@ from hil.controller.analysis.dispatches.scalars import (
     CannotEvaluate,
     evaluate_scalar,
     is_rounding,
-    scalar_dtype,
-    widened,
+    parse_scalar_dtype,
+    widen_dtype,
 )
 from hil.core.tensors import Array
 
 # Limits for one operation: scalar operations, and steps in the loop over reductions. Each limit corresponds to about
 # ten seconds.
-_MOST_WORK = 1 << 30
-_MOST_STEPS = 1 << 18
+_MAX_WORK = 1 << 30
+_MAX_STEPS = 1 << 18
 _BINDING = re.compile(r"dispatch\.tensor<(?P<access>readonly|readwrite|writeonly):(?P<kind>.*)>$")
 _DYNAMIC = -(1 << 63)
 # Errors of numpy, and errors of the bindings for operations with an unexpected form.
@@ -76,7 +76,7 @@ def evaluate_dispatch(module: Any, operands: Sequence[Array], tied: Sequence[int
             raise CannotEvaluate(f"an argument of type {argument.type}")
         if match["access"] == "writeonly":
             kind = ir.RankedTensorType(ir.Type.parse(match["kind"], module.context))
-            array = np.zeros(tuple(kind.shape), scalar_dtype(str(kind.element_type)))
+            array = np.zeros(tuple(kind.shape), parse_scalar_dtype(str(kind.element_type)))
             values[argument] = _Binding(array, np.zeros(array.shape, bool))
         else:
             values[argument] = _Binding(np.array(next(given)))
@@ -100,7 +100,7 @@ def _evaluate(operation: Any, values: dict[Any, Any]) -> None:
     if name in ("func.return", "iree_tensor_ext.dispatch.workload.ordinal"):
         return
     if name == "iree_tensor_ext.dispatch.tensor.load":
-        result = operands[0].array[_read_slices(operation)].copy().reshape(_result_shape(operation))
+        result = operands[0].array[_read_slices(operation)].copy().reshape(_get_result_shape(operation))
     elif name == "iree_tensor_ext.dispatch.tensor.store":
         where = _read_slices(operation)
         target = operands[1].array[where]
@@ -109,19 +109,19 @@ def _evaluate(operation: Any, values: dict[Any, Any]) -> None:
             operands[1].written[where] = True
         return
     elif name == "tensor.empty":
-        result = np.zeros(_result_shape(operation), _result_dtype(operation))
+        result = np.zeros(_get_result_shape(operation), _get_result_dtype(operation))
     elif name == "tensor.extract_slice":
-        result = operands[0][_read_slices(operation)].reshape(_result_shape(operation))
+        result = operands[0][_read_slices(operation)].reshape(_get_result_shape(operation))
     elif name == "tensor.insert_slice":
         result = operands[1].copy()
         target = result[_read_slices(operation)]
         target[...] = operands[0].reshape(target.shape)
     elif name in ("tensor.expand_shape", "tensor.collapse_shape", "tensor.cast"):
-        result = operands[0].reshape(_result_shape(operation))
+        result = operands[0].reshape(_get_result_shape(operation))
     elif name == "linalg.fill":
-        result = np.full(_result_shape(operation), operands[0], _result_dtype(operation))
+        result = np.full(_get_result_shape(operation), operands[0], _get_result_dtype(operation))
     elif name == "linalg.softmax":
-        result = _softmax(operation, operands[0]).astype(_result_dtype(operation))
+        result = _evaluate_softmax(operation, operands[0]).astype(_get_result_dtype(operation))
     elif name == "linalg.generic":
         for value, array in zip(operation.results, _Generic(operation, operands, values).run(), strict=True):
             values[value] = array
@@ -133,15 +133,15 @@ def _evaluate(operation: Any, values: dict[Any, Any]) -> None:
     values[operation.results[0]] = np.asarray(result)
 
 
-def _result_shape(operation: Any) -> tuple[int, ...]:
+def _get_result_shape(operation: Any) -> tuple[int, ...]:
     kind = operation.results[0].type
     if not kind.has_static_shape:
         raise CannotEvaluate("a dynamic shape")
     return tuple(kind.shape)
 
 
-def _result_dtype(operation: Any) -> np.dtype[Any]:
-    return scalar_dtype(str(operation.results[0].type.element_type))
+def _get_result_dtype(operation: Any) -> np.dtype[Any]:
+    return parse_scalar_dtype(str(operation.results[0].type.element_type))
 
 
 def _read_slices(operation: Any) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def _read_slices(operation: Any) -> tuple[Any, ...]:
     return (..., *slices)  # the ellipsis keeps a tensor without dimensions an array
 
 
-def _softmax(operation: Any, value: Array) -> Array:
+def _evaluate_softmax(operation: Any, value: Array) -> Array:
     from iree.compiler import ir
 
     axis = ir.IntegerAttr(operation.attributes["dimension"]).value
@@ -174,7 +174,7 @@ class _Generic:
         self.body = operation.regions[0].blocks[0]
         maps = [item.value for item in operation.attributes["indexing_maps"]]
         self.results = [
-            (tuple(value.type.shape), scalar_dtype(str(value.type.element_type))) for value in operation.results
+            (tuple(value.type.shape), parse_scalar_dtype(str(value.type.element_type))) for value in operation.results
         ]
         loops = maps[0].n_dims
         self.maps = [[_read_affine(expression, loops) for expression in one.results] for one in maps]
@@ -184,13 +184,13 @@ class _Generic:
         self.parallel = [loop for loop in range(loops) if loop not in self.reductions]
         steps = math.prod(self.sizes[loop] for loop in self.reductions)
         inner = [op.operation for op in self.body.operations]
-        if math.prod(self.sizes) * len(inner) > _MOST_WORK:
+        if math.prod(self.sizes) * len(inner) > _MAX_WORK:
             raise CannotEvaluate("a dispatch of this size")
         self.steps = steps
         self.wide = bool(self.reductions) and not any(is_rounding(op.name) for op in inner)
         self.is_product_sum = [op.name for op in inner] == ["arith.mulf", "arith.addf", "linalg.yield"]
         arrays = [np.asarray(operand) for operand in operands]
-        arrays = [array.astype(widened(array.dtype, self.wide), copy=False) for array in arrays]
+        arrays = [array.astype(widen_dtype(array.dtype, self.wide), copy=False) for array in arrays]
         self.views = [self._view(array, map_) for array, map_ in zip(arrays, self.maps, strict=True)]
         self.inputs = len(operands) - len(self.results)
 
@@ -198,14 +198,15 @@ class _Generic:
         """Return the results."""
         if self.reductions and self.is_product_sum and self.inputs == 2:
             return [self._finish(self._sum_products(), 0)]
-        if self.steps > _MOST_STEPS:
+        if self.steps > _MAX_STEPS:
             raise CannotEvaluate("a reduction of this size")
         shape = tuple(self.sizes[loop] for loop in self.parallel)
         carried = [
-            np.broadcast_to(self._at(view, [0] * len(self.reductions)), shape) for view in self.views[self.inputs :]
+            np.broadcast_to(self._select_view(view, [0] * len(self.reductions)), shape)
+            for view in self.views[self.inputs :]
         ]
         for index in itertools.product(*(range(self.sizes[loop]) for loop in self.reductions)):
-            inputs = [self._at(view, index) for view in self.views[: self.inputs]]
+            inputs = [self._select_view(view, index) for view in self.views[: self.inputs]]
             carried = self._evaluate_body([*inputs, *carried], index)
         return [self._finish(np.broadcast_to(value, shape), number) for number, value in enumerate(carried)]
 
@@ -223,7 +224,7 @@ class _Generic:
         origin = array[tuple(slice(constant, None) for _, constant in map_)] if start else array
         return as_strided(origin, self.sizes, strides, writeable=False)
 
-    def _at(self, view: Array, index: Sequence[int]) -> Array:
+    def _select_view(self, view: Array, index: Sequence[int]) -> Array:
         """Return the view for given indices of the reductions, with an axis per parallel loop."""
         where: list[Any] = [slice(None)] * view.ndim
         for loop, value in zip(self.reductions, index, strict=True):
@@ -243,7 +244,7 @@ class _Generic:
         missing = math.prod(self.sizes[loop] for loop in self.reductions if loop not in used)
         summed = np.asarray(summed) * missing
         axes = tuple(axis for axis, loop in enumerate(self.parallel) if loop not in used)
-        start = self._at(self.views[2], [0] * len(self.reductions))
+        start = self._select_view(self.views[2], [0] * len(self.reductions))
         with np.errstate(all="ignore"):
             return np.asarray(start + np.expand_dims(summed, axes))
 
@@ -252,10 +253,10 @@ class _Generic:
         for op in self.body.operations:
             inner = op.operation
             if inner.name == "linalg.yield":
-                return [self._value(operand, values) for operand in inner.operands]
-            operands = [self._value(operand, values) for operand in inner.operands]
+                return [self._get_value(operand, values) for operand in inner.operands]
+            operands = [self._get_value(operand, values) for operand in inner.operands]
             if inner.name == "linalg.index":
-                values[inner.results[0]] = self._loop_index(inner, index)
+                values[inner.results[0]] = self._get_loop_index(inner, index)
             elif inner.name == "tensor.extract":
                 values[inner.results[0]] = self._extract(operands[0], operands[1:])
             elif inner.regions:
@@ -264,11 +265,11 @@ class _Generic:
                 values[inner.results[0]] = evaluate_scalar(inner, operands, wide=self.wide)
         raise CannotEvaluate("a body without linalg.yield")
 
-    def _value(self, operand: Any, values: Mapping[Any, Any]) -> Array:
+    def _get_value(self, operand: Any, values: Mapping[Any, Any]) -> Array:
         value = values[operand] if operand in values else self.outer[operand]
         return np.asarray(value)
 
-    def _loop_index(self, operation: Any, index: Sequence[int]) -> Array:
+    def _get_loop_index(self, operation: Any, index: Sequence[int]) -> Array:
         from iree.compiler import ir
 
         loop = ir.IntegerAttr(operation.attributes["dim"]).value
@@ -282,7 +283,7 @@ class _Generic:
             if one.size and not (one.min() >= 0 and one.max() < size):
                 raise CannotEvaluate("an index outside of its tensor")
         found = np.asarray(tensor[tuple(indices)])
-        return found.astype(widened(found.dtype, self.wide), copy=False)
+        return found.astype(widen_dtype(found.dtype, self.wide), copy=False)
 
     def _finish(self, value: Array, number: int) -> Array:
         """Return a result with the axes of its map and the dtype of the IR."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.core.tensors import Array, dtype_of
-from hil.formats.iree_values import mlir_dtype
+from hil.core.tensors import Array, parse_dtype
+from hil.formats.iree_values import parse_mlir_dtype
 
 _Function = Callable[..., Any]
 _DTYPES = ("bool", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -19,15 +19,15 @@ class CannotEvaluate(Exception):
     """An operation, type or attribute that the numpy evaluation does not support. The message names it."""
 
 
-def scalar_dtype(text: str) -> np.dtype[Any]:
+def parse_scalar_dtype(text: str) -> np.dtype[Any]:
     """Return the dtype of an MLIR element type, such as ``f32`` or ``index``. Raises CannotEvaluate."""
-    name = mlir_dtype(text) or ""
+    name = parse_mlir_dtype(text) or ""
     if name not in _DTYPES:
         raise CannotEvaluate(f"element type {text}")
-    return dtype_of(name)
+    return parse_dtype(name)
 
 
-def widened(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
+def widen_dtype(dtype: np.dtype[Any], wide: bool) -> np.dtype[Any]:
     """Return float64 for narrower floats if ``wide``, otherwise the dtype."""
     return np.dtype(np.float64) if wide and _is_float(dtype) else dtype
 
@@ -36,7 +36,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind not in "biucO"  # ml_dtypes' floats have kind V or f
 
 
-def _unsigned(function: _Function) -> _Function:
+def _make_unsigned(function: _Function) -> _Function:
     """Return a function that interprets signless integers as unsigned."""
 
     def run(*values: Any) -> Any:
@@ -54,7 +54,7 @@ def _divide_integers(left: Any, right: Any) -> Any:
     return quotient + ((np.remainder(left, right) != 0) & ((left < 0) != (right < 0)))
 
 
-def _erf(value: Any) -> Any:
+def _compute_erf(value: Any) -> Any:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(np.asarray(value, np.float64))).astype(np.float64)
 
 
@@ -86,16 +86,16 @@ _FUNCTIONS: dict[str, _Function] = {
     "arith.xori": np.bitwise_xor,
     "arith.maxsi": np.maximum,
     "arith.minsi": np.minimum,
-    "arith.maxui": _unsigned(np.maximum),
-    "arith.minui": _unsigned(np.minimum),
+    "arith.maxui": _make_unsigned(np.maximum),
+    "arith.minui": _make_unsigned(np.minimum),
     "arith.divsi": _divide_integers,
     "arith.remsi": np.fmod,
-    "arith.divui": _unsigned(np.floor_divide),
-    "arith.remui": _unsigned(np.remainder),
+    "arith.divui": _make_unsigned(np.floor_divide),
+    "arith.remui": _make_unsigned(np.remainder),
     "arith.floordivsi": np.floor_divide,
     "arith.shli": np.left_shift,
     "arith.shrsi": np.right_shift,
-    "arith.shrui": _unsigned(np.right_shift),
+    "arith.shrui": _make_unsigned(np.right_shift),
     "arith.select": _select,
     "math.absf": np.abs,
     "math.absi": np.abs,
@@ -127,7 +127,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "math.asinh": np.arcsinh,
     "math.acosh": np.arccosh,
     "math.atanh": np.arctanh,
-    "math.erf": _erf,
+    "math.erf": _compute_erf,
     "math.powf": np.power,
     "math.fpowi": np.power,
     "math.copysign": np.copysign,
@@ -186,9 +186,9 @@ def evaluate_scalar(operation: Any, values: Sequence[Any], *, wide: bool) -> Arr
             return _read_constant(operation, wide=wide)
         if name in ("arith.cmpi", "arith.cmpf"):
             return _compare(name, _read_predicate(operation), *values)
-        dtype = scalar_dtype(str(operation.results[0].type))
+        dtype = parse_scalar_dtype(str(operation.results[0].type))
         if name == "arith.truncf":
-            return np.asarray(values[0]).astype(dtype).astype(widened(dtype, wide))
+            return np.asarray(values[0]).astype(dtype).astype(widen_dtype(dtype, wide))
         if name == "arith.trunci":
             value = np.asarray(values[0])
             return np.asarray(value & 1).astype(bool) if dtype.kind == "b" else value.astype(dtype)
@@ -199,12 +199,12 @@ def evaluate_scalar(operation: Any, values: Sequence[Any], *, wide: bool) -> Arr
         if name in ("arith.extui", "arith.uitofp", "arith.index_castui"):
             value = np.asarray(values[0])
             value = value if value.dtype.kind == "b" else value.view(f"u{value.dtype.itemsize}")
-            return value.astype(widened(dtype, wide))
+            return value.astype(widen_dtype(dtype, wide))
         if name not in _FUNCTIONS:
             raise CannotEvaluate(f"operation {name}")
         if name in ("arith.sitofp", "arith.extsi") and np.asarray(values[0]).dtype.kind == "b":
             values = [-np.asarray(values[0]).astype(np.int8)]  # a set bit of i1 is -1
-        return np.asarray(_FUNCTIONS[name](*values)).astype(widened(dtype, wide), copy=False)
+        return np.asarray(_FUNCTIONS[name](*values)).astype(widen_dtype(dtype, wide), copy=False)
 
 
 def _read_predicate(operation: Any) -> int:
@@ -237,18 +237,18 @@ def _read_constant(operation: Any, *, wide: bool) -> Array:
     value, kind = operation.attributes["value"], operation.results[0].type
     if isinstance(kind, ir.RankedTensorType):
         return read_elements(value, kind)
-    dtype = scalar_dtype(str(kind))
+    dtype = parse_scalar_dtype(str(kind))
     if isinstance(value, ir.BoolAttr):
         return np.asarray(value.value, bool)
     number = ir.FloatAttr(value).value if _is_float(dtype) else ir.IntegerAttr(value).value
-    return np.asarray(number, widened(dtype, wide))
+    return np.asarray(number, widen_dtype(dtype, wide))
 
 
 def read_elements(attribute: Any, kind: Any) -> Array:
     """Return the tensor in a dense attribute. Raises CannotEvaluate for other attributes."""
     from iree.compiler import ir
 
-    dtype, shape = scalar_dtype(str(kind.element_type)), tuple(kind.shape)
+    dtype, shape = parse_scalar_dtype(str(kind.element_type)), tuple(kind.shape)
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise CannotEvaluate(f"constant {str(attribute)[:40]}")
     if attribute.is_splat:

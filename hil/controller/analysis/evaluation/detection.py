@@ -19,7 +19,7 @@ from hil.errors import UsageError
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 _RECALLS = np.linspace(0, 1, 101)
-_MOST_DETECTIONS = 100
+_MAX_DETECTIONS = 100
 _CLASSES = ("classes", "labels", "class_ids")
 # Largest class number that is exact in float64.
 _MAX_CLASS = 2.0**53
@@ -97,7 +97,7 @@ class MeanAveragePrecision(Metric):
             for kind, (images, hits) in tables.items():
                 total = float(weights @ counts[kind])
                 if total > 0:
-                    found.append(_average_precision(weights[images], hits, total))
+                    found.append(_compute_average_precision(weights[images], hits, total))
             return float(np.mean(found)) if found else 0.0
 
         return score
@@ -107,12 +107,12 @@ def _choose_detections(scores: Floats, classes: Floats) -> npt.NDArray[np.int64]
     """Return the detections that count, by descending score."""
     order = np.argsort(-np.where(scores > 0, scores, 0), kind="stable")
     order = order[scores[order] > 0]
-    kept = [order[classes[order] == kind][:_MOST_DETECTIONS] for kind in np.unique(classes[order])]
+    kept = [order[classes[order] == kind][:_MAX_DETECTIONS] for kind in np.unique(classes[order])]
     chosen = np.concatenate([order[:0], *kept])
     return chosen[np.argsort(-scores[chosen], kind="stable")]
 
 
-def _average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: float) -> float:
+def _compute_average_precision(weights: Weights, hits: npt.NDArray[np.bool_], total: float) -> float:
     """Return the mean precision over thresholds and recalls.
 
     Args:

@@ -15,7 +15,7 @@ _RESAMPLES = 1000
 _HALVINGS = 60
 
 
-def mcnemar_p_value(only_first: int, only_second: int) -> float:
+def compute_mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the exact two-sided p-value of McNemar's test (McNemar 1947, with the binomial distribution).
 
     Args:
@@ -34,7 +34,9 @@ def _log_choose(total: int, count: int) -> float:
     return math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
 
 
-def tango_interval(only_first: int, only_second: int, samples: int, level: float = LEVEL) -> tuple[float, float]:
+def compute_tango_interval(
+    only_first: int, only_second: int, samples: int, level: float = LEVEL
+) -> tuple[float, float]:
     """Return the score interval for the difference of two paired shares (Tango 1998, Statistics in Medicine 17).
 
     The difference is (``only_first`` - ``only_second``) / ``samples``. Without discordant samples, the interval still
@@ -48,7 +50,7 @@ def tango_interval(only_first: int, only_second: int, samples: int, level: float
     difference = (only_first - only_second) / samples
 
     def exceeds(at: float) -> bool:
-        return abs(_tango_statistic(only_first, only_second, samples, at)) > limit
+        return abs(_compute_tango_statistic(only_first, only_second, samples, at)) > limit
 
     return _find_edge(exceeds, difference, -1.0), _find_edge(exceeds, difference, 1.0)
 
@@ -62,7 +64,7 @@ def _find_edge(exceeds: Callable[[float], bool], inside: float, outside: float) 
     return (inside + outside) / 2
 
 
-def _tango_statistic(only_first: int, only_second: int, samples: int, difference: float) -> float:
+def _compute_tango_statistic(only_first: int, only_second: int, samples: int, difference: float) -> float:
     """Return the standardised distance of the observed difference from ``difference``.
 
     The variance uses the maximum likelihood estimate for the share of ``only_second``, given this difference.
@@ -78,7 +80,7 @@ def _tango_statistic(only_first: int, only_second: int, samples: int, difference
     return distance / math.sqrt(variance)
 
 
-def bootstrap_interval(
+def compute_bootstrap_interval(
     first: Scorer, second: Scorer, samples: int, *, seed: int, level: float = LEVEL
 ) -> tuple[float, float] | None:
     """Return the percentile interval of the paired bootstrap for a difference of scores (Efron and Tibshirani 1993).

@@ -21,7 +21,7 @@ ERROR = 0.01
 # chosen in advance.
 _STAKES = np.array([0.02, 0.05, 0.14, 0.38, 0.98])
 _HALVINGS = 40
-_LEAST = 1e-12
+_EPSILON = 1e-12
 
 
 def measure_evidence(values: Values, total: int, mean: float) -> Values:
@@ -34,12 +34,12 @@ def measure_evidence(values: Values, total: int, mean: float) -> Values:
     """
     drawn = np.concatenate([[0.0], np.cumsum(values)[:-1]])
     expected = (total * mean - drawn) / (total - np.arange(len(values)))
-    stakes = _STAKES[:, None] / np.maximum(expected, _LEAST)
-    wealth = np.cumsum(np.log1p(np.maximum(stakes * (values - expected), _LEAST - 1)), axis=1)
+    stakes = _STAKES[:, None] / np.maximum(expected, _EPSILON)
+    wealth = np.cumsum(np.log1p(np.maximum(stakes * (values - expected), _EPSILON - 1)), axis=1)
     most = wealth.max(axis=0)
     log_mean = most + np.log(np.exp(wealth - most).mean(axis=0))
     # The sum of the drawn values already exceeds the total that the mean implies.
-    is_refuted = np.cumsum(values) > total * mean + _LEAST * total
+    is_refuted = np.cumsum(values) > total * mean + _EPSILON * total
     return np.where(is_refuted, math.inf, log_mean)
 
 
@@ -54,7 +54,7 @@ def decide_mean(values: Values, total: int, mean: float, error: float = ERROR) -
         total: number of samples in the dataset.
     """
     if len(values) == total:
-        return "above" if values.mean() >= mean - _LEAST else "below"
+        return "above" if values.mean() >= mean - _EPSILON else "below"
     if not len(values):
         return ""
     limit = -math.log(error)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hil.controller.analysis.graphs.values import NodeValue
-from hil.controller.storage.screen.texts import seconds
+from hil.controller.storage.screen.texts import format_seconds
 
 # Colours from good to bad. Readers with red-green colour blindness can distinguish the stops, too.
 STOPS = ("#eef3c7", "#f6b352", "#d1495b", "#6a1b4d")
@@ -43,7 +43,7 @@ class ColourScale:
         listed = list(values)
         if metric == "placement":
             return cls(metric, devices=tuple(sorted({one.placement for one in listed if one.placement})))
-        numbers = [value for one in listed if isinstance(value := one.of(metric), float | int)]
+        numbers = [value for one in listed if isinstance(value := one.get_metric(metric), float | int)]
         numbers = [value for value in numbers if math.isfinite(value) and (metric != "max_abs" or value > 0)]
         if metric == "sqnr_db":
             return cls(metric, min([_POOR, *numbers]), _GOOD)
@@ -73,16 +73,16 @@ class ColourScale:
     def _is_on_scale(self, value: float) -> bool:
         return math.isfinite(value) and (self.metric != "max_abs" or self.low > 0)
 
-    def colour(self, value: NodeValue | None) -> str:
+    def choose_colour(self, value: NodeValue | None) -> str:
         """Return a node's colour, or "" without a value."""
-        found = value.of(self.metric) if value is not None else None
+        found = value.get_metric(self.metric) if value is not None else None
         if found is None:
             return ""
         if self.metric == "outcome":
             return _OUTCOMES.get(str(found), _ERROR)
         if self.metric == "placement":
             return _DEVICES[self.devices.index(str(found)) % len(_DEVICES)] if found in self.devices else ""
-        return between(self.level(float(found)))
+        return interpolate_colour(self.level(float(found)))
 
     def legend(self) -> list[tuple[str, str]]:
         """Return (colour, label) pairs."""
@@ -92,18 +92,20 @@ class ColourScale:
             return [(_DEVICES[number % len(_DEVICES)], name) for number, name in enumerate(self.devices)]
         if self.metric == "max_abs":
             first, last = ("0", f"{self.high:.3g}") if self.high else ("0", "any")
-            middle = [(between(0.5), f"{math.sqrt(self.low * self.high):.3g}")] if self.low < self.high else []
-            return [(between(0), first), *middle, (between(1), last)]
+            middle = (
+                [(interpolate_colour(0.5), f"{math.sqrt(self.low * self.high):.3g}")] if self.low < self.high else []
+            )
+            return [(interpolate_colour(0), first), *middle, (interpolate_colour(1), last)]
         if self.metric == "sqnr_db":
             return [
-                (between(0), f"{self.high:.3g} dB and more"),
-                (between(0.5), f"{(self.low + self.high) / 2:.3g} dB"),
-                (between(1), f"{self.low:.3g} dB"),
+                (interpolate_colour(0), f"{self.high:.3g} dB and more"),
+                (interpolate_colour(0.5), f"{(self.low + self.high) / 2:.3g} dB"),
+                (interpolate_colour(1), f"{self.low:.3g} dB"),
             ]
-        return [(between(0), "0 s"), (between(1), seconds(self.high / 1e9))]
+        return [(interpolate_colour(0), "0 s"), (interpolate_colour(1), format_seconds(self.high / 1e9))]
 
 
-def between(level: float) -> str:
+def interpolate_colour(level: float) -> str:
     """Interpolate :data:`STOPS` at a level from 0 to 1."""
     place = min(max(level, 0.0), 1.0) * (len(STOPS) - 1)
     first = min(int(place), len(STOPS) - 2)
@@ -111,7 +113,7 @@ def between(level: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * (place - first)):02x}" for a, b in pairs)
 
 
-def text_on(colour: str) -> str:
+def choose_text_colour(colour: str) -> str:
     """Return black or white, for a contrast of at least 4.5:1 on this background."""
     light = _compute_luminance(colour)
     return _DARK if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else _LIGHT

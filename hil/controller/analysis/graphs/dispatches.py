@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph
-from hil.controller.analysis.graphs.values import NodeValue, worst
-from hil.controller.analysis.profile.totals import shortener, totals
+from hil.controller.analysis.graphs.model_graph import MAX_NODES, GraphNode, ModelGraph
+from hil.controller.analysis.graphs.values import NodeValue, find_worst
+from hil.controller.analysis.profile.totals import make_shortener, sum_rows
 from hil.controller.records.commands.stored import ProfileTotal
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
 
-def timed_operations(rows: Iterable[OpRow]) -> list[ProfileTotal]:
+def sum_operations(rows: Iterable[OpRow]) -> list[ProfileTotal]:
     """Return totals for a profile's compute operations, ordered by first start.
 
     A program may call one operation for multiple parts of the model. Every call site is a separate total: the
@@ -25,7 +25,7 @@ def timed_operations(rows: Iterable[OpRow]) -> list[ProfileTotal]:
     names: dict[tuple[str, tuple[str, ...]], str] = {}
     calls: dict[str, int] = defaultdict(int)
 
-    def noting() -> Iterator[OpRow]:
+    def note_sites() -> Iterator[OpRow]:
         for row in rows:
             if row.kind != "compute":
                 yield row
@@ -37,7 +37,7 @@ def timed_operations(rows: Iterable[OpRow]) -> list[ProfileTotal]:
                 first[names[site]] = len(first)
             yield row if names[site] == row.op else replace(row, op=names[site])
 
-    found = [total for total in totals(noting()) if total.kind == "compute"]
+    found = [total for total in sum_rows(note_sites()) if total.kind == "compute"]
     return sorted(found, key=lambda total: first[total.name])
 
 
@@ -49,13 +49,13 @@ def dispatch_graph(operations: Sequence[ProfileTotal], name: str, model: ModelGr
         model: the model's graph, which defines the edges; None gives a graph without edges.
 
     Raises:
-        UsageError: no operations, or more than :data:`MOST_NODES`.
+        UsageError: no operations, or more than :data:`MAX_NODES`.
     """
     if not operations:
         raise UsageError("the profile has no compute operations")
-    if len(operations) > MOST_NODES:
-        raise UsageError(f"cannot draw {len(operations)} operations: the limit is {MOST_NODES}")
-    short = shortener(operations)
+    if len(operations) > MAX_NODES:
+        raise UsageError(f"cannot draw {len(operations)} operations: the limit is {MAX_NODES}")
+    short = make_shortener(operations)
     nodes = [
         GraphNode(total.name, "+".join(total.op_types) or "operation", within=total.onnx_nodes, label=short(total.name))
         for total in operations
@@ -90,23 +90,23 @@ def _trace_edges(nodes: Sequence[GraphNode], model: ModelGraph) -> list[tuple[in
     return list(edges)
 
 
-def of_operations(
+def map_operations(
     graph: ModelGraph, operations: Sequence[ProfileTotal], values: dict[str, NodeValue]
 ) -> dict[str, NodeValue]:
     """Return operation -> time, and the worst result of the nodes that the operation computes."""
     times = {total.name: total for total in operations}
-    found = of_members(graph, values)
+    found = map_members(graph, values)
     for name, total in times.items():
         known = found.get(name, NodeValue())
         found[name] = replace(known, time_ns=total.run_ns, ops=total.ops, timed_with=len(total.onnx_nodes))
     return found
 
 
-def of_members(graph: ModelGraph, values: dict[str, NodeValue]) -> dict[str, NodeValue]:
+def map_members(graph: ModelGraph, values: dict[str, NodeValue]) -> dict[str, NodeValue]:
     """Return graph node -> worst result over the node and the model nodes within it."""
     found = {}
     for node in graph.nodes:
         listed = [values[name] for name in (node.name, *node.within) if name in values]
         if listed:
-            found[node.name] = worst(listed)
+            found[node.name] = find_worst(listed)
     return found

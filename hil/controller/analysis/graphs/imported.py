@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph, edges_of
-from hil.controller.analysis.graphs.onnx_graph import MOST_BYTES, drawn
+from hil.controller.analysis.graphs.model_graph import MAX_NODES, GraphNode, ModelGraph, find_edges
+from hil.controller.analysis.graphs.onnx_graph import MAX_BYTES, draw_graph
 from hil.core.files import read_file
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import ImportFailed
 
 # Operations that only provide constants for other operations.
@@ -29,34 +29,34 @@ def read_imported(text: str, model: str, dims: Mapping[str, int]) -> dict[str, A
     """
     from iree.compiler import ir
 
-    from hil.controller.models.importers.onnx import limited_memory
+    from hil.controller.models.importers.onnx import limit_memory
 
-    with temporary_folder("hil-graph-") as scratch:
+    with make_temporary_folder("hil-graph-") as scratch:
         path = Path(text) if text else _convert_model(Path(model), dims, Path(scratch))
-        if path.stat().st_size > MOST_BYTES >> 2:
+        if path.stat().st_size > MAX_BYTES >> 2:
             raise ImportFailed(
-                f"cannot draw {path.name}: {path.stat().st_size >> 20} MiB exceeds the limit of {MOST_BYTES >> 22} MiB"
+                f"cannot draw {path.name}: {path.stat().st_size >> 20} MiB exceeds the limit of {MAX_BYTES >> 22} MiB"
             )
         try:
-            with limited_memory((4 << 30) + 20 * path.stat().st_size):
+            with limit_memory((4 << 30) + 20 * path.stat().st_size):
                 module = ir.Module.parse(read_file(path), context=ir.Context())
         except ir.MLIRError as error:
             raise ImportFailed(f"IREE cannot parse {path.name} as MLIR", detail=str(error)) from error
-        return drawn(_build_graph(module))
+        return draw_graph(_build_graph(module))
 
 
 def _convert_model(model: Path, dims: Mapping[str, int], scratch: Path) -> Path:
     from hil.controller.backends.compilers.onnx_to_mlir import convert
-    from hil.controller.models.importers.onnx import limited_memory
+    from hil.controller.models.importers.onnx import limit_memory
 
     size = sum(one.stat().st_size for one in model.parent.glob(f"{model.name}*") if one.is_file())
-    if size > MOST_BYTES >> 2:
+    if size > MAX_BYTES >> 2:
         raise ImportFailed(
-            f"cannot import {model.name}: {size >> 20} MiB with weights exceeds the limit of {MOST_BYTES >> 22} MiB",
+            f"cannot import {model.name}: {size >> 20} MiB with weights exceeds the limit of {MAX_BYTES >> 22} MiB",
             hint="store the imported program with hil run --debug-ir DIR",
         )
     out = scratch / "imported.mlirbc"
-    with limited_memory((4 << 30) + 8 * size):
+    with limit_memory((4 << 30) + 8 * size):
         convert(model, dims, None, out, scratch / "params.irpa", None)
     return out
 
@@ -73,11 +73,11 @@ def _build_graph(module: Any) -> ModelGraph:
         nodes.append(GraphNode(f"argument {number}", "input", "input", (), (f"%arg{number}",)))
     taken: dict[str, int] = {}
     for operation in _iter_operations(function):
-        if len(nodes) >= MOST_NODES:
-            raise ImportFailed(f"cannot draw the imported program: more than {MOST_NODES} operations")
+        if len(nodes) >= MAX_NODES:
+            raise ImportFailed(f"cannot draw the imported program: more than {MAX_NODES} operations")
         nodes.append(_build_node(operation, names, taken))
     symbol = str(function.attributes["sym_name"]).strip('"')
-    return ModelGraph("imported", symbol, nodes, edges_of(nodes))
+    return ModelGraph("imported", symbol, nodes, find_edges(nodes))
 
 
 def _iter_functions(module: Any) -> Iterator[Any]:
@@ -101,7 +101,7 @@ def _read_kind(operation: Any) -> str:
 
 
 def _build_node(operation: Any, names: dict[Any, str], taken: dict[str, int]) -> GraphNode:
-    from hil.controller.analysis.profile.sites import names_in
+    from hil.controller.analysis.profile.sites import find_names
 
     results = []
     for result in operation.results:
@@ -110,7 +110,7 @@ def _build_node(operation: Any, names: dict[Any, str], taken: dict[str, int]) ->
     kind = _read_kind(operation)
     if kind in ("func.return", "util.return"):
         return GraphNode("return", "output", "output", tuple(names[one] for one in operation.operands if one in names))
-    whole = names_in(str(operation.location))
+    whole = find_names(str(operation.location))
     label = (whole[0] if whole else kind)[:200]
     taken[label] = taken.get(label, 0) + 1
     unique = label if taken[label] == 1 else f"{label} #{taken[label]}"

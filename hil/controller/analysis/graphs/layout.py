@@ -13,15 +13,15 @@ from typing import Any
 # Node size and gaps between nodes, as on the page.
 WIDTH, HEIGHT, GAP_X, GAP_Y = 150.0, 40.0, 24.0, 44.0
 # Edges over more ranks than this are drawn as a curve around the nodes, not routed between them.
-_LONGEST = 12
+_MAX_EDGE_RANKS = 12
 _SWEEPS = 6
 # Maximum bends per node, on average over the graph. This limits the cost of long edges.
-_MOST_BENDS = 4
+_MAX_BENDS = 4
 # For every node: the nodes above it, and the nodes below it.
 _Neighbours = tuple[list[list[int]], list[list[int]]]
 
 
-def layered(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def lay_out(count: int, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Lay out a graph.
 
     Args:
@@ -111,11 +111,11 @@ def _insert_bends(
     """
     links: list[tuple[int, int]] = []
     chains: dict[int, list[int]] = {}
-    left = _MOST_BENDS * len(ranks)
+    left = _MAX_BENDS * len(ranks)
     for number in forward:
         first, last = edges[number]
         between = range(ranks[first] + 1, ranks[last])
-        if not between or len(between) > _LONGEST or len(between) > left:
+        if not between or len(between) > _MAX_EDGE_RANKS or len(between) > left:
             links.append((first, last))
             continue
         left -= len(between)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 # Maximum nodes to draw. Pictures of larger graphs would be slow and unreadable.
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 
 
 class GraphNode(NamedTuple):
@@ -64,7 +64,7 @@ class ModelGraph:
         return found | {node.name: place for place, node in enumerate(self.nodes)}
 
 
-def edges_of(nodes: Sequence[GraphNode]) -> list[tuple[int, int]]:
+def find_edges(nodes: Sequence[GraphNode]) -> list[tuple[int, int]]:
     """Return the edges from every tensor's producer to the consumers, without duplicates."""
     makers = {tensor: place for place, node in enumerate(nodes) for tensor in node.outputs if tensor}
     pairs = {

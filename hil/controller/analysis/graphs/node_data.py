@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hil.controller.analysis.graphs.colours import ColourScale, text_on
+from hil.controller.analysis.graphs.colours import ColourScale, choose_text_colour
 from hil.controller.analysis.graphs.model_graph import ModelGraph
 from hil.controller.analysis.graphs.values import NodeValue
 
@@ -19,7 +19,7 @@ TITLES = {
 }
 
 
-def node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | None = None) -> dict[str, Any]:
+def make_node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | None = None) -> dict[str, Any]:
     """Return a metric's values as Model Explorer's node data.
 
     Args:
@@ -32,12 +32,12 @@ def node_data(values: Mapping[str, NodeValue], metric: str, graph: ModelGraph | 
     keys = {node.name: node.key for node in graph.nodes if node.key} if graph is not None else {}
     results = {}
     for name, value in values.items():
-        found = value.of(metric)
+        found = value.get_metric(metric)
         if found is None:
             continue
-        colour = scale.colour(value)
+        colour = scale.choose_colour(value)
         # JSON has no infinity. Model Explorer shows such a value as text, with the given colour.
         shown = found if isinstance(found, str) or math.isfinite(found) else str(found)
-        results[keys.get(name, name)] = {"value": shown, "bgColor": colour, "textColor": text_on(colour)}
+        results[keys.get(name, name)] = {"value": shown, "bgColor": colour, "textColor": choose_text_colour(colour)}
     data = {"name": f"hil: {TITLES[metric]}", "results": results}
     return {graph.name: data} if graph is not None and graph.name else data

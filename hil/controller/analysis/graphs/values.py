@@ -33,7 +33,7 @@ class NodeValue:
     ops: tuple[str, ...] = ()
     timed_with: int = 0
 
-    def of(self, metric: str) -> float | str | None:
+    def get_metric(self, metric: str) -> float | str | None:
         """Return the value for a metric from :data:`METRICS`, or None if unknown."""
         found: float | str | None = getattr(self, metric)
         return found if found != "" else None
@@ -48,7 +48,7 @@ class LayerValue:
     op: str = ""  # operator type, or several joined by ``+`` (``Conv+Relu``)
 
 
-def of_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
+def map_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
     """Return node -> layer result.
 
     If several layers contain a copy of the node, the worst result counts.
@@ -59,11 +59,11 @@ def of_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
             value = layer.value
             if value.together != len(layer.nodes):
                 value = replace(value, together=len(layer.nodes))
-            found[name] = worst([found[name], value]) if name in found else value
+            found[name] = find_worst([found[name], value]) if name in found else value
     return found
 
 
-def worst(values: Sequence[NodeValue]) -> NodeValue:
+def find_worst(values: Sequence[NodeValue]) -> NodeValue:
     """Return the value with the most severe outcome.
 
     Ties are decided by the larger error, then the lower SQNR, then the order.
@@ -86,7 +86,7 @@ def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
     return found
 
 
-def suite_layers(
+def read_suite_layers(
     records: Iterable[Mapping[str, Any]], nodes: Mapping[str, Sequence[str]]
 ) -> tuple[list[LayerValue], list[str]]:
     """Return the layers in a suite's records for a model.
@@ -118,7 +118,7 @@ def suite_layers(
     return found, missing
 
 
-def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
+def map_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
     """Return output node -> comparison result, from a whole-model case."""
     return {
         f"output {_coerce_text(one.get('name'))}": _find_worst_values(
@@ -130,7 +130,7 @@ def of_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
     }
 
 
-def of_totals(totals: Iterable[ProfileTotal]) -> dict[str, NodeValue]:
+def map_totals(totals: Iterable[ProfileTotal]) -> dict[str, NodeValue]:
     """Return node -> time, from a profile's totals by operation.
 
     A fused operation's time cannot be divided, so every node in the operation gets the full time.
@@ -148,7 +148,7 @@ def of_totals(totals: Iterable[ProfileTotal]) -> dict[str, NodeValue]:
     return found
 
 
-def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
+def map_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
     """Return node -> device, from a record's ``placement``.
 
     Args:
@@ -166,7 +166,7 @@ def of_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]:
     return found
 
 
-def merged(*sources: Mapping[str, NodeValue]) -> dict[str, NodeValue]:
+def merge_values(*sources: Mapping[str, NodeValue]) -> dict[str, NodeValue]:
     """Merge results from multiple sources per node. Earlier sources have priority."""
     found: dict[str, NodeValue] = {}
     for source in sources:
@@ -182,7 +182,7 @@ def _merge_values(first: NodeValue, second: NodeValue) -> NodeValue:
     return replace(second, **own)
 
 
-def real(value: Any) -> float | None:
+def parse_real(value: Any) -> float | None:
     """Parse a number from a record, which stores inf and nan as strings. Return None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -193,17 +193,17 @@ def real(value: Any) -> float | None:
 
 
 def _parse_time(value: Any) -> float | None:
-    found = real(value)
+    found = parse_real(value)
     return found if found is not None and 0 <= found < math.inf else None
 
 
 def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
     """Return the worst values over a finding's outputs; ``more`` sets further fields."""
     outputs = _coerce_mappings(finding.get("outputs"))
-    errors = [value for one in outputs if (value := real(one.get("max_abs"))) is not None]
-    ratios = [value for one in outputs if (value := real(one.get("sqnr_db"))) is not None]
+    errors = [value for one in outputs if (value := parse_real(one.get("max_abs"))) is not None]
+    ratios = [value for one in outputs if (value := parse_real(one.get("sqnr_db"))) is not None]
     # No other statistic includes elements that are NaN or infinite on one side only.
-    if any((real(one.get("nonfinite")) or 0) > 0 for one in outputs):
+    if any((parse_real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
     return NodeValue(
         outputs=tuple(_coerce_text(one.get("name")) for one in outputs),

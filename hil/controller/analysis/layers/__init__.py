@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hil.controller.analysis.layers import extract
-from hil.controller.analysis.layers.check import changed_layers
+from hil.controller.analysis.layers.check import find_changed_layers
 from hil.controller.analysis.layers.values import (
     Activations,
     Layer,
-    activations,
-    digests_of,
-    layer_inputs,
-    layer_outputs,
+    compute_activations,
+    digest_tensors,
+    select_layer_inputs,
+    select_layer_outputs,
 )
-from hil.controller.models.conversions import as_onnx
+from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, naming_errors
+from hil.controller.storage.isolation.isolated import Isolated, convert_errors
 from hil.core.files import read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, ReferenceFailed, StageTimeout, UsageError
@@ -36,19 +36,19 @@ __all__ = [
     "MERGES",
     "Activations",
     "Layer",
-    "activations",
-    "changed_layers",
+    "compute_activations",
     "cut",
-    "layer_inputs",
-    "layer_outputs",
-    "layer_specs",
-    "layers_of",
-    "unmerged",
+    "drop_merged",
+    "extract_layers",
+    "find_changed_layers",
+    "get_layer_specs",
+    "select_layer_inputs",
+    "select_layer_outputs",
 ]
 
 GROUPS = ("node", "fused")
 MERGES = ("content", "shape", "none")
-TIMEOUT_S = 600.0
+TIMEOUT_SECONDS = 600.0
 # Increase this when layers of the same model change, to invalidate cached entries.
 _VERSION = 5
 _LAYERS = "layers.json"
@@ -68,7 +68,7 @@ class _CallContext(TypedDict):
 _PROBES = 2
 
 
-def layers_of(
+def extract_layers(
     model: Model,
     *,
     group: str = "node",
@@ -82,8 +82,8 @@ def layers_of(
     not tensors.
 
     Args:
-        model: an ONNX model, or a model that :func:`hil.controller.models.conversions.as_onnx` converts; the layers
-            have the fixed sizes in ``dims``.
+        model: an ONNX model, or a model that :func:`hil.controller.models.conversions.convert_to_onnx` converts; the
+            layers have the fixed sizes in ``dims``.
         group: ``node``: a layer per node; ``fused``: a layer per group that compilers fuse: Conv with
             BatchNormalization, Add and activation; MatMul and Gemm with Add and activation.
         inputs: model inputs by name. Their shapes fix symbolic dimensions. If inference cannot find a shape, hil
@@ -120,13 +120,13 @@ def cut(
     Raises:
         UsageError: the model is not ONNX and cannot be converted; the tensor, node or layer does not exist; ``end``
             does not depend on ``start``.
-        ImportFailed, StageTimeout, StorageError: see :func:`layers_of`.
+        ImportFailed, StageTimeout, StorageError: see :func:`extract_layers`.
     """
     (layer,) = _extract_layers(model, {"start": start, "end": end, "group": group}, extract.cut_out, inputs, how)
     return layer
 
 
-def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
+def drop_merged(layers: Sequence[Layer], merge: str) -> list[Layer]:
     """Return the layers without duplicates.
 
     Args:
@@ -143,7 +143,7 @@ def unmerged(layers: Sequence[Layer], merge: str) -> list[Layer]:
     return [layer for layer in layers if not (layer.same_as if merge == "shape" else layer.copy_of)]
 
 
-def layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def get_layer_specs(layer: Layer) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return a layer's input and output specs, in the layer model's order."""
     (item,) = (item for item in _read_document(layer.path.parent)["layers"] if item["name"] == layer.name)
     inputs, outputs = ([TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in item[side]] for side in _SIDES)
@@ -155,11 +155,11 @@ def _extract_layers(
 ) -> tuple[Layer, ...]:
     if request["group"] not in GROUPS:
         raise UsageError(f"invalid group {request['group']!r}", hint=f"expected one of {', '.join(GROUPS)}")
-    model = as_onnx(model, **how)
+    model = convert_to_onnx(model, **how)
     extractor = _Extractor(model if inputs is None else _fix_dims(model, inputs), function, request, how)
-    folder = extractor.made(None)
+    folder = extractor.make_layers(None)
     if inputs is not None and _read_document(folder)["open"]:
-        folder = extractor.made(inputs)
+        folder = extractor.make_layers(inputs)
     return tuple(_read_layer(folder, item) for item in _read_document(folder)["layers"])
 
 
@@ -172,7 +172,7 @@ class _Extractor:
     request: Mapping[str, Any]
     how: _CallContext
 
-    def made(self, inputs: Mapping[str, Array] | None) -> Path:
+    def make_layers(self, inputs: Mapping[str, Array] | None) -> Path:
         model, request = self.model, self.request
         key = Cache.key(
             "layers",
@@ -180,8 +180,8 @@ class _Extractor:
             dims=dict(model.dims),
             made_by=self.function.__name__,
             request=dict(request),
-            inputs=None if inputs is None else digests_of(inputs),
-            tools=[version("onnx"), version("onnxruntime")],
+            inputs=None if inputs is None else digest_tensors(inputs),
+            tools=[get_version("onnx"), get_version("onnxruntime")],
             version=_VERSION,
         )
 
@@ -196,9 +196,9 @@ class _Extractor:
         path, dims = self.model.path, dict(self.model.dims)
         arguments = {"path": str(path.absolute()), "dims": dims, "observed": observed, "folder": str(folder)}
         what = f"splitting {path.name} into layers"
-        with naming_errors("import", what, functools.partial(ImportFailed, stage="import"), f"{what} failed"):
+        with convert_errors("import", what, functools.partial(ImportFailed, stage="import"), f"{what} failed"):
             arguments |= self.request
-            return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_S, log=self.how["log"])
+            return self.how["isolated"].call(self.function, arguments, timeout=TIMEOUT_SECONDS, log=self.how["log"])
 
     def _observe_specs(self, inputs: Mapping[str, Array] | None) -> dict[str, Any]:
         """Return tensor -> [dtype, shape] as observed in runs; dimensions that differ between runs are None."""
@@ -211,12 +211,12 @@ class _Extractor:
         seen: dict[str, list[TensorSpec]] = {}
         for case in cases:
             try:
-                values = activations(model, case, recompute=False, timeout=TIMEOUT_S, **self.how)
+                values = compute_activations(model, case, recompute=False, timeout=TIMEOUT_SECONDS, **self.how)
             except (ReferenceFailed, StageTimeout) as error:
                 with self.how["log"].open("a") as file:
                     file.write(f"note: cannot observe shapes: {error.message}\n")
                 continue
-            for spec in values.specs():
+            for spec in values.iter_specs():
                 seen.setdefault(spec.name, []).append(spec)
         found: dict[str, Any] = {}
         for name, specs in seen.items():

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.analysis.layers.values import Activations, Layer, layer_inputs, layer_outputs
+from hil.controller.analysis.layers.values import Activations, Layer, select_layer_inputs, select_layer_outputs
 from hil.controller.models.compiling import Work, call_isolated
-from hil.controller.models.rewrite_check import difference
+from hil.controller.models.rewrite_check import find_difference
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import convert_errors
 from hil.core.files import digest_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.errors import ImportFailed, ReferenceFailed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _VERSION = 1
 
 
-def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpack[Work]) -> dict[str, str]:
+def find_changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpack[Work]) -> dict[str, str]:
     """Return layer -> difference, for layers whose results differ from the results in the whole model.
 
     Only layers with computed constants are run, in ONNX Runtime with their inputs in the model. Other layers are exact
@@ -37,7 +37,7 @@ def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpac
         "changed-layers",
         layers=[digest_file(layer.path) for layer in folded],
         values=computed.folder.name,
-        tools=[version("onnxruntime")],
+        tools=[get_version("onnxruntime")],
         version=_VERSION,
     )
 
@@ -46,7 +46,7 @@ def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpac
             "layers": [[layer.name, str(layer.path), list(layer.inputs), list(layer.outputs)] for layer in folded],
             "values": str(computed.folder),
         }
-        with naming_errors("import", "checking the layers", ImportFailed, "checking the layers failed"):
+        with convert_errors("import", "checking the layers", ImportFailed, "checking the layers failed"):
             found: dict[str, str] = call_isolated(find_changed, arguments, work)
         return found
 
@@ -54,7 +54,7 @@ def changed_layers(layers: Sequence[Layer], computed: Activations, **work: Unpac
 
 
 def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]], values: str) -> dict[str, str]:
-    """Implement :func:`changed_layers`. Runs in an isolated process."""
+    """Implement :func:`find_changed_layers`. Runs in an isolated process."""
     from hil.controller.backends.references.runners.onnx import run_runtime
 
     computed = Activations(Path(values))
@@ -62,10 +62,10 @@ def find_changed(layers: Sequence[tuple[str, str, Sequence[str], Sequence[str]]]
     for name, path, inputs, outputs in layers:
         layer = Layer(name, "", (), Path(path), tuple(inputs), tuple(outputs), 0)
         try:
-            given, expected = layer_inputs(layer, computed), layer_outputs(layer, computed)
+            given, expected = select_layer_inputs(layer, computed), select_layer_outputs(layer, computed)
         except ReferenceFailed:  # a layer that does not depend on the model's inputs
             continue
         with contextlib.suppress(ReferenceFailed):  # ONNX Runtime cannot run the layer
-            if change := difference(expected, run_runtime(path, given)):
+            if change := find_difference(expected, run_runtime(path, given)):
                 found[name] = f"the constants that hil computed for the layer changed {change}"
     return found

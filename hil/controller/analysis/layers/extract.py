@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers.graph import FoldedGraph, subgraphs
+from hil.controller.analysis.layers.graph import FoldedGraph, list_subgraphs
 from hil.core.digest import digest_of
 from hil.errors import UsageError, did_you_mean
 
 LAYERS = "layers.json"
 # Maximum length of the operators in a layer's name. A file name has at most 255 bytes, and a case id also contains the
 # model's name.
-_LONGEST_OP = 60
-_LONGEST_NAME = 120
+_MAX_OP_LENGTH = 60
+_MAX_NAME_LENGTH = 120
 _QUANTISERS = frozenset(["QuantizeLinear", "DequantizeLinear"])
 
 Observed = Mapping[str, Sequence[Any]]
@@ -59,8 +59,8 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
     graph = FoldedGraph(Path(path), dims, observed or {})
     if graph.open and observed is None:
         return {"open": graph.open}
-    groups = groups_of(graph, fused=group == "fused")
-    taken = [graph.takes(group.nodes) for group in groups]
+    groups = group_nodes(graph, fused=group == "fused")
+    taken = [graph.list_inputs(group.nodes) for group in groups]
     needed = {*graph.outputs, *(name for names in taken for name in names)}
     layers: list[dict[str, Any]] = []
     depths: dict[str, int] = {}
@@ -72,8 +72,8 @@ def extract(path: str, dims: Mapping[str, int], observed: Observed | None, folde
         outputs = [value for number in one.own for value in graph.nodes[number].output if value in needed]
         depth = max((depths[value] + 1 for value in inputs if value in depths), default=0)
         depths.update(dict.fromkeys(outputs, depth))
-        first = kinds.setdefault(signature_of(graph, one.nodes, outputs), name)
-        content = content_of(graph, one.nodes, outputs, [values.get(value, value) for value in inputs])
+        first = kinds.setdefault(digest_signature(graph, one.nodes, outputs), name)
+        content = digest_content(graph, one.nodes, outputs, [values.get(value, value) for value in inputs])
         original = contents.setdefault(content, name)
         values.update({value: f"{content} {number}" for number, value in enumerate(outputs)})
         same = {"same_as": first if first != name else "", "copy_of": original if original != name else ""}
@@ -95,7 +95,7 @@ def cut_out(
         return {"open": graph.open}
     first, last = (_resolve_edge(graph, name, fused=group == "fused") for name in (start, end))
     chosen = set(graph.live)
-    for edge, spread in ((first, graph.after), (last, graph.before)):
+    for edge, spread in ((first, graph.find_dependents), (last, graph.find_dependencies)):
         if isinstance(edge, str):
             chosen &= spread([edge])
         elif edge.own:
@@ -107,8 +107,8 @@ def cut_out(
             f"{what} on {repr(start) if start else 'any node'}",
             hint="--from must precede --to; `hil layers MODEL` shows the dependencies",
         )
-    nodes = graph.with_constants(chosen | _find_copies(graph, chosen, first) | _find_copies(graph, chosen, last))
-    inputs = graph.takes(nodes)
+    nodes = graph.add_constants(chosen | _find_copies(graph, chosen, first) | _find_copies(graph, chosen, last))
+    inputs = graph.list_inputs(nodes)
     for name in (*inputs, *outputs):
         if graph.type_of(name) is None:
             raise UsageError(
@@ -138,7 +138,7 @@ def _find_copies(graph: FoldedGraph, chosen: Iterable[int], edge: str | NodeGrou
     """Return the nodes of the layer at a cut's edge that produce values for the cut."""
     if isinstance(edge, str):
         return set()
-    used = {name for number in chosen for name in graph.reads(number)}
+    used = {name for number in chosen for name in graph.list_reads(number)}
     return {number for number in edge.nodes if not used.isdisjoint(graph.nodes[number].output)}
 
 
@@ -157,8 +157,8 @@ def _write_layer(
         "file": file.name,
         "nodes": [graph.nodes[number].name for number in nodes],
         "op": "+".join(_list_operators(graph, nodes)),
-        "by_chance": any(map(graph.draws, nodes)),
-        "folded": any(name in graph.folded for number in nodes for name in graph.reads(number)),
+        "by_chance": any(map(graph.is_random, nodes)),
+        "folded": any(name in graph.folded for number in nodes for name in graph.list_reads(number)),
         "inputs": [_build_spec(graph, value) for value in inputs],
         "outputs": [_build_spec(graph, value) for value in outputs],
     }
@@ -186,7 +186,7 @@ def _name_groups(graph: FoldedGraph, groups: Sequence[NodeGroup]) -> list[str]:
     for group in groups:
         operators = _list_operators(graph, group.nodes)
         text = "+".join(operators)
-        if len(text) > _LONGEST_OP:
+        if len(text) > _MAX_OP_LENGTH:
             text = f"{operators[0]}+{len(operators) - 2}_more+{operators[-1]}"
         main = [number for number in group.own if graph.nodes[number].op_type not in _QUANTISERS] or list(group.own)
         stem = _sanitise_name(f"{text}_{graph.nodes[main[0]].name}")
@@ -195,14 +195,14 @@ def _name_groups(graph: FoldedGraph, groups: Sequence[NodeGroup]) -> list[str]:
     return names
 
 
-def named_groups(graph: FoldedGraph, group: str) -> list[tuple[str, tuple[int, ...]]]:
+def list_named_groups(graph: FoldedGraph, group: str) -> list[tuple[str, tuple[int, ...]]]:
     """Return every layer's name and node numbers, in topological order; see :func:`extract`."""
-    groups = groups_of(graph, fused=group == "fused")
+    groups = group_nodes(graph, fused=group == "fused")
     return [(name, one.nodes) for name, one in zip(_name_groups(graph, groups), groups, strict=True)]
 
 
 def _sanitise_name(text: str) -> str:
-    return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9._+-]", "_", text)).strip("_")[:_LONGEST_NAME]
+    return re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9._+-]", "_", text)).strip("_")[:_MAX_NAME_LENGTH]
 
 
 def _resolve_edge(graph: FoldedGraph, name: str, *, fused: bool) -> str | NodeGroup:
@@ -212,7 +212,7 @@ def _resolve_edge(graph: FoldedGraph, name: str, *, fused: bool) -> str | NodeGr
     if not name:
         return NodeGroup((), ())
     nodes = {graph.nodes[number].name: NodeGroup((number,), (number,)) for number in graph.live}
-    groups = groups_of(graph, fused=fused)
+    groups = group_nodes(graph, fused=fused)
     layers = dict(zip(_name_groups(graph, groups), groups, strict=True))
     known: dict[str, NodeGroup] = layers | nodes
     if name not in known:
@@ -233,7 +233,7 @@ class NodeGroup:
     own: tuple[int, ...]
 
 
-def groups_of(graph: FoldedGraph, *, fused: bool) -> list[NodeGroup]:
+def group_nodes(graph: FoldedGraph, *, fused: bool) -> list[NodeGroup]:
     """Return a model's layers in topological order.
 
     A dequantisation is copied into every layer that uses the value, so that the tensors between layers are quantised. A
@@ -310,7 +310,7 @@ def _find_only_user(graph: FoldedGraph, number: int) -> int | None:
 
 def _is_quantised(graph: FoldedGraph, chain: list[int]) -> bool:
     """Return True if a chain's inputs and outputs are quantised, so that a quantised kernel replaces the chain."""
-    makers = (graph.producer.get(name) for name in graph.reads(chain[0]))
+    makers = (graph.producer.get(name) for name in graph.list_reads(chain[0]))
     follower = _find_only_user(graph, chain[-1])
     return (
         follower is not None
@@ -324,7 +324,7 @@ def _order_groups(graph: FoldedGraph, sets: _Sets) -> Iterator[NodeGroup]:
         groups = [_complete_group(graph, sets, own) for own in sets.all()]
         owner = {number: index for index, group in enumerate(groups) for number in group.own}
         before = {
-            index: {owner[graph.producer[name]] for name in graph.takes(group.nodes) if name in graph.producer}
+            index: {owner[graph.producer[name]] for name in graph.list_inputs(group.nodes) if name in graph.producer}
             for index, group in enumerate(groups)
         }
         sorter = graphlib.TopologicalSorter(before)
@@ -349,37 +349,37 @@ def _complete_group(graph: FoldedGraph, sets: _Sets, own: list[int]) -> NodeGrou
     nodes = set(own)
     pending = list(own)
     while pending:
-        for name in graph.reads(pending.pop()):
+        for name in graph.list_reads(pending.pop()):
             maker = graph.producer.get(name)
             if maker is None or maker in nodes or name not in graph.runtime:
                 continue
             if graph.nodes[maker].op_type == "DequantizeLinear" and graph.type_of(name) is not None:
                 nodes.add(maker)
                 pending.append(maker)
-    return NodeGroup(tuple(graph.with_constants(nodes)), tuple(own))
+    return NodeGroup(tuple(graph.add_constants(nodes)), tuple(own))
 
 
-def signature_of(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
+def digest_signature(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str]) -> str:
     """Return a digest of operators, attributes, connections, and the input and output dtypes and shapes."""
     look = _ValueNumbering(graph)
-    parts = [look.node(graph.nodes[number]) for number in nodes]
+    parts = [look.describe_node(graph.nodes[number]) for number in nodes]
     parts.append([[look.value(name), graph.type_of(name)] for name in outputs])
     return digest_of(json.dumps(parts).encode())
 
 
-def content_of(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
+def digest_content(graph: FoldedGraph, nodes: Sequence[int], outputs: Sequence[str], inputs: Sequence[str]) -> str:
     """Return a digest that is equal only for layers that compute the same values for any model input.
 
     Args:
         inputs: every input's identity among the model's values, in the layer's order.
     """
-    parts = [signature_of(graph, nodes, outputs), *inputs]
+    parts = [digest_signature(graph, nodes, outputs), *inputs]
     for number in nodes:
-        parts += [digest for name in graph.reads(number) if (digest := graph.digest_of_constant(name))]
-        if graph.draws(number):
+        parts += [digest for name in graph.list_reads(number) if (digest := graph.digest_of_constant(name))]
+        if graph.is_random(number):
             parts.append(graph.nodes[number].name)
         # A subgraph is serialised with names: subgraphs that differ only in names count as different.
-        parts += [digest_of(body.SerializeToString(deterministic=True)) for body in subgraphs(graph.nodes[number])]
+        parts += [digest_of(body.SerializeToString(deterministic=True)) for body in list_subgraphs(graph.nodes[number])]
     return digest_of(json.dumps(parts).encode())
 
 
@@ -390,7 +390,7 @@ class _ValueNumbering:
         self._graph = graph
         self._met: dict[str, int] = {}
 
-    def node(self, node: Any) -> list[Any]:
+    def describe_node(self, node: Any) -> list[Any]:
         used = [self._describe_input(node, name) for name in node.input]
         attributes = sorted((self._describe_attribute(item) for item in node.attribute), key=json.dumps)
         return [node.domain, node.op_type, used, attributes, [self.value(name) for name in node.output]]
@@ -401,7 +401,7 @@ class _ValueNumbering:
     def _describe_input(self, node: Any, name: str) -> list[Any]:
         is_new = name not in self._met
         parts: list[Any] = [self.value(name)]
-        tensor = self._graph.constant(name)
+        tensor = self._graph.get_constant(name)
         if tensor is None:
             return [*parts, self._graph.type_of(name)] if is_new else parts
         # A parameter's value is part of the signature; a weight's value is not.
@@ -412,7 +412,7 @@ class _ValueNumbering:
     def _describe_attribute(self, attribute: Any) -> list[Any]:
         from onnx import NodeProto
 
-        if graphs := subgraphs(NodeProto(attribute=[attribute])):
+        if graphs := list_subgraphs(NodeProto(attribute=[attribute])):
             return [attribute.name, [self._describe_subgraph(graph) for graph in graphs]]
         plain = type(attribute)()
         plain.CopyFrom(attribute)
@@ -427,7 +427,12 @@ class _ValueNumbering:
             [self.value(item.name), item.data_type, list(item.dims), _digest_short_value(item)]
             for item in graph.initializer
         ]
-        return [inputs, held, list(map(self.node, graph.node)), [self.value(item.name) for item in graph.output]]
+        return [
+            inputs,
+            held,
+            list(map(self.describe_node, graph.node)),
+            [self.value(item.name) for item in graph.output],
+        ]
 
 
 def _digest_short_value(tensor: Any) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.random_nodes import draws
+from hil.controller.models.random_nodes import is_random
 from hil.core.digest import digest_of
 from hil.core.tensors import DTYPES
 from hil.formats.ort_values import ONNX_TYPES
 
 # Operators that are not folded, so that a quantised weight stays quantised.
-_KEPT = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
+_NOT_FOLDED = frozenset(["QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"])
 _OF_SHAPES = frozenset(["Shape", "Size"])
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 # A node is not folded if its result is larger than this and larger than the node's inputs.
@@ -28,7 +28,7 @@ _EMBEDDED_BYTES = 256 << 20
 _ALIGNMENT = 4096
 
 
-def prepared(path: Path, dims: Mapping[str, int]) -> Any:
+def prepare_model(path: Path, dims: Mapping[str, int]) -> Any:
     """Load a model with fixed sizes, inlined local functions, inferred shapes and names for all nodes.
 
     Large external weights (see :mod:`hil.controller.backends.compilers.onnx_to_mlir`) stay in their files.
@@ -36,8 +36,8 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     from onnx import TensorProto
 
     from hil.controller.backends.compilers.onnx_to_mlir import infer
-    from hil.controller.models.importers.onnx import light_copy
-    from hil.controller.models.importers.onnx_nodes import tensors_of
+    from hil.controller.models.importers.onnx import make_light_copy
+    from hil.controller.models.importers.onnx_nodes import iter_tensors
     from hil.controller.models.onnx_model import load_model
     from hil.controller.models.onnx_rewrites import name_nodes
     from hil.formats.onnx_functions import inline_functions
@@ -45,30 +45,30 @@ def prepared(path: Path, dims: Mapping[str, int]) -> Any:
     model = load_model(path, dims)
     if model.functions:
         model = inline_functions(model)
-    for tensor in tensors_of(model):
+    for tensor in iter_tensors(model):
         if tensor.data_location == TensorProto.DEFAULT:
             # Remove an explicit default, which has no effect, so that a layer's file does not depend on the source of
             # its weights.
             tensor.ClearField("data_location")
-    infer(model, light_copy(model))
+    infer(model, make_light_copy(model))
     name_nodes(model)
     return model
 
 
-def captured(node: Any) -> list[str]:
+def find_captured(node: Any) -> list[str]:
     """Return the outer values that a node's subgraphs use, in order of first use."""
     found: dict[str, None] = {}
-    for graph in subgraphs(node):
+    for graph in list_subgraphs(node):
         own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         own |= {item.values.name for item in graph.sparse_initializer}
         for inner in graph.node:
-            found.update(dict.fromkeys(name for name in reads(inner) if name not in own))
+            found.update(dict.fromkeys(name for name in list_reads(inner) if name not in own))
             own.update(inner.output)
         found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
     return list(found)
 
 
-def subgraphs(node: Any) -> list[Any]:
+def list_subgraphs(node: Any) -> list[Any]:
     """Return the graphs among a node's attributes."""
     graphs = []
     for attribute in node.attribute:
@@ -77,9 +77,9 @@ def subgraphs(node: Any) -> list[Any]:
     return graphs
 
 
-def reads(node: Any) -> list[str]:
+def list_reads(node: Any) -> list[str]:
     """Return the names of the values that a node and its subgraphs use."""
-    return list(dict.fromkeys([*(name for name in node.input if name), *captured(node)]))
+    return list(dict.fromkeys([*(name for name in node.input if name), *find_captured(node)]))
 
 
 def fold(model: Any) -> set[str]:
@@ -89,13 +89,13 @@ def fold(model: Any) -> set[str]:
         The names of the values computed by onnx's evaluator.
     """
     from hil.controller.backends.compilers.onnx_to_mlir import infer
-    from hil.controller.models.importers.onnx import light_copy
+    from hil.controller.models.importers.onnx import make_light_copy
 
     constants = [name for node in model.graph.node if node.op_type == "Constant" for name in node.output]
     held = {*(tensor.name for tensor in model.graph.initializer), *constants}
     while _fold_once(model):
         # Infer again: folded constants may determine the shapes of Reshape or Expand, which allows further folding.
-        infer(model, light_copy(model))
+        infer(model, make_light_copy(model))
     return {tensor.name for tensor in model.graph.initializer} - held
 
 
@@ -124,14 +124,16 @@ def _fold_once(model: Any) -> bool:
 
 
 def _is_foldable(node: Any, known: Mapping[str, Any], types: dict[str, Any]) -> bool:
-    if node.domain not in _DOMAINS or node.op_type in _KEPT or draws(node, known):
+    if node.domain not in _DOMAINS or node.op_type in _NOT_FOLDED or is_random(node, known):
         return False
-    if node.op_type in _OF_SHAPES and static_shape(types.get(node.input[0])) is not None:
+    if node.op_type in _OF_SHAPES and get_static_shape(types.get(node.input[0])) is not None:
         return True
-    if any(name not in known for name in reads(node)):
+    if any(name not in known for name in list_reads(node)):
         return False
     sizes = [_count_bytes(types.get(name)) or 0 for name in node.output]
-    return max(sizes, default=0) <= _LARGE_BYTES or sum(sizes) <= sum(known[name].ByteSize() for name in reads(node))
+    return max(sizes, default=0) <= _LARGE_BYTES or sum(sizes) <= sum(
+        known[name].ByteSize() for name in list_reads(node)
+    )
 
 
 def _evaluate_node(model: Any, node: Any, known: dict[str, Any], types: dict[str, Any]) -> list[Any] | None:
@@ -141,12 +143,12 @@ def _evaluate_node(model: Any, node: Any, known: dict[str, Any], types: dict[str
 
     names = [name for name in node.output if name]
     given: dict[str, Any] = {}
-    for name in reads(node):
+    for name in list_reads(node):
         if name in known:
             given[name] = numpy_helper.to_array(known[name])
         else:
             # For Shape and Size, the evaluator needs only the shape. This array needs the memory of a single element.
-            given[name] = np.broadcast_to(np.float32(0), static_shape(types[name]) or ())
+            given[name] = np.broadcast_to(np.float32(0), get_static_shape(types[name]) or ())
     inputs = [helper.make_empty_tensor_value_info(name) for name in given]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     graph = helper.make_graph([node], "constant", inputs, outputs)
@@ -167,7 +169,7 @@ def _evaluate_node(model: Any, node: Any, known: dict[str, Any], types: dict[str
     return tensors
 
 
-def static_shape(kind: Any) -> tuple[int, ...] | None:
+def get_static_shape(kind: Any) -> tuple[int, ...] | None:
     """Return the shape of a tensor type if all dimensions are numbers, else None."""
     sizes = _read_sizes(kind)
     return None if sizes is None or not all(isinstance(size, int) for size in sizes) else tuple(map(int, sizes))
@@ -187,7 +189,7 @@ def _count_bytes(kind: Any) -> int | None:
     """Return the byte size for tensors of this type; None if unknown."""
     from onnx import helper
 
-    shape = static_shape(kind)
+    shape = get_static_shape(kind)
     if shape is None or not kind.tensor_type.elem_type:
         return None
     return math.prod(shape) * int(helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type).itemsize)
@@ -205,7 +207,7 @@ class FoldedGraph:
         self, path: Path, dims: Mapping[str, int], observed: Mapping[str, Sequence[Any]], *, folding: bool = True
     ) -> None:
         self._folder = path.parent
-        self._model = model = prepared(path, dims)
+        self._model = model = prepare_model(path, dims)
         _write_observed(model, observed)
         self.folded = fold(model) if folding else set()  # constants computed by folding
         _write_observed(model, observed)
@@ -217,33 +219,33 @@ class FoldedGraph:
         self.inputs = [value.name for value in graph.input if value.name not in constants]
         self.outputs = [value.name for value in graph.output]
         self._types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
-        self._reads = [reads(node) for node in self.nodes]
+        self._reads = [list_reads(node) for node in self.nodes]
         # Value -> number of the producing node.
         self.producer = {name: number for number, node in enumerate(self.nodes) for name in node.output if name}
         self.runtime = set(self.inputs)  # all values that depend on inputs or random numbers
         for number, node in enumerate(self.nodes):
-            if self.draws(number) or not self.runtime.isdisjoint(self._reads[number]):
+            if self.is_random(number) or not self.runtime.isdisjoint(self._reads[number]):
                 self.runtime.update(name for name in node.output if name)
         # Numbers of the live nodes: outputs need them, and they depend on inputs or random numbers.
-        self.live = [number for number in sorted(self.before(self.outputs)) if self.is_runtime(number)]
+        self.live = [number for number in sorted(self.find_dependencies(self.outputs)) if self.is_runtime(number)]
         self.users: dict[str, list[int]] = {}  # value -> numbers of live nodes that use it
         for number in self.live:
             for name in self._reads[number]:
                 self.users.setdefault(name, []).append(number)
 
-    def reads(self, number: int) -> list[str]:
+    def list_reads(self, number: int) -> list[str]:
         """Return the values that a node and its subgraphs use."""
         return self._reads[number]
 
-    def draws(self, number: int) -> bool:
+    def is_random(self, number: int) -> bool:
         """Return True if a node draws random numbers."""
-        return draws(self.nodes[number], self._constants)
+        return is_random(self.nodes[number], self._constants)
 
     def is_runtime(self, number: int) -> bool:
         """Return True if a node depends on inputs or random numbers."""
         return any(name in self.runtime for name in self.nodes[number].output)
 
-    def before(self, values: Iterable[str]) -> set[int]:
+    def find_dependencies(self, values: Iterable[str]) -> set[int]:
         """Return the nodes that values depend on."""
         found: set[int] = set()
         pending = [self.producer[name] for name in values if name in self.producer]
@@ -253,7 +255,7 @@ class FoldedGraph:
                 pending += [self.producer[name] for name in self._reads[number] if name in self.producer]
         return found
 
-    def after(self, values: Iterable[str]) -> set[int]:
+    def find_dependents(self, values: Iterable[str]) -> set[int]:
         """Return the live nodes that depend on values."""
         reached, found = set(values), set()
         for number in self.live:
@@ -262,31 +264,31 @@ class FoldedGraph:
                 reached.update(self.nodes[number].output)
         return found
 
-    def with_constants(self, numbers: Iterable[int]) -> list[int]:
+    def add_constants(self, numbers: Iterable[int]) -> list[int]:
         """Return the nodes and all nodes that compute constants for them, in order."""
         found = set(numbers)
         values = {name for number in found for name in self._reads[number]} - self.runtime
-        return sorted(found | self.before(values))
+        return sorted(found | self.find_dependencies(values))
 
-    def takes(self, numbers: Sequence[int]) -> list[str]:
+    def list_inputs(self, numbers: Sequence[int]) -> list[str]:
         """Return the runtime values that these nodes use but do not compute, in order of first use."""
         made = {name for number in numbers for name in self.nodes[number].output}
         used = dict.fromkeys(name for number in numbers for name in self._reads[number])
         return [name for name in used if name in self.runtime and name not in made]
 
-    def constant(self, name: str) -> Any:
+    def get_constant(self, name: str) -> Any:
         """Return a constant's TensorProto, or None."""
         return self._constants.get(name)
 
     def digest_of_constant(self, name: str) -> str:
         """Return a digest of a constant's type, shape and values; "" if the value is not a constant."""
-        from hil.controller.models.importers.onnx_data import raw_of
+        from hil.controller.models.importers.onnx_data import read_raw
 
         if (sparse := self._sparse.get(name)) is not None:
             return digest_of(sparse.SerializeToString(deterministic=True))
         if (tensor := self._constants.get(name)) is None:
             return ""
-        values = tensor.string_data if tensor.data_type == tensor.STRING else digest_of(raw_of(tensor, self._folder))
+        values = tensor.string_data if tensor.data_type == tensor.STRING else digest_of(read_raw(tensor, self._folder))
         return repr((tensor.data_type, list(tensor.dims), values))
 
     def type_of(self, name: str) -> tuple[str, list[int | str | None]] | None:
@@ -302,7 +304,7 @@ class FoldedGraph:
         """Values between live nodes without a fully known type and shape."""
         made = [name for number in self.live for name in self.nodes[number].output]
         used = {*self.users, *self.outputs}
-        return [name for name in made if name in used and static_shape(self._types.get(name)) is None]
+        return [name for name in made if name in used and get_static_shape(self._types.get(name)) is None]
 
     def save(self, numbers: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], path: Path) -> None:
         """Write nodes as a separate model, with the constants that they use."""
@@ -328,17 +330,17 @@ class FoldedGraph:
 
     def _store_external_data(self, tensors: Any, data: Path) -> None:
         """Add a part's external data: embedded, or in a separate file if large."""
-        from hil.controller.models.importers.onnx_data import embed_data, raw_of, size_of
+        from hil.controller.models.importers.onnx_data import compute_size, embed_data, read_raw
 
         outside = [tensor for tensor in tensors if tensor.data_location == 1]
-        if sum(map(size_of, outside)) <= _EMBEDDED_BYTES:
+        if sum(map(compute_size, outside)) <= _EMBEDDED_BYTES:
             for tensor in outside:
                 embed_data(tensor, self._folder)
             return
         with data.open("wb") as file:
             for tensor in outside:
                 # Use a memory map, so that the file is copied without loading it completely.
-                raw = raw_of(tensor, self._folder)
+                raw = read_raw(tensor, self._folder)
                 file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
                 del tensor.external_data[:]
                 for key, value in (("location", data.name), ("offset", file.tell()), ("length", raw.nbytes)):

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hil.controller.models.compiling import Work, call_isolated
-from hil.controller.models.conversions import as_onnx
-from hil.controller.models.inputs import random_tensor
+from hil.controller.models.conversions import convert_to_onnx
+from hil.controller.models.inputs import make_random_tensor
 from hil.controller.models.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
-from hil.controller.storage.runs import storing
+from hil.controller.storage.isolation.isolated import convert_errors
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.tensor_files import INDEX, load_tensors, save_tensors
 from hil.core.digest import digest_of
 from hil.core.files import copy_file, read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.npy import load_npy, save_npy
 from hil.core.results import Model
-from hil.core.tensors import Array, TensorSpec, dtype_name, spec_of, to_bytes
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, make_spec, to_bytes
 from hil.errors import ReferenceFailed, UsageError
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class Activations(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def specs(self) -> Iterator[TensorSpec]:
+    def iter_specs(self) -> Iterator[TensorSpec]:
         """Return names, dtypes and shapes, without reading any values."""
         return (spec for _, spec in self._files.values())
 
-    def spec(self, name: str) -> TensorSpec:
+    def get_spec(self, name: str) -> TensorSpec:
         """Return a tensor's dtype and shape, without reading its values."""
         return self._files[name][1]
 
@@ -101,7 +101,7 @@ class Activations(Mapping[str, Array]):
 _ABOUT, _INPUTS, _VALUES = "activations.json", "inputs", "values"
 
 
-def activations(
+def compute_activations(
     model: Model,
     inputs: Mapping[str, Array],
     *,
@@ -127,15 +127,15 @@ def activations(
         raise UsageError(
             f"reference {blind[0]} does not provide intermediate values", hint=f"expected one of {', '.join(_ORACLES)}"
         )
-    model = as_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
+    model = convert_to_onnx(model, cache=work["cache"], isolated=work["isolated"], log=work["log"])
     check_rewrites(model, inputs, is_converted=False, **work)
-    sources = {name: f"{name} {version(_ORACLES[name])}" for name in references or _ORACLES}
+    sources = {name: f"{name} {get_version(_ORACLES[name])}" for name in references or _ORACLES}
     key = Cache.key(
         "activations",
         sources=list(sources.values()),
         model=model.digest,
         dims=dict(model.dims),
-        inputs=digests_of(inputs),
+        inputs=digest_tensors(inputs),
         version=_VERSION,
     )
 
@@ -146,7 +146,9 @@ def activations(
         arguments |= {"inputs": str(folder / _INPUTS), "outputs": str(folder / _VALUES)}
         for name in sources:
             try:
-                with naming_errors("refer", f"computing intermediate values of {model.path.name}", ReferenceFailed, ""):
+                with convert_errors(
+                    "refer", f"computing intermediate values of {model.path.name}", ReferenceFailed, ""
+                ):
                     own = call_isolated(run, {**arguments, "oracle": name}, work)
             except ReferenceFailed as error:
                 refused.append([name, error.message])
@@ -165,7 +167,7 @@ def activations(
     return Activations(entry)
 
 
-def layer_inputs(
+def select_layer_inputs(
     layer: Layer, activations: Mapping[str, Array], *, mode: str = "real", seed: int = 0
 ) -> dict[str, Array]:
     """Return a layer's input values by name, in the layer model's order.
@@ -184,7 +186,7 @@ def layer_inputs(
     return {name: _draw_similar(name, value, seed) for name, value in values.items()} if mode == "random" else values
 
 
-def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
+def select_layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, Array]:
     """Return the reference's values for a layer's outputs in the whole model, by name, in order.
 
     Raises:
@@ -193,10 +195,10 @@ def layer_outputs(layer: Layer, activations: Mapping[str, Array]) -> dict[str, A
     return _select_values(layer, layer.outputs, activations)
 
 
-def digests_of(tensors: Mapping[str, Array]) -> list[list[Any]]:
+def digest_tensors(tensors: Mapping[str, Array]) -> list[list[Any]]:
     """Return the cache key parts that identify tensors."""
     return [
-        [name, dtype_name(array.dtype), list(array.shape), digest_of(to_bytes(array))]
+        [name, get_dtype_name(array.dtype), list(array.shape), digest_of(to_bytes(array))]
         for name, array in tensors.items()
     ]
 
@@ -216,9 +218,9 @@ def _select_values(layer: Layer, names: tuple[str, ...], activations: Mapping[st
 
 def _draw_similar(name: str, value: Array, seed: int) -> Array:
     """Draw a random tensor like ``value``: same dtype, shape and range."""
-    spec = spec_of(name, value)
+    spec = make_spec(name, value)
     bounds = _find_range(value)
-    drawn = random_tensor(spec, value.shape, seed=seed, bounds=bounds)
+    drawn = make_random_tensor(spec, value.shape, seed=seed, bounds=bounds)
     if bounds is None or value.dtype.kind == "c":
         return drawn
     # Clip the values, because rounding to the dtype may move a value beyond the bounds.
@@ -230,7 +232,7 @@ def _find_range(value: Array) -> tuple[float, float] | None:
     """Return the minimum and maximum finite value, or None without finite values."""
     if value.dtype.kind in "bOU" or not value.size:
         return None
-    if dtype_name(value.dtype).lstrip("u").startswith("int"):
+    if get_dtype_name(value.dtype).lstrip("u").startswith("int"):
         return int(value.min()), int(value.max())
     parts = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64).ravel()
     numbers = parts.view(np.float64)
@@ -263,10 +265,10 @@ def save_layer(layer: Layer, activations: Mapping[str, Array], folder: Path) -> 
         ReferenceFailed: the reference computed no value for an input or an output.
         StorageError: the directory cannot be written.
     """
-    sides = {"input": layer_inputs(layer, activations), "output": layer_outputs(layer, activations)}
+    sides = {"input": select_layer_inputs(layer, activations), "output": select_layer_outputs(layer, activations)}
     values = folder / layer.name
     files: dict[str, tuple[Path, ...]] = {}
-    with storing(folder, "--save"):
+    with convert_write_errors(folder, "--save"):
         values.mkdir(parents=True, exist_ok=True)
         model = copy_file(layer.path, folder / layer.path.name)
         if (data := layer.path.with_name(f"{layer.path.name}.data")).exists():
@@ -283,14 +285,14 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
     Args:
         oracle: ``onnxruntime`` or ``onnx-reference``.
-        inputs, outputs: directories in the format of :mod:`hil.controller.storage.tensor_files`.
+        inputs, outputs: directories in the format of :mod:`hil.controller.storage.list_tensor_files`.
 
     Returns:
         The model's output names, in order.
     """
-    from hil.controller.analysis.layers.graph import prepared
+    from hil.controller.analysis.layers.graph import prepare_model
 
-    model = prepared(Path(path), dims)
+    model = prepare_model(Path(path), dims)
     own = [value.name for value in model.graph.output]
     _expose_values(model)
     compute = _run_onnxruntime if oracle == "onnxruntime" else _run_evaluator
@@ -302,8 +304,8 @@ def _expose_values(model: Any) -> None:
     """Turn every value that depends on inputs or on random numbers into an output of the model."""
     import onnx
 
-    from hil.controller.analysis.layers.graph import reads
-    from hil.controller.models.random_nodes import draws
+    from hil.controller.analysis.layers.graph import list_reads
+    from hil.controller.models.random_nodes import is_random
 
     graph = model.graph
     known = {value.name: value for value in graph.value_info}
@@ -311,50 +313,54 @@ def _expose_values(model: Any) -> None:
     runtime = {value.name for value in graph.input} - constants.keys()
     shown = {value.name for value in graph.output}
     for node in graph.node:
-        if draws(node, constants) or not runtime.isdisjoint(reads(node)):
+        if is_random(node, constants) or not runtime.isdisjoint(list_reads(node)):
             made = [name for name in node.output if name]
             runtime.update(made)
             graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in made if name not in shown)
 
 
 def _run_onnxruntime(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from hil.controller.backends.references.runners.onnx import exact_session, ort_text
-    from hil.formats.ort_values import dtype_of_type, from_ort, to_ort
+    from hil.controller.backends.references.runners.onnx import format_ort_error, open_exact_session
+    from hil.formats.ort_values import copy_from_ort, parse_type, to_ort
 
     try:
-        session = exact_session(folder / "model.onnx", model)
+        session = open_exact_session(folder / "model.onnx", model)
         feeds = {name: to_ort(array) for name, array in inputs.items()}
     except UsageError as error:
         raise ReferenceFailed(error.message) from error
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime cannot load the model: {ort_text(error)}", detail=str(error)) from error
-    kinds = {node.name: dtype_of_type(node.type) for node in session.get_outputs()}
+        raise ReferenceFailed(
+            f"ONNX Runtime cannot load the model: {format_ort_error(error)}", detail=str(error)
+        ) from error
+    kinds = {node.name: parse_type(node.type) for node in session.get_outputs()}
     wanted = {name: dtype for name, dtype in kinds.items() if dtype is not None}
     try:
         values = session.run_with_ort_values(list(wanted), feeds)
     except Exception as error:
-        raise ReferenceFailed(f"ONNX Runtime failed to run the model: {ort_text(error)}", detail=str(error)) from error
-    return {name: from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
+        raise ReferenceFailed(
+            f"ONNX Runtime failed to run the model: {format_ort_error(error)}", detail=str(error)
+        ) from error
+    return {name: copy_from_ort(value, wanted[name]) for name, value in zip(wanted, values, strict=True)}
 
 
 def _run_evaluator(model: Any, folder: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    from hil.controller.backends.references.runners.onnx import defined_evaluator, evaluator_text
+    from hil.controller.backends.references.runners.onnx import format_evaluator_error, make_evaluator
     from hil.controller.models.importers.onnx_data import embed_all
 
     embed_all(model, folder)
     try:
-        evaluator = defined_evaluator(model)
+        evaluator = make_evaluator(model)
         with np.errstate(all="ignore"):
             values = evaluator.run(None, dict(inputs))
     except Exception as error:
-        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {evaluator_text(error)}") from error
+        raise ReferenceFailed(f"onnx's evaluator failed to run the model: {format_evaluator_error(error)}") from error
     results: dict[str, Any] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         if isinstance(value, (list, dict)) or value is None:
             continue
         array = np.asarray(value)
         try:
-            dtype_name(array.dtype)
+            get_dtype_name(array.dtype)
         except UsageError:  # an optional or a map, not a tensor
             continue
         results[name] = array.astype(object) if array.dtype.kind in "US" else array

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hil.controller.analysis.profile.compilation.compile_time import profile_compile
 from hil.controller.analysis.profile.compilation.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
-from hil.controller.analysis.profile.runtimes.etdump_profile import etdump_rows, read_events
+from hil.controller.analysis.profile.runtimes.etdump_profile import iter_etdump_rows, read_events
 from hil.controller.analysis.profile.runtimes.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.runtimes.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
@@ -19,15 +19,15 @@ from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.compiling import CachedCall, IsolatedCall
-from hil.controller.models.conversions import as_onnx
+from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.pipeline.capture import PROFILED
 from hil.controller.pipeline.case import Capture, Case
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.clock import ClockFit
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
 from hil.formats import etdump
@@ -54,9 +54,9 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     notes = list(capture.notes)
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
-    with temporary_folder("hil-profile-") as place:
+    with make_temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
-        with storing(raw):
+        with convert_write_errors(raw):
             for name in (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE):  # from an older profile
                 (raw / name).unlink(missing_ok=True)
             for name, content in capture.taken.files.items() if capture.taken else ():
@@ -66,9 +66,9 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             reader = _ProfileReader(
                 case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes
             )
-            with storing(scratch):
+            with convert_write_errors(scratch):
                 # Store the rows in a file that every pass reads, because there may be a million rows.
-                rows = StoredRows(scratch / TABLE, write_csv(reader.rows(samples), scratch / TABLE))
+                rows = StoredRows(scratch / TABLE, write_csv(reader.read_rows(samples), scratch / TABLE))
         profile = Profile(
             run=run,
             model=case.name,
@@ -101,14 +101,14 @@ class _ProfileReader:
     @property
     def how(self) -> IsolatedCall:
         log = self.case.folder / "logs" / "profile.log"
-        return {"isolated": self.context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+        return {"isolated": self.context.isolated, "timeout": COMPILE_TIMEOUT_SECONDS, "log": log}
 
     @property
     def passed(self) -> dict[str, Any]:
         taken = self.taken
         return {"warmup": taken.warmup, "iterations": taken.iterations, "clock": taken.clock_pairs}
 
-    def rows(self, samples: list[Sample]) -> Iterator[OpRow]:
+    def read_rows(self, samples: list[Sample]) -> Iterator[OpRow]:
         """Return the operations as rows; append the counters in the profiler's files to ``samples``."""
         readers = (
             (IREE_FILE, self._read_iree),
@@ -130,24 +130,24 @@ class _ProfileReader:
             find = functools.partial(dispatch_sites, case.model, case.artifact, cache=self.context.cache, **self.how)
             sites = self._call_or_note("the operations are not matched to model nodes", find) or sites
         self.notes.extend(sites.notes)
-        samples += events.memory()
-        return iree_rows(events, sites, **self.labels, notes=self.notes)
+        samples += events.iter_memory()
+        return iter_iree_rows(events, sites, **self.labels, notes=self.notes)
 
     def _read_onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
         if self.case.model is None:
             return None
         cache, isolated = self.context.cache, self.context.isolated
-        model = as_onnx(self.case.model, cache=cache, isolated=isolated, log=self.how["log"])
+        model = convert_to_onnx(self.case.model, cache=cache, isolated=isolated, log=self.how["log"])
         events = read_onnxruntime(self.raw / ONNXRUNTIME_FILE, model, **self.how, **self.passed)
         self.notes.extend(events.notes)
         make = functools.partial(estimate, model, cache=cache, **self.how)
-        return onnxruntime_rows(events, self._call_or_note("no estimates", make) or Estimates(), **self.labels)
+        return iter_onnxruntime_rows(events, self._call_or_note("no estimates", make) or Estimates(), **self.labels)
 
     def _read_etdump(self, samples: list[Sample]) -> Iterator[OpRow]:
         taken = self.taken
         events = read_events(self.raw / ETDUMP_FILE)
         run, board = self.labels["run"], self.labels["board"]
-        return etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
+        return iter_etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
 
     def _call_or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:
@@ -235,7 +235,12 @@ def _write_compile_profile(case: Case, folder: Path, run_id: str, context: RunCo
     if case.model is None or case.artifact is None:
         return ["no compiler profile: the model was not compiled"]
     log = case.folder / "logs" / "compile-profile.log"
-    how: CachedCall = {"cache": context.cache, "isolated": context.isolated, "timeout": COMPILE_TIMEOUT_S, "log": log}
+    how: CachedCall = {
+        "cache": context.cache,
+        "isolated": context.isolated,
+        "timeout": COMPILE_TIMEOUT_SECONDS,
+        "log": log,
+    }
     artifact = case.artifact
     made = profile_compile(case.model, runtime=artifact.runtime, flags=artifact.flags, folder=folder, **how)
     tracks = {folder.name: made.spans, _ESTIMATED: made.operations}
@@ -249,7 +254,7 @@ def _write_run_profile(case: Case, folder: Path, run_id: str, context: RunContex
     notes = collect(case, case.capture, folder, run=run_id, context=context)
     link = case.folder / "profile"
     try:
-        with storing(link):
+        with convert_write_errors(link):
             link.unlink(missing_ok=True)
             link.symlink_to(folder.resolve(), target_is_directory=True)
     except StorageError as error:
@@ -257,13 +262,13 @@ def _write_run_profile(case: Case, folder: Path, run_id: str, context: RunContex
     return notes
 
 
-def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str]) -> Iterator[OpRow]:
+def iter_iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: list[str]) -> Iterator[OpRow]:
     """Yield an IREE profile's rows by start, without events outside iterations.
 
     Args:
         notes: receives a line for every uncertain node match, before the first row.
     """
-    submitted, which = events.submitted()
+    submitted, which = events.group_submissions()
     matched = [sites.match(submissions) for submissions in submitted]
     notes += dict.fromkeys(note for _, doubts in matched for note in doubts)
     for event in events.events():
@@ -292,13 +297,13 @@ def iree_rows(events: IreeEvents, sites: Sites, *, run: str, board: str, notes: 
         )
 
 
-def onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
+def iter_onnxruntime_rows(events: OnnxRuntimeEvents, estimates: Estimates, *, run: str, board: str) -> Iterator[OpRow]:
     """Yield an ONNX Runtime profile's rows by start."""
     for event in events.events():
         # Do not count a kernel that contains other kernels as an operation.
         is_compute = event.op_type not in HOLDERS
         nodes = event.nodes if is_compute else ()
-        estimate = estimates.of(nodes if event.computes else ())
+        estimate = estimates.estimate(nodes if event.computes else ())
         yield OpRow(
             run=run,
             iteration=event.iteration,

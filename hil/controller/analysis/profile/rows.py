@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hil.core.files import open_file, replacing
+from hil.core.files import open_file, replace_file
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
@@ -69,7 +69,7 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
     values = attrgetter(*COLUMNS)
     nodes, types = COLUMNS.index("onnx_nodes"), COLUMNS.index("op_types")
 
-    def cells() -> Iterator[list[Any]]:
+    def iter_cells() -> Iterator[list[Any]]:
         # Pass the counter second, so that zip does not advance the counter after the last row.
         for row, _ in zip(rows, written, strict=False):
             line = list(values(row))
@@ -77,10 +77,10 @@ def write_csv(rows: Iterable[OpRow], path: Path) -> int:
             line[types] = join_list(line[types])
             yield line
 
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with replace_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(cells())
+        writer.writerows(iter_cells())
     return next(written)
 
 
@@ -121,7 +121,7 @@ def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
     )
     values = attrgetter(*COLUMNS)
     source = iter(rows)
-    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+    with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         while batch := [values(row) for row in itertools.islice(source, _BATCH)]:
             columns = [
                 pyarrow.array(column, field.type)

@@ -12,15 +12,15 @@ from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.rows import DISPATCHES
 from hil.controller.analysis.profile.totals import (
     RunTimes,
+    find_typical_iteration,
+    make_shortener,
     run_times,
-    shortener,
-    totals,
+    sum_rows,
     type_of,
-    typical_iteration,
 )
 from hil.controller.records.commands.stored import OperationCost, ProfileSummary, ProfileTotal
-from hil.controller.storage.screen.pictures import new_figure, save_figure
-from hil.controller.storage.screen.texts import counted, line, plain, seconds
+from hil.controller.storage.screen.pictures import make_figure, save_figure
+from hil.controller.storage.screen.texts import format_count, format_seconds, line, make_plain
 from hil.core.timeline import OpRow, Profile
 from hil.errors import UsageError
 
@@ -34,14 +34,14 @@ TITLES = {"op": "operation", "node": "ONNX nodes", "type": "operator types"}
 
 _BAR = 8
 _WIDE = 110
-_NAME_LEAST = 16
+_MIN_NAME_WIDTH = 16
 
 _COLOURS = {"slower": "red", "faster": "green"}
 
 
 def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None = None) -> ProfileSummary:
     """Return the profile's run times, the ``top`` totals grouped by ``by``, and the number of groups."""
-    times, found = run_times(profile), totals(profile.rows, by)
+    times, found = run_times(profile), sum_rows(profile.rows, by)
     return ProfileSummary(
         run=profile.run,
         model=profile.model,
@@ -63,15 +63,15 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     """Print the profile's run times, the top operations with bars, their estimated work, and the notes."""
     from rich.text import Text
 
-    found, times = totals(profile.rows, by), run_times(profile)
-    where = ", ".join(filter(None, (plain(profile.board), plain(profile.runtime))))
-    console.print(Text.assemble((plain(profile.model), "bold"), f" on {where}"), soft_wrap=True)
+    found, times = sum_rows(profile.rows, by), run_times(profile)
+    where = ", ".join(filter(None, (make_plain(profile.board), make_plain(profile.runtime))))
+    console.print(Text.assemble((make_plain(profile.model), "bold"), f" on {where}"), soft_wrap=True)
     # Print only the times that exist. If timed or profiled runs are missing, the notes contain the reason.
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
         over = "" if times.overhead is None else f", {times.overhead:+.1%} compared with the timed run"
-        of = f"{time_text(times.profiled_p50_ns)} of {counted(times.iterations, 'iteration')}"
+        of = f"{time_text(times.profiled_p50_ns)} of {format_count(times.iterations, 'iteration')}"
         console.print(f"  profiled run  p50 {of}{over}", highlight=False)
     if profile.calls and profile.clock.error_ns:
         within = f"board and host clocks aligned within {time_text(profile.clock.error_ns)}"
@@ -90,10 +90,10 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
             console.print(_build_roofline_table(console, estimated, by, times))
         print_mark(console, times)
     for note in profile.notes:
-        console.print(Text(f"  {plain(note)}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"  {make_plain(note)}", style="yellow"), soft_wrap=True)
 
 
-def si(value: float | None, unit: str) -> str:
+def format_si(value: float | None, unit: str) -> str:
     """Format a number with an SI prefix, such as ``3.2 GB/s``; "-" for None."""
     if value is None:
         return "-"
@@ -105,7 +105,7 @@ def si(value: float | None, unit: str) -> str:
 
 def time_text(ns: float) -> str:
     """Format a time with a unit."""
-    return seconds(ns / 1e9)
+    return format_seconds(ns / 1e9)
 
 
 def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
@@ -129,7 +129,7 @@ class ProfileColumn:
     rank: int
 
 
-def named_table(
+def make_named_table(
     console: Console, title: str, names: Sequence[Text], columns: Sequence[ProfileColumn], *, sections: int = 0
 ) -> Table:
     """Make a table with names and numbers, and leave out columns that do not fit the console.
@@ -141,12 +141,12 @@ def named_table(
     from rich.measure import Measurement
     from rich.table import Table
 
-    def width(cells: Sequence[RenderableType]) -> int:
+    def measure_width(cells: Sequence[RenderableType]) -> int:
         return max((Measurement.get(console, console.options, cell).maximum for cell in cells), default=0)
 
-    least = min(width([title, *names]), _NAME_LEAST)
+    least = min(measure_width([title, *names]), _MIN_NAME_WIDTH)
     shown = list(columns)
-    while shown and least + sum(1 + width([column.title, *column.cells]) for column in shown) > console.width:
+    while shown and least + sum(1 + measure_width([column.title, *column.cells]) for column in shown) > console.width:
         shown.remove(max(shown, key=lambda column: column.rank))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column(title, overflow="fold", min_width=least)
@@ -162,7 +162,7 @@ def _build_top_table(console: Console, found: Sequence[ProfileTotal], by: str, t
     from rich.bar import Bar
     from rich.text import Text
 
-    short, mark = shortener(found), times.mark
+    short, mark = make_shortener(found), times.mark
     runs = max(times.iterations, 1)
     most = max(total.share for total in found) or 1
     width = _BAR if console.width < _WIDE else 2 * _BAR
@@ -181,20 +181,20 @@ def _build_top_table(console: Console, found: Sequence[ProfileTotal], by: str, t
             "threads", ["-" if total.parallelism is None else f"{total.parallelism:.2f}" for total in found], 6
         ),
     ]
-    return named_table(console, TITLES[by], names, columns)
+    return make_named_table(console, TITLES[by], names, columns)
 
 
 def _build_roofline_table(console: Console, found: Sequence[ProfileTotal], by: str, times: RunTimes) -> Table:
     from rich.text import Text
 
-    short, mark = shortener(found), times.mark
+    short, mark = make_shortener(found), times.mark
     columns = [
-        ProfileColumn("speed", [si(total.flops_per_s, "op/s") + mark for total in found], 1),
-        ProfileColumn("memory", [si(total.bytes_per_s, "B/s") + mark for total in found], 2),
+        ProfileColumn("speed", [format_si(total.flops_per_s, "op/s") + mark for total in found], 1),
+        ProfileColumn("memory", [format_si(total.bytes_per_s, "B/s") + mark for total in found], 2),
         ProfileColumn("op/byte", ["-" if total.intensity is None else f"{total.intensity:.3g}" for total in found], 4),
         ProfileColumn("bound by", [total.bound_estimate or "-" for total in found], 3),
     ]
-    return named_table(console, TITLES[by], [Text(short(total.name)) for total in found], columns)
+    return make_named_table(console, TITLES[by], [Text(short(total.name)) for total in found], columns)
 
 
 def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
@@ -205,7 +205,7 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
     """
     from rich.text import Text
 
-    console.print(Text(f"{plain(diff.a)} -> {plain(diff.b)}", style="bold"), soft_wrap=True)
+    console.print(Text(f"{make_plain(diff.a)} -> {make_plain(diff.b)}", style="bold"), soft_wrap=True)
     console.print(Text(diff.verdict, style=_COLOURS.get(diff.timed.change, "")), soft_wrap=True)
     beyond = f"p50 of an iteration; changes below {diff.margin:.0%} are ignored, confidence {diff.confidence:.0%}"
     console.print(Text(beyond, style="dim"), soft_wrap=True)
@@ -220,7 +220,7 @@ def print_diff(console: Console, diff: ProfileDiff, *, top: int) -> None:
             for rank, (name, costs) in enumerate((("A", [one.a for one in shown]), ("B", [one.b for one in shown])), 1)
         ]
         console.print(
-            named_table(
+            make_named_table(
                 console, "operation", list(map(_format_name, shown)), [*shares, *_build_cost_columns(shown, diff, 3)]
             )
         )
@@ -240,23 +240,23 @@ def _build_changes_table(console: Console, shown: list[OpDiff], diff: ProfileDif
         ProfileColumn("B / A", ["-" if one.ratio is None else f"{one.ratio:.3f}" for one in shown], 3),
         ProfileColumn("interval", [_format_interval(one) for one in shown], 5),
     ]
-    return named_table(console, "operation", list(map(_format_name, shown)), columns, sections=2)
+    return make_named_table(console, "operation", list(map(_format_name, shown)), columns, sections=2)
 
 
 def _build_cost_columns(shown: list[OpDiff], diff: ProfileDiff, rank: int) -> list[ProfileColumn]:
-    def cost(one: OpDiff, cost: OperationCost | None, mark: str) -> str:
+    def format_cost(one: OpDiff, cost: OperationCost | None, mark: str) -> str:
         return time_text(cost.p50_ns) + ("" if one.kind == "timed" else mark) if cost else "-"
 
     return [
-        ProfileColumn("A", [cost(one, one.a, diff.a_times.mark) for one in shown], rank),
-        ProfileColumn("B", [cost(one, one.b, diff.b_times.mark) for one in shown], rank + 1),
+        ProfileColumn("A", [format_cost(one, one.a, diff.a_times.mark) for one in shown], rank),
+        ProfileColumn("B", [format_cost(one, one.b, diff.b_times.mark) for one in shown], rank + 1),
     ]
 
 
 def _format_name(one: OpDiff) -> Text:
     from rich.text import Text
 
-    name = Text(plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
+    name = Text(make_plain(one.name), style="bold" if one.kind in ("timed", "total") else "")
     # Put the change first, because a narrow terminal omits the columns after the name.
     return Text.assemble((one.change, _COLOURS.get(one.change, "")), " ", name) if one.change else name
 
@@ -280,37 +280,39 @@ def print_compile_profile(console: Console, folder: Path, *, top: int) -> None:
     from rich.text import Text
 
     found = read_compilation(folder)
-    console.print(Text(f"compiling took {seconds(found.seconds)}, in {len(found.phases)} phases", style="bold"))
+    console.print(Text(f"compiling took {format_seconds(found.seconds)}, in {len(found.phases)} phases", style="bold"))
     columns = [
-        ProfileColumn("time", [seconds(one.seconds) for one in found.phases], 1),
+        ProfileColumn("time", [format_seconds(one.seconds) for one in found.phases], 1),
         ProfileColumn("share", [f"{one.share:.1%}" for one in found.phases], 2),
     ]
     console.print()
-    console.print(named_table(console, "phase", [Text(plain(one.name)) for one in found.phases], columns))
+    console.print(make_named_table(console, "phase", [Text(make_plain(one.name)) for one in found.phases], columns))
     longest = found.passes[:top]
     columns = [
-        ProfileColumn("in phase", [Text(plain(one.phase)) for one in longest], 3),
-        ProfileColumn("time", [seconds(one.seconds) for one in longest], 1),
+        ProfileColumn("in phase", [Text(make_plain(one.phase)) for one in longest], 3),
+        ProfileColumn("time", [format_seconds(one.seconds) for one in longest], 1),
         ProfileColumn("share", [f"{one.share:.1%}" for one in longest], 2),
         ProfileColumn("runs", [str(one.runs) for one in longest], 4),
     ]
     console.print()
-    console.print(named_table(console, "pass", [Text(plain(one.name)) for one in longest], columns))
+    console.print(make_named_table(console, "pass", [Text(make_plain(one.name)) for one in longest], columns))
     if estimated := found.operations[:top]:
         console.print(Text("\nestimates: work computed from shapes, time on a nominal core", style="dim"))
         columns = [
             ProfileColumn("share", [f"{one.share:.1%}" for one in estimated], 1),
-            ProfileColumn("time", [seconds(one.seconds) for one in estimated], 2),
-            ProfileColumn("work", [si(one.flops, "op") for one in estimated], 3),
-            ProfileColumn("moved", [si(one.bytes, "B") for one in estimated], 4),
+            ProfileColumn("time", [format_seconds(one.seconds) for one in estimated], 2),
+            ProfileColumn("work", [format_si(one.flops, "op") for one in estimated], 3),
+            ProfileColumn("moved", [format_si(one.bytes, "B") for one in estimated], 4),
             ProfileColumn("bound by", [one.bound or "-" for one in estimated], 5),
         ]
-        console.print(named_table(console, "operation", [Text(plain(one.name)) for one in estimated], columns))
+        console.print(
+            make_named_table(console, "operation", [Text(make_plain(one.name)) for one in estimated], columns)
+        )
     where = f"{found.dispatches} dispatches, a program of {found.program_bytes:,} bytes: {folder / DISPATCHES}"
     console.print(Text(f"\n{where}"))
 
 
-_NAME_LONGEST = 60
+_MAX_NAME_LENGTH = 60
 _POINTS_NAMED = 5
 _LANES = ("runtime", "compute")
 _LABELLED_FROM = 0.06  # minimum share of the time line for a label
@@ -325,14 +327,14 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     Raises:
         UsageError: the profile has no rows; or as for any picture.
     """
-    found, iteration = totals(profile.rows, by), typical_iteration(profile.rows)
+    found, iteration = sum_rows(profile.rows, by), find_typical_iteration(profile.rows)
     if not found:
         hint = "; ".join(profile.notes)
         raise UsageError(f"the profile of {profile.model} has no operations to draw", hint=hint)
     points = [one for one in found if one.kind == "compute" and one.intensity and one.flops_per_s]
     shown = found[:top]
     height = 2.6 + 0.26 * len(shown)
-    figure = new_figure(14, height + 2.2)
+    figure = make_figure(14, height + 2.2)
     panels = figure.add_gridspec(2, 2, height_ratios=(height, 2.2), width_ratios=(1.6, 1) if points else (1, 0.001))
     times = run_times(profile)
     timed = "" if times.timed_p50_ns is None else f", timed p50 {time_text(times.timed_p50_ns)}"
@@ -353,14 +355,14 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
     shown = list(diff.ops)[:top]
     if not shown:
         raise UsageError(f"{diff.a} and {diff.b} have no operations to draw")
-    figure = new_figure(11, 1.6 + 0.3 * len(shown))
+    figure = make_figure(11, 1.6 + 0.3 * len(shown))
     axes = figure.subplots()
     axes.set_title(f"{_escape_label(f'{diff.a} -> {diff.b}', 120)}\n{diff.verdict}", fontsize=10)
     if diff.incomparable:
         for label, offset, costs in (("A", -0.2, [one.a for one in shown]), ("B", 0.2, [one.b for one in shown])):
             shares = [100 * cost.share if cost else 0.0 for cost in costs]
             axes.barh([row + offset for row in range(len(shown))], shares, 0.4, label=label)
-        _label_bars(axes, [line(one.name, _NAME_LONGEST - 10) for one in shown])
+        _label_bars(axes, [line(one.name, _MAX_NAME_LENGTH - 10) for one in shown])
         axes.set_xlabel(_escape_label(f"% of the run's operations; times are not comparable: {diff.incomparable}", 120))
         axes.legend()
     else:
@@ -368,7 +370,7 @@ def plot_diff(path: Path, diff: ProfileDiff, *, top: int = 20) -> None:
         colours = [_UNKNOWN if not one.change else _SLOWER if one.change_ns > 0 else _FASTER for one in shown]
         axes.barh(range(len(shown)), [one.change_ns / size for one in shown], color=colours)
         ratios = [one.change if one.ratio is None else f"x{one.ratio:.3g}" for one in shown]
-        names = [line(one.name, _NAME_LONGEST - 10) for one in shown]
+        names = [line(one.name, _MAX_NAME_LENGTH - 10) for one in shown]
         _label_bars(axes, [f"{name} {ratio}" for name, ratio in zip(names, ratios, strict=True)])
         axes.axvline(0, color="#444", linewidth=0.8)
         axes.set_xlabel(f"change in {unit} per iteration (grey: no significant change)")
@@ -379,7 +381,7 @@ def _choose_unit(most_ns: float) -> tuple[str, float]:
     return next((one for one in (("s", 1e9), ("ms", 1e6), ("us", 1e3)) if most_ns >= one[1]), ("ns", 1.0))
 
 
-def _escape_label(text: str, longest: int = _NAME_LONGEST) -> str:
+def _escape_label(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
     # Escape dollar signs, because matplotlib parses text between them as a formula.
     return line(text, longest).replace("$", r"\$")
 
@@ -396,7 +398,7 @@ def _draw_bars(axes: Any, shown: Sequence[ProfileTotal], by: str, times: RunTime
     bars = axes.barh(range(len(shown)), [one.total_ns / runs / size for one in shown], color=colours)
     axes.bar_label(bars, [f"{one.share:.1%}" for one in shown], padding=3, fontsize=8)
     axes.margins(x=0.12)
-    short = shortener(shown)
+    short = make_shortener(shown)
     nodes = [f" ({', '.join(one.onnx_nodes)})" if by == "op" and one.onnx_nodes else "" for one in shown]
     _label_bars(axes, [f"{short(one.name)}{of}" for one, of in zip(shown, nodes, strict=True)])
     axes.set_xlabel(f"{unit} per run{times.mark and f' under the profiler{times.mark}'}")
@@ -412,7 +414,7 @@ def _draw_roofline(axes: Any, points: Sequence[ProfileTotal], mark: str) -> None
         color=[_BOUNDS.get(one.bound_estimate, _UNKNOWN) for one in points],
         alpha=0.7,
     )
-    short = shortener(points)
+    short = make_shortener(points)
     for one in points[:_POINTS_NAMED]:
         name, point = _escape_label(", ".join(one.onnx_nodes) or short(one.name), 24), (one.intensity, one.flops_per_s)
         axes.annotate(name, point, (6, 4), textcoords="offset points", fontsize=7)

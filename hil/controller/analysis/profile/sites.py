@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hil.controller.analysis.profile.compilation.estimate import SOFTMAX, total_of
-from hil.controller.backends.compilers.iree import as_iree_takes
-from hil.controller.backends.compilers.iree_program import recipe_of
-from hil.controller.models.compiling import CachedCall, call_isolated, compiling
+from hil.controller.analysis.profile.compilation.estimate import SOFTMAX, sum_counts
+from hil.controller.backends.compilers.iree import convert_for_iree
+from hil.controller.backends.compilers.iree_program import choose_settings
+from hil.controller.models.compiling import CachedCall, call_isolated, convert_compiler_errors
 from hil.controller.models.conversions import OP_TYPES
 from hil.controller.storage.cache import Cache
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Artifact, Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -160,16 +160,16 @@ def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) 
         raise UsageError(f"expected an IREE program, got a program for {artifact.runtime}")
     if artifact.function != model.function:
         return Sites((), {}, ("dispatch nodes are unknown for a program with several models",))
-    return sites_of(model, artifact.flags, **how)
+    return find_sites(model, artifact.flags, **how)
 
 
-def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:
+def find_sites(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:
     """Return the sites in a model's program, compiled with these flags; see :func:`dispatch_sites`."""
     if model.format == "vmfb":
         return Sites((), {}, ("dispatch nodes are unknown for a precompiled program",))
-    taken = as_iree_takes(model, flags, {**how, "recompute": False})
+    taken = convert_for_iree(model, flags, {**how, "recompute": False})
     model = taken.model
-    recipe = recipe_of(model, taken.flags)
+    recipe = choose_settings(model, taken.flags)
     op_types = model.files.get(OP_TYPES)
 
     def make(folder: Path) -> None:
@@ -182,7 +182,7 @@ def sites_of(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> S
             "flags": list(recipe.flags),
             "log": str(how["log"].absolute()),
         }
-        with compiling(f"finding {what}", died=what, failed=what):
+        with convert_compiler_errors(f"finding {what}", died=what, failed=what):
             found = call_isolated(build, arguments, how)
         (folder / _FILE).write_text(json.dumps(found))
 
@@ -208,11 +208,11 @@ def build(
         ``regions``: [{``loop``, ``sites``: [key, nodes, shapes, flops, bytes]}], see :class:`Region`;
         ``op_types``: node -> type; ``notes``.
     """
-    from hil.controller.analysis.layers.graph import prepared
+    from hil.controller.analysis.layers.graph import prepare_model
     from hil.controller.backends.compilers.iree_program import fail, run_compiler
-    from hil.controller.models.importers.onnx_nodes import nodes_of
+    from hil.controller.models.importers.onnx_nodes import iter_nodes
 
-    with temporary_folder("hil-sites-") as scratch:
+    with make_temporary_folder("hil-sites-") as scratch:
         folder = Path(scratch)
         source = Path(model)
         if format == "onnx":
@@ -234,7 +234,7 @@ def build(
         if code:
             fail(code, output)
         if format == "onnx":
-            nodes = nodes_of(prepared(Path(model), dims).graph.node)
+            nodes = iter_nodes(prepare_model(Path(model), dims).graph.node)
             types = {**{node.name: node.op_type for node in nodes}, **_read_imported_types(source)}
         else:
             types = json.loads(read_file(Path(op_types))) if op_types else {}
@@ -249,14 +249,14 @@ def _read_imported_types(source: Path) -> dict[str, str]:
     module = ir.Module.parse(read_file(source, MAX_MODEL_BYTES), context=ir.Context())
     types: dict[str, str] = {}
 
-    def look(operation: Any) -> Any:
+    def visit_operation(operation: Any) -> Any:
         if operation.name == "torch.operator":
             kind = ir.StringAttr(operation.attributes["name"]).value.removeprefix("onnx.")
             if kind != "Constant":  # also the model's weights
-                types.update(dict.fromkeys(names_in(str(operation.location)), kind))
+                types.update(dict.fromkeys(find_names(str(operation.location)), kind))
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(visit_operation)
     return types
 
 
@@ -270,15 +270,15 @@ def _parse_phase(folder: Path, phase: str) -> Any:
 def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
     notes: list[str] = []
     # Ignore names of functions: the compiler adds operations around the arguments, with the function's location.
-    functions = {name for op in modules["dispatch-creation"].body.operations for name in names_in(str(op.location))}
+    functions = {name for op in modules["dispatch-creation"].body.operations for name in find_names(str(op.location))}
 
     order = {name: number for number, name in enumerate(types)}
 
-    def ordered(nodes: Sequence[str]) -> list[str]:
+    def sort_nodes(nodes: Sequence[str]) -> list[str]:
         return sorted(dict.fromkeys(nodes), key=lambda name: order.get(name, 0))
 
-    def names(operation: Any) -> list[str]:
-        found = names_in(str(operation.location))
+    def list_names(operation: Any) -> list[str]:
+        found = find_names(str(operation.location))
         return [name for name in found if (name in types if types else name not in functions)]
 
     fused = _list_dispatches(modules["dispatch-creation"])
@@ -288,7 +288,9 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
         fused = calls
     made: dict[tuple[str, str], deque[list[Any]]] = defaultdict(deque)
     for site, call in zip(fused, calls, strict=True):
-        found = ordered(_list_fused_names(site, names) or names(site) or _find_nearby_names(site, names))
+        found = sort_nodes(
+            _list_fused_names(site, list_names) or list_names(site) or _find_nearby_names(site, list_names)
+        )
         estimate = _estimate_dispatch(site) if site is not call else (None, None)
         made[read_dispatch_name(call.attributes), str(call.location)].append([found, _format_shapes(call), *estimate])
     regions = []
@@ -298,11 +300,11 @@ def _read_sites(modules: Mapping[str, Any], types: Mapping[str, str]) -> dict[st
             key = read_dispatch_name(command.attributes)
             known = made[key, str(command.location)]
             # The scheduler may clone dispatches. Use the last known site for the remaining clones.
-            facts = known.popleft() if len(known) > 1 else known[0] if known else [ordered(names(command))]
+            facts = known.popleft() if len(known) > 1 else known[0] if known else [sort_nodes(list_names(command))]
             sites.append([key, *facts])
         if sites:
             regions.append({"loop": loop, "sites": sites})
-    return {"regions": regions, "op_types": dict(types) or _list_location_kinds(modules, names), "notes": notes}
+    return {"regions": regions, "op_types": dict(types) or _list_location_kinds(modules, list_names), "notes": notes}
 
 
 def _iter_matches(operation: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
@@ -423,7 +425,7 @@ def _list_location_kinds(modules: Mapping[str, Any], names: Callable[[Any], list
     return types
 
 
-def names_in(location: str) -> list[str]:
+def find_names(location: str) -> list[str]:
     """Return the names in ``loc("fc1")``, ``loc(fused["a", "b"])`` or ``loc("model.mlir":12:3)``, without duplicates.
 
     A file line is named ``line 12``, if the location contains no other name.
@@ -439,17 +441,19 @@ def names_in(location: str) -> list[str]:
 
 
 def _decode_escapes(text: str) -> str:
-    def letter(match: re.Match[bytes]) -> bytes:
+    def decode_letter(match: re.Match[bytes]) -> bytes:
         return _LETTERS.get(match[1]) or bytes.fromhex(match[1].decode())
 
-    return _ESCAPE.sub(letter, text.encode()).decode(errors="replace")
+    return _ESCAPE.sub(decode_letter, text.encode()).decode(errors="replace")
 
 
 def _estimate_dispatch(dispatch: Any) -> tuple[int | None, int | None]:
     """Return operations and bytes for a ``flow.dispatch.workgroups``; None if a shape or an operation is unknown."""
-    moved = total_of(_count_accessed_bytes(op) for op in _iter_matches(dispatch, lambda op: op.name in (_LOAD, _STORE)))
+    moved = sum_counts(
+        _count_accessed_bytes(op) for op in _iter_matches(dispatch, lambda op: op.name in (_LOAD, _STORE))
+    )
     structured = _iter_matches(dispatch, lambda op: op.name.startswith(("linalg.", "iree_linalg_ext.")))
-    return total_of(_count_operations(op) for op in structured), moved
+    return sum_counts(_count_operations(op) for op in structured), moved
 
 
 def _count_accessed_bytes(operation: Any) -> int | None:

@@ -13,8 +13,8 @@ from hil.controller.analysis.profile.rows import read_csv, write_csv, write_parq
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.records.base import make_record
 from hil.controller.records.profile import ProfileHead, StoredSample
-from hil.controller.storage.paths import exists, is_file, is_folder
-from hil.controller.storage.runs import RunStore, storing, write_json
+from hil.controller.storage.paths import is_file, is_folder, path_exists
+from hil.controller.storage.runs import RunStore, convert_write_errors, write_json
 from hil.core.bounded_json import read_json
 from hil.core.cancellation import check_cancelled
 from hil.core.files import open_file
@@ -72,7 +72,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
     The table and ``profile.json`` are written first, so that they are readable even if writing the trace fails.
     """
-    with storing(folder, "--profile"):
+    with convert_write_errors(folder, "--profile"):
         folder.mkdir(parents=True, exist_ok=True)
         # Delete these files, which must not remain next to the table of another profile.
         for name in (HEAD, TRACE, PARQUET):
@@ -165,7 +165,7 @@ def find_profile(text: str, case: str = "", *, store: RunStore | None = None) ->
         # A directory with a single profile may also contain the profiles of several cases, from a later run.
         found = ({path.resolve().name: path} if _is_profile(path) else {}) | _find_case_profiles(path, "")
         return _select_profile(text, found, case)
-    if not exists(path):
+    if not path_exists(path):
         known = [row.parent.name for row in store.root.glob("*/run.json")]
         if text != "latest" and not any(one.startswith(text) for one in known):
             hint = did_you_mean(text, [*known, "latest"]) + _HINT
@@ -196,7 +196,7 @@ def trace_of(profile: Path) -> Path:
     return profile / TRACE
 
 
-def folder_of(profile: Path) -> Path:
+def find_folder(profile: Path) -> Path:
     """Return the directory with the rows for a profile from :func:`find_profile`.
 
     Raises:
@@ -210,11 +210,11 @@ def folder_of(profile: Path) -> Path:
     return folder
 
 
-def title_of(profile: Path) -> str:
+def read_title(profile: Path) -> str:
     """Return the title of a profile from :func:`find_profile`: model and board, or the file name."""
     # Ignore errors, because the trace can be shown even if ``profile.json`` is damaged.
     with contextlib.suppress(UsageError):
-        head = read_profile(folder_of(profile))
+        head = read_profile(find_folder(profile))
         return f"{head.model} on {head.board}"
     return profile.name
 

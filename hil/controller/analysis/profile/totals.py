@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from hil.controller.records.commands.stored import ProfileTotal
-from hil.controller.storage.screen.texts import plain
+from hil.controller.storage.screen.texts import make_plain
 from hil.core.timeline import OpRow, Profile
 
 NOT_THE_MODEL = "(runtime)"
 # Maximum relative overhead of a profiler. Above this value, times are marked as distorted and are not compared.
-MOST_OVERHEAD = 0.2
+MAX_OVERHEAD = 0.2
 
 _PREFIX_LEAST, _LEFT_LEAST = 10, 6
 
@@ -38,8 +38,8 @@ class RunTimes:
 
     @property
     def is_distorted(self) -> bool:
-        """True if the profiler adds more than :data:`MOST_OVERHEAD`."""
-        return (self.overhead or 0.0) > MOST_OVERHEAD
+        """True if the profiler adds more than :data:`MAX_OVERHEAD`."""
+        return (self.overhead or 0.0) > MAX_OVERHEAD
 
     @property
     def mark(self) -> str:
@@ -60,7 +60,7 @@ GROUPS: dict[str, Callable[[OpRow], str]] = {
 }
 
 
-def totals(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
+def sum_rows(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
     """Sum rows by a key in :data:`GROUPS`, the longest time first. Reads the rows once without storing them."""
     groups: dict[tuple[str, str], _Group] = defaultdict(_Group)
     for row, own_ns in own_times(rows):
@@ -71,7 +71,7 @@ def totals(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
     return sorted(found, key=lambda total: (-total.run_ns, -total.total_ns))
 
 
-def timed_runs(profile: Profile) -> list[int]:
+def list_timed_runs(profile: Profile) -> list[int]:
     """Return the duration of every run without a profiler, in ns."""
     times: list[int] = []
     for call in profile.calls:
@@ -86,31 +86,31 @@ def run_times(profile: Profile) -> RunTimes:
     profiled = [call for call in profile.calls if call.kind == "profiled"]
     times = [end - start for call in profiled for start, end in call.iterations_ns]
     times = times or [end - start for start, end in _find_iteration_spans(profile.rows).values()]
-    return RunTimes(_compute_median(timed_runs(profile)), _compute_median(times), len(times))
+    return RunTimes(_compute_median(list_timed_runs(profile)), _compute_median(times), len(times))
 
 
-def typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
+def find_typical_iteration(rows: Iterable[OpRow]) -> list[OpRow]:
     """Return the rows of the iteration with the median duration, by start; empty without rows. Reads the rows twice."""
     found = sorted(_find_iteration_spans(rows).items(), key=lambda item: item[1][1] - item[1][0])
     wanted = found[len(found) // 2][0] if found else None
     return sorted((row for row in rows if row.iteration == wanted), key=lambda row: row.start_ns)
 
 
-def shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
+def make_shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
     """Return a function that replaces the operation names' common prefix by "…".
 
     Compilers prefix every name with the model's name.
     """
     ops = {op for total in found for op in total.ops if total.kind == "compute"}
     if len(ops) < 2:
-        return plain
+        return make_plain
     pairs = zip(min(ops), max(ops), strict=False)
     common = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     # Cut the prefix at a word boundary, and keep at least a few characters of each name.
     common = re.sub(r"[^\W_]*$", "", common[: max(min(map(len, ops)) - _LEFT_LEAST, 0)])
     if len(common) < _PREFIX_LEAST:
-        return plain
-    return lambda name: plain(f"…{name.removeprefix(common)}" if name.startswith(common) else name)
+        return make_plain
+    return lambda name: make_plain(f"…{name.removeprefix(common)}" if name.startswith(common) else name)
 
 
 class _Group:

@@ -19,7 +19,7 @@ from hil.controller.analysis.profile.rows import join_list
 from hil.controller.analysis.profile.totals import run_times, type_of
 from hil.controller.analysis.profile.trace_file import Argument, Lanes, Stream, TraceFile
 from hil.core.clock import ClockFit
-from hil.core.files import replacing
+from hil.core.files import replace_file
 from hil.core.timeline import OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError
 
@@ -100,7 +100,7 @@ def _write_file(parts: Sequence[_Part], compilations: Mapping[str, Sequence[Span
             # Every board gets a separate host clock. The snapshots of a clock must be in time order, but the boards are
             # written one after the other.
             clocks = range(_FIRST_CLOCK, _FIRST_CLOCK + 2 * len(parts), 2)
-            trace.clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
+            trace.write_clocks({_MONOTONIC: 0, **{clock + 1: 0 for clock in clocks}}, primary=_MONOTONIC)
             _TraceWriter(trace, parts).write(compilations, clocks)
         size = path.stat().st_size
     except ValueError as error:
@@ -162,7 +162,7 @@ class _TraceWriter:
         for arg, name in _LINK_COUNTERS.items():
             moved = sorted((span.end_ns, int(span.args.get(arg, 0))) for span in transfers)
             if moved:
-                track = self._trace.counter(process, name, "bytes")
+                track = self._trace.add_counter(process, name, "bytes")
                 stream.count(min(span.start_ns for span in transfers), track, 0)
                 for (at, _), so_far in zip(moved, itertools.accumulate(size for _, size in moved), strict=True):
                     stream.count(at, track, so_far)
@@ -202,7 +202,7 @@ def _find_start(profile: Profile) -> int:
 @contextlib.contextmanager
 def _open_trace(path: Path) -> Iterator[IO[bytes]]:
     with contextlib.ExitStack() as stack:
-        file: Any = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
+        file: Any = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
         if path.suffix == ".gz":
             # Omit the name and time, so that the same profile gives the same file.
             file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
@@ -245,7 +245,7 @@ class TraceClock:
             host = self._latest - self._ahead
             self._due = at + 1
         self._ahead = at - host
-        self._trace.clocks({self._host: host - self._zero, self._board_id: at})
+        self._trace.write_clocks({self._host: host - self._zero, self._board_id: at})
 
 
 class BoardTracks:
@@ -327,7 +327,7 @@ class BoardTracks:
         for sample in self._profile.counters:
             what = sample.name, sample.unit
             if what not in tracks:
-                tracks[what] = self._trace.counter(parent, sample.name, sample.unit, len(tracks))
+                tracks[what] = self._trace.add_counter(parent, sample.name, sample.unit, len(tracks))
             yield sample.at_ns, sample.at_ns, functools.partial(self._write_sample, sample, tracks[what])
 
     def _write_sample(self, sample: Sample, track: int) -> None:
@@ -355,9 +355,9 @@ class BoardTracks:
         stream, start, end = self._stream, row.start_ns, row.start_ns + max(row.duration_ns, 0)
         self._flush_until(start)
         stream.renew()
-        of_this, threads = stream.argument("iteration", row.iteration), 0
+        of_this, threads = stream.encode_argument("iteration", row.iteration), 0
         if row.tile_time_ns is not None:
-            of_this += stream.argument("tile_time_ns", row.tile_time_ns)
+            of_this += stream.encode_argument("tile_time_ns", row.tile_time_ns)
             threads = round(1000 * row.tile_time_ns / row.duration_ns) if row.duration_ns > 0 else 0
         self._write_operation(row, self._operations.place(start, end), end, of_this, threads)
         if self._by_type is not None:
@@ -394,8 +394,8 @@ class BoardTracks:
 
     def _encode_thread_count(self, thousandths: int) -> bytes:
         if self._threads is None:
-            self._threads = self._trace.counter(self._process, "threads at work", "threads", _THREADS)
-        return self._stream.also(self._threads, thousandths / 1000)
+            self._threads = self._trace.add_counter(self._process, "threads at work", "threads", _THREADS)
+        return self._stream.encode_counter(self._threads, thousandths / 1000)
 
     def _create_lanes(self, parent: int, name: str, rank: int) -> Lanes:
         return Lanes(lambda: self._trace.track(parent, name, rank))

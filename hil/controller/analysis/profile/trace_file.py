@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import IO, Any
 
-from hil.core.varint import varint
+from hil.core.varint import encode_varint
 
 Argument = str | int | float
 
 # Maximum names and parts in a stream's cache, here and in readers. When the cache is full, the stream starts a new
 # cache.
-_MOST_KEPT = 1 << 16
+_MAX_CACHED = 1 << 16
 
 
 class TraceFile:
@@ -32,7 +32,7 @@ class TraceFile:
         self._tracks = itertools.count()
         self._processes = itertools.count(1)
         self._sequences = itertools.count(1)
-        self._own = self.sequence()
+        self._own = self.new_sequence()
         # Write the root track 0, so that readers sort processes by rank.
         self._write_descriptor(process_ordering="PROCESS_ORDERING_EXPLICIT")
 
@@ -46,13 +46,13 @@ class TraceFile:
                 setattr(packet, name, value)
         self._builder.write_packet(packet)
 
-    def clocks(self, pairs: Mapping[int, int], *, primary: int | None = None) -> None:
+    def write_clocks(self, pairs: Mapping[int, int], *, primary: int | None = None) -> None:
         """Write a snapshot for multiple clocks, by id; ``primary`` is the trace's clock."""
         clocks = [{"clock_id": clock, "timestamp": at} for clock, at in pairs.items()]
         main = {} if primary is None else {"primary_trace_clock": primary}
         self.write(trusted_packet_sequence_id=self._own, clock_snapshot={"clocks": clocks, **main})
 
-    def sequence(self) -> int:
+    def new_sequence(self) -> int:
         """Return a new packet sequence id."""
         return next(self._sequences)
 
@@ -72,7 +72,7 @@ class TraceFile:
         """
         return self._write_descriptor(parent_uuid=parent, name=name, child_ordering="EXPLICIT", sibling_order_rank=rank)
 
-    def counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
+    def add_counter(self, parent: int, name: str, unit: str, rank: int = 0) -> int:
         """Add a counter track and return the track."""
         known = {"unit": "UNIT_SIZE_BYTES"} if unit == "bytes" else {"unit_name": unit}
         return self._write_descriptor(parent_uuid=parent, name=name, sibling_order_rank=rank, counter=known)
@@ -96,7 +96,7 @@ class Stream:
         self._trace = trace
         self._clock = clock
         self._zero = zero
-        self._sequence = trace.sequence()
+        self._sequence = trace.new_sequence()
         needs = messages.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
         self._head = messages.TracePacket(trusted_packet_sequence_id=self._sequence, sequence_flags=needs)
         self._before_event = _encode_tag(messages.TracePacket.TRACK_EVENT_FIELD_NUMBER)
@@ -147,7 +147,7 @@ class Stream:
         """Serialise a slice end."""
         return self._encode_event(type="TYPE_SLICE_END", track_uuid=track)
 
-    def argument(self, name: str, value: int) -> bytes:
+    def encode_argument(self, name: str, value: int) -> bytes:
         """Serialise an additional slice argument."""
         kept = self._arguments.get(name)
         if kept is None:
@@ -159,7 +159,7 @@ class Stream:
         part: bytes = event.SerializeToString()
         return part
 
-    def also(self, counter: int, value: float) -> bytes:
+    def encode_counter(self, counter: int, value: float) -> bytes:
         """Serialise a counter value that takes effect at this slice's start or end."""
         return self._encode_event(extra_double_counter_track_uuids=[counter], extra_double_counter_values=[value])
 
@@ -172,7 +172,7 @@ class Stream:
 
     def renew(self) -> None:
         """Clear all cached names and parts if there are more than the limit."""
-        if len(self._parts) + len(self._numbers) > _MOST_KEPT:
+        if len(self._parts) + len(self._numbers) > _MAX_CACHED:
             self._start_sequence()
 
     def put(self, at: int, event: bytes) -> None:
@@ -181,8 +181,8 @@ class Stream:
         if self._unwritten:
             self._write_names()
         self._head.timestamp = at - self._zero
-        body = self._head.SerializeToString() + self._before_event + varint(len(event)) + event
-        trace.write_bytes(self._before_packet + varint(len(body)) + body)
+        body = self._head.SerializeToString() + self._before_event + encode_varint(len(event)) + event
+        trace.write_bytes(self._before_packet + encode_varint(len(body)) + body)
         trace.events += 1
 
     def _start_sequence(self) -> None:
@@ -245,4 +245,4 @@ class Lanes:
 
 def _encode_tag(field: int) -> bytes:
     """Return the tag of a message field. In the message, the length follows the tag."""
-    return varint(field << 3 | 2)
+    return encode_varint(field << 3 | 2)

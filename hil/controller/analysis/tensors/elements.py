@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.stats import ranks
-from hil.compare.values import EXACT_DTYPES, part_of
-from hil.core.tensors import Array, dtype_name
+from hil.compare.stats import rank_bytes
+from hil.compare.values import EXACT_DTYPES, get_part_dtype
+from hil.core.tensors import Array, get_dtype_name
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
@@ -17,7 +17,8 @@ Codes = npt.NDArray[np.uint8]
 # Drawable parts of complex numbers.
 PARTS = ("magnitude", "phase", "real", "imaginary")
 
-# Codes from :func:`nonfinite`, the most severe last. A group of elements is shown with the largest code in the group.
+# Codes from :func:`classify_nonfinite`, the most severe last. A group of elements is shown with the largest code in
+# the group.
 FINITE, SAME, INF_THERE, NAN_THERE, MINUS_INF_HERE, INF_HERE, NAN_HERE = range(7)
 NONFINITE = {
     SAME: "the same NaN or infinity on both sides",
@@ -34,7 +35,7 @@ _FULL_TURN = 2 * np.pi
 
 
 @np.errstate(all="ignore")  # casting a signalling NaN warns
-def reals(values: Array, part: str = "") -> Floats:
+def to_reals(values: Array, part: str = "") -> Floats:
     """Return a float64 per element; for complex elements the requested part (default: the magnitude)."""
     if values.dtype.kind != "c":
         return values.astype(np.float64)
@@ -46,7 +47,7 @@ def reals(values: Array, part: str = "") -> Floats:
     return np.asarray(np.angle(wide) if part == "phase" else np.abs(wide), np.float64)
 
 
-def difference(a: Array, b: Array, part: str = "") -> Floats:
+def compute_difference(a: Array, b: Array, part: str = "") -> Floats:
     """Return ``|a-b|``: 0 for equal NaN or infinity, inf if only one side is finite, never 0 for unequal integers.
 
     Args:
@@ -73,7 +74,7 @@ def difference(a: Array, b: Array, part: str = "") -> Floats:
     return found
 
 
-def quick_difference(a: Array, b: Array) -> Floats | None:
+def try_quick_difference(a: Array, b: Array) -> Floats | None:
     """Return ``|a-b|`` by plain subtraction, or None if that is unsafe.
 
     Requires floats with the same dtype, at least 32 bits wide, and finite differences.
@@ -85,7 +86,7 @@ def quick_difference(a: Array, b: Array) -> Floats | None:
         return found if np.isfinite(np.maximum.reduce(found, axis=None, initial=0)) else None
 
 
-def nonfinite(a: Array, b: Array | None = None) -> Codes:
+def classify_nonfinite(a: Array, b: Array | None = None) -> Codes:
     """Return every element's code from :data:`NONFINITE` (without b: :data:`NONFINITE_ALONE`), or FINITE."""
     with np.errstate(all="ignore"):
         p = _convert_numbers(a)
@@ -104,20 +105,20 @@ def nonfinite(a: Array, b: Array | None = None) -> Codes:
 
 def has_ulps(a: np.dtype[Any], b: np.dtype[Any]) -> bool:
     """Return True if ULPs can be counted, which requires floats with the same dtype."""
-    return dtype_name(a) == dtype_name(b) and dtype_name(a) not in EXACT_DTYPES
+    return get_dtype_name(a) == get_dtype_name(b) and get_dtype_name(a) not in EXACT_DTYPES
 
 
-def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
+def count_ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
     """Count the representable values between two float elements; 0 if any is not finite.
 
     For complex elements, return the maximum over both parts.
     """
-    part = part_of(a.dtype)
+    part = get_part_dtype(a.dtype)
     unsigned = np.dtype(f"u{part.itemsize}")
     shape = (*a.shape, -1) if a.dtype.kind == "c" else a.shape
     x, y = (np.ascontiguousarray(one).view(unsigned).reshape(shape) for one in (a, b))
     if part.itemsize == 1:
-        places = ranks(dtype_name(part)).astype(np.int64)
+        places = rank_bytes(get_dtype_name(part)).astype(np.int64)
         found = np.abs(places[x] - places[y]).astype(np.uint64)
     else:
         # The bits of a float are a sign and a magnitude, and the magnitude as an integer counts the representable
@@ -134,4 +135,4 @@ def ulps(a: Array, b: Array) -> npt.NDArray[np.uint64]:
 def _convert_numbers(values: Array, part: str = "") -> Array:
     if values.dtype.kind == "c" and part in ("", "magnitude"):
         return values.astype(np.complex128)
-    return reals(values, part)
+    return to_reals(values, part)

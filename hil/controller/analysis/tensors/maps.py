@@ -1,4 +1,4 @@
-"""A plane of two tensors, reduced to at most :data:`MOST_CELLS` cells per axis.
+"""A plane of two tensors, reduced to at most :data:`MAX_CELLS` cells per axis.
 
 Errors are reduced to the maximum of a cell, so that a single wrong element is never averaged away. Every cell also
 records which kinds of NaN and infinity it contains, and the map counts these elements. A map's memory does not grow
@@ -21,19 +21,19 @@ from hil.controller.analysis.tensors.elements import (
     NAN_HERE,
     Codes,
     Floats,
-    difference,
-    nonfinite,
-    quick_difference,
-    reals,
-    ulps,
+    classify_nonfinite,
+    compute_difference,
+    count_ulps,
+    to_reals,
+    try_quick_difference,
 )
 from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
 from hil.core.tensors import Array
 
 # Maximum cells per axis, so that a cell is at least a pixel even on a screen with a width of 390 pixels.
-MOST_CELLS = 320
-# Reductions from a cell's values to a number; see :func:`value_map`.
+MAX_CELLS = 320
+# Reductions from a cell's values to a number; see :func:`make_value_map`.
 POOLS = ("mean", "min", "max")
 # Code bit set -> the most severe code.
 _HIGHEST = np.array([max(one.bit_length() - 1, 0) for one in range(256)], np.uint8)
@@ -51,7 +51,7 @@ class Map:
     Attributes:
         numbers: a number per cell; NaN without a finite element.
         kinds: a bit set per cell, with a bit for every code among the elements, from
-            :func:`hil.controller.analysis.tensors.elements.nonfinite`.
+            :func:`hil.controller.analysis.tensors.elements.classify_nonfinite`.
         counts: element count per code.
     """
 
@@ -87,37 +87,37 @@ class Map:
         found = self.numbers[np.isfinite(self.numbers)]
         return (float(found.min()), float(found.max())) if found.size else None
 
-    def part_of(self, row: int, column: int) -> Window:
+    def get_cell_window(self, row: int, column: int) -> Window:
         """Return the window with a cell's elements."""
-        rows, columns = edges_of(self.window)
+        rows, columns = find_edges(self.window)
         top, left = self.window.top, self.window.left
         return Window(
             top + int(rows[row]), left + int(columns[column]), top + int(rows[row + 1]), left + int(columns[column + 1])
         )
 
 
-def scratch_bytes(itemsize: int) -> int:
+def max_scratch_bytes(itemsize: int) -> int:
     """Return the maximum memory for making a map, in bytes, independent of tensor size.
 
     Args:
         itemsize: element size in bytes.
     """
     piece = PIECE * max(16, itemsize) * _ALIVE
-    return piece + 4 * MOST_CELLS**2 * (8 + 8 + 8 + 1)
+    return piece + 4 * MAX_CELLS**2 * (8 + 8 + 8 + 1)
 
 
-def edges_of(window: Window) -> Cells:
+def find_edges(window: Window) -> Cells:
     """Return a window's cell boundaries: row and column starts, with the last cell's end."""
 
-    def edges(total: int) -> npt.NDArray[np.int64]:
-        cells = min(total, MOST_CELLS)
+    def split_axis(total: int) -> npt.NDArray[np.int64]:
+        cells = min(total, MAX_CELLS)
         return np.arange(cells + 1, dtype=np.int64) * total // max(cells, 1)
 
-    return edges(window.rows), edges(window.columns)
+    return split_axis(window.rows), split_axis(window.columns)
 
 
 @np.errstate(all="ignore")
-def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
+def make_value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
     """Return a map of values: the mean, minimum or maximum of every cell's finite values.
 
     Args:
@@ -125,10 +125,10 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
     """
     pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add))
     for top, left, piece in plane.read(array, window):
-        values = reals(piece, part)
+        values = to_reals(piece, part)
         codes = None
         if not np.isfinite(np.add.reduce(values, axis=None)):
-            codes = nonfinite(piece)
+            codes = classify_nonfinite(piece)
             values[codes != FINITE] = pooled.nothing
             # Sums of the finite values may still overflow to infinity if they are near float64's maximum.
         pooled.add(top, left, values, codes)
@@ -136,15 +136,15 @@ def value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean"
 
 
 @np.errstate(all="ignore")
-def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
+def make_error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
     """Return a map of ``|a-b|``: the maximum over a cell's elements that are finite in both; NaN without any."""
     pooled = _Pooled(window, np.maximum)
     for top, left, x, y in _read_pairs(a, b, plane, window):
         codes = None
-        found = quick_difference(x, y)
+        found = try_quick_difference(x, y)
         if found is None:
-            found = difference(x, y, part)
-            odd = nonfinite(x, y)
+            found = compute_difference(x, y, part)
+            odd = classify_nonfinite(x, y)
             if odd.any():
                 codes = odd
                 found[codes != FINITE] = pooled.nothing
@@ -153,25 +153,25 @@ def error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str =
 
 
 @np.errstate(all="ignore")
-def ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
+def make_ulp_map(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Map:
     """Return a map of the maximum number of representable values between a and b. See ``elements.ulps``."""
     pooled = _Pooled(window, np.maximum)
     for top, left, x, y in _read_pairs(a, b, plane, window):
-        found = ulps(x, y).astype(np.float64)
+        found = count_ulps(x, y).astype(np.float64)
         odd = None
         if x.dtype.kind != "f" or not np.isfinite(np.add.reduce(np.add(x, y), axis=None)):
-            odd = nonfinite(x, y)
+            odd = classify_nonfinite(x, y)
             found[odd != FINITE] = pooled.nothing
         pooled.add(top, left, found, odd)
     return pooled.map()
 
 
 @np.errstate(all="ignore")
-def nonfinite_map(array: Tensor, plane: Plane, window: Window) -> Map:
+def make_nonfinite_map(array: Tensor, plane: Plane, window: Window) -> Map:
     """Return a map of the NaN and infinities in a tensor without a reference."""
     pooled = _Pooled(window, np.maximum)
     for top, left, piece in plane.read(array, window):
-        codes = nonfinite(piece)
+        codes = classify_nonfinite(piece)
         pooled.add(top, left, np.zeros(piece.shape), codes if codes.any() else None)
     return pooled.map()
 
@@ -187,7 +187,7 @@ class _Pooled:
     def __init__(self, window: Window, pool: np.ufunc) -> None:
         self._window = window
         self._pool = pool
-        self._edges = edges_of(window)
+        self._edges = find_edges(window)
         self._lately: dict[int, tuple[int, int, _Touched]] = {}
         # Neutral element of the reduction.
         self.nothing = 0.0 if pool is np.add else math.inf if pool is np.minimum else -math.inf

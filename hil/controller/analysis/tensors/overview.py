@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.values import EXACT_DTYPES, reader
-from hil.controller.analysis.tensors.elements import FINITE, SAME, Floats, difference, nonfinite, reals
+from hil.compare.values import EXACT_DTYPES, make_reader
+from hil.controller.analysis.tensors.elements import (
+    FINITE,
+    SAME,
+    Floats,
+    classify_nonfinite,
+    compute_difference,
+    to_reals,
+)
 from hil.controller.analysis.tensors.planes import PIECE
 from hil.core.file_tensor import Tensor
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, get_dtype_name
 
 _BINS = 64
 # Scatter cells per axis.
@@ -61,7 +68,7 @@ class Overview:
     span: tuple[float, float] | None = None  # range of all finite values, covered by histogram and scatter
 
 
-def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
+def count_elements(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
     """Count the elements of one tensor, or two tensors with the same shape, in two passes.
 
     Args:
@@ -74,7 +81,7 @@ def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
         if not ends:
             return Overview(sides, **_count_errors(a, b, part))
         low, high = min(ends), max(ends)
-        edges = _choose_edges(low, high, whole=all(dtype_name(one.dtype) in EXACT_DTYPES for one in arrays))
+        edges = _choose_edges(low, high, whole=all(get_dtype_name(one.dtype) in EXACT_DTYPES for one in arrays))
         counts = [_count_histogram(one, edges, part) for one in arrays]
         bins = [
             Bin(float(edges[at]), float(edges[at + 1]), [int(count[at]) for count in counts])
@@ -85,7 +92,7 @@ def overview(a: Tensor, b: Tensor | None = None, *, part: str = "") -> Overview:
 
 
 def _read_pieces(array: Tensor) -> Iterator[Array]:
-    read = reader(array)
+    read = make_reader(array)
     return (read(start, start + PIECE) for start in range(0, array.size, PIECE))
 
 
@@ -93,7 +100,7 @@ def _count_side(array: Tensor, part: str) -> SideCounts:
     nan = infinite = zeros = finite = 0
     least, largest, total, squares = math.inf, -math.inf, 0.0, 0.0
     for piece in _read_pieces(array):
-        values = reals(piece, part)
+        values = to_reals(piece, part)
         if not math.isfinite(float(np.add.reduce(values))):
             odd = ~np.isfinite(values)
             missing = int(np.count_nonzero(np.isnan(values)))
@@ -127,7 +134,7 @@ def _choose_edges(low: float, high: float, *, whole: bool) -> Floats:
 def _count_histogram(array: Tensor, edges: Floats, part: str) -> Counts:
     counts = np.zeros(edges.size - 1, np.int64)
     for piece in _read_pieces(array):
-        places = _find_cells(reals(piece, part), float(edges[0]), float(edges[-1]), counts.size)
+        places = _find_cells(to_reals(piece, part), float(edges[0]), float(edges[-1]), counts.size)
         counts += np.bincount(places[places >= 0], minlength=counts.size)
     return counts
 
@@ -146,7 +153,7 @@ def _find_cells(values: Floats, low: float, high: float, cells: int) -> npt.NDAr
 def _count_scatter(a: Tensor, b: Tensor, low: float, high: float, part: str) -> Counts:
     counts = np.zeros(SCATTER_CELLS**2, np.int64)
     for x, y in zip(_read_pieces(a), _read_pieces(b), strict=True):
-        rows, columns = (_find_cells(reals(one, part), low, high, SCATTER_CELLS) for one in (x, y))
+        rows, columns = (_find_cells(to_reals(one, part), low, high, SCATTER_CELLS) for one in (x, y))
         both = (rows >= 0) & (columns >= 0)
         counts += np.bincount(rows[both] * SCATTER_CELLS + columns[both], minlength=counts.size)
     return counts.reshape(SCATTER_CELLS, SCATTER_CELLS)
@@ -158,11 +165,11 @@ def _count_errors(a: Tensor, b: Tensor | None, part: str) -> dict[str, Any]:
     counts = np.zeros((_DECADES[1] - _DECADES[0]) * _BINS_A_DECADE, np.int64)
     equal = apart = 0
     for x, y in zip(_read_pieces(a), _read_pieces(b), strict=True):
-        found = difference(x, y, part)
+        found = compute_difference(x, y, part)
         if not found.any():
             equal += found.size
             continue
-        odd = nonfinite(x, y)
+        odd = classify_nonfinite(x, y)
         apart += int(np.count_nonzero(odd > SAME))
         different = found[(found > 0) & (odd == FINITE)]
         equal += int(np.count_nonzero(found == 0))

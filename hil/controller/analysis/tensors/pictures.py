@@ -50,7 +50,7 @@ COLOURS: Mapping[int, str] = MappingProxyType(
     }
 )
 EQUAL_COLOUR = "d9d9d9"
-_MOST_DECADES = 8.0
+_MAX_DECADES = 8.0
 _DARK = 0.75
 
 
@@ -62,7 +62,7 @@ class PaletteScale:
     high: float
     decades: bool = False
 
-    def steps(self, numbers: npt.NDArray[Any]) -> Codes:
+    def quantize(self, numbers: npt.NDArray[Any]) -> Codes:
         """Return every number's palette index; with ``decades``, EQUAL for 0."""
         with np.errstate(all="ignore"):
             if self.decades:
@@ -77,7 +77,7 @@ class PaletteScale:
         return found
 
 
-def value_scale(maps: Sequence[Map]) -> PaletteScale | None:
+def choose_value_scale(maps: Sequence[Map]) -> PaletteScale | None:
     """Return a common scale for multiple value maps, so that equal colours mean equal values.
 
     Returns:
@@ -88,19 +88,19 @@ def value_scale(maps: Sequence[Map]) -> PaletteScale | None:
     return PaletteScale(min(found), max(found)) if found else None
 
 
-def error_scale(map: Map) -> PaletteScale | None:
+def choose_error_scale(map: Map) -> PaletteScale | None:
     """Return a scale of one to eight decades up to the largest error; None if no element differs."""
     errors = map.numbers[np.isfinite(map.numbers) & (map.numbers > 0)]
     if not errors.size:
         return None
     high = float(errors.max())
-    low = min(max(float(errors.min()), high * 10**-_MOST_DECADES), high / 10)
+    low = min(max(float(errors.min()), high * 10**-_MAX_DECADES), high / 10)
     return PaletteScale(low, high, decades=True) if low > 0 else PaletteScale(0.0, high)
 
 
 def paint(map: Map, scale: PaletteScale | None) -> Codes:
     """Return every cell's palette index: from its number, or from a NaN or infinity; see :func:`_choose_codes`."""
-    found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.steps(map.numbers)
+    found = np.full(map.numbers.shape, EQUAL, np.uint8) if scale is None else scale.quantize(map.numbers)
     codes = _choose_codes(map, SAME + 1)
     codes[(map.codes == SAME) & ~np.isfinite(map.numbers)] = SAME
     found[codes > 0] = _CODES + codes[codes > 0]
@@ -153,7 +153,7 @@ def _choose_codes(map: Map, least: int) -> Codes:
     return np.where(near > 0, found, first)
 
 
-def palette(scale: str) -> bytes:
+def make_palette(scale: str) -> bytes:
     """Return 256 RGB colours, three bytes each: the scale (viridis or inferno), and the marker colours."""
     anchors = np.array([tuple(bytes.fromhex(colour)) for colour in _SCALES[scale].split()], np.float64)
     places = np.linspace(0, len(anchors) - 1, STEPS)
@@ -167,7 +167,7 @@ def palette(scale: str) -> bytes:
     return colours.tobytes()
 
 
-def png(cells: Codes, scale: str) -> bytes:
+def encode_png(cells: Codes, scale: str) -> bytes:
     """Encode palette indices as PNG, a pixel per cell; EMPTY cells are transparent."""
     rows, columns = cells.shape
     lines = np.zeros((rows, columns + 1), np.uint8)  # a PNG line starts with the filter type: 0, none
@@ -175,16 +175,16 @@ def png(cells: Codes, scale: str) -> bytes:
     head = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
     alpha = bytes([255] * EMPTY + [0])
     body = zlib.compress(lines.tobytes(), 3)
-    chunks = ((b"IHDR", head), (b"PLTE", palette(scale)), (b"tRNS", alpha), (b"IDAT", body), (b"IEND", b""))
+    chunks = ((b"IHDR", head), (b"PLTE", make_palette(scale)), (b"tRNS", alpha), (b"IDAT", body), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
 
 
-def scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
+def draw_scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
     """Draw logarithmic element counts per cell for a white background. The first row is at the bottom."""
-    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).steps(counts.astype(np.float64))
+    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).quantize(counts.astype(np.float64))
     # Skip the lightest colours, which are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY
-    return png(steps[::-1], "viridis")
+    return encode_png(steps[::-1], "viridis")

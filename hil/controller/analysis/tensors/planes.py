@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hil.compare.values import reader
+from hil.compare.values import make_reader
 from hil.core.file_tensor import FileTensor, Tensor
 from hil.core.tensors import Array
 
@@ -43,7 +43,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Plane:
-    """Rows and columns for tensors with a common shape. Create a plane with :func:`plane_of`."""
+    """Rows and columns for tensors with a common shape. Create a plane with :func:`choose_plane`."""
 
     shape: tuple[int, ...]
     rows: int
@@ -93,7 +93,7 @@ class Plane:
         found[self.column_axis] = column
         return tuple(found)
 
-    def clipped(self, top: int, left: int, rows: int, columns: int) -> Window:
+    def clip_window(self, top: int, left: int, rows: int, columns: int) -> Window:
         """Return a window of this size, moved into the plane; 0 rows or columns means all."""
         rows, columns = min(rows or self.rows, self.rows), min(columns or self.columns, self.columns)
         top, left = max(0, min(top, self.rows - rows)), max(0, min(left, self.columns - columns))
@@ -132,7 +132,7 @@ class Plane:
             if self.row_axis > self.column_axis:
                 flat = flat.T
             return lambda cut: np.asarray(flat[cut.top : cut.bottom, cut.left : cut.right])
-        line = reader(array)
+        line = make_reader(array)
         grid = _view_as_rows(array, self.columns)
 
         def fetch(cut: Window) -> Array:
@@ -153,12 +153,12 @@ def _view_as_rows(array: Tensor, columns: int) -> Tensor | None:
     if not columns:
         return None
     if isinstance(array, FileTensor):
-        return array.rows_of(columns) if array.is_line else None
+        return array.reshape_rows(columns) if array.is_line else None
     rows = array.size // columns
     return array.reshape(-1)[: rows * columns].reshape(rows, columns) if array.flags.c_contiguous else None
 
 
-def plane_of(
+def choose_plane(
     shape: Sequence[int], rows: int | None = None, columns: int | None = None, index: Sequence[int] = ()
 ) -> Plane:
     """Return the plane for two axes, or for all elements in reading order if ``columns`` is None.

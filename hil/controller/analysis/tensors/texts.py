@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hil.compare.values import reader
+from hil.compare.values import make_reader
 from hil.core.file_tensor import Tensor
 
 # Maximum characters shown per string.
@@ -23,10 +23,10 @@ class TextRow:
     differ: bool
 
 
-def text_rows(arrays: Sequence[Tensor], start: int, most: int) -> list[TextRow]:
+def list_text_rows(arrays: Sequence[Tensor], start: int, most: int) -> list[TextRow]:
     """Return at most ``most`` elements from ``start`` on, in reading order; all tensors have the same shape."""
     found = []
-    read = [reader(one) for one in arrays]
+    read = [make_reader(one) for one in arrays]
     for place in range(start, min(start + most, arrays[0].size)):
         texts = [str(one(place, place + 1)[0]) for one in read]
         index = tuple(int(at) for at in np.unravel_index(place, arrays[0].shape)) if arrays[0].shape else ()

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.values import part_of, reader
+from hil.compare.values import get_part_dtype, make_reader
 from hil.controller.analysis.tensors.elements import (
     SAME,
     Floats,
-    difference,
+    classify_nonfinite,
+    compute_difference,
+    count_ulps,
     has_ulps,
-    nonfinite,
-    quick_difference,
-    reals,
-    ulps,
+    to_reals,
+    try_quick_difference,
 )
 from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
 from hil.core.results import Tolerance
 from hil.core.tensors import Array
-from hil.core.text import visible
+from hil.core.text import escape_controls
 
 # Float size in bytes -> decimal digits that distinguish two values; larger floats are written in full.
 _DIGITS = {1: 4, 2: 5, 4: 9}
@@ -54,7 +54,7 @@ class Element:
     mismatch: bool  # True if out of tolerance
 
 
-def worst_elements(
+def find_worst_elements(
     a: Tensor, b: Tensor, tolerance: Tolerance | None, *, by: str = "excess", most: int = 50
 ) -> list[Element]:
     """Return the elements with the largest differences, the worst first. Ties are in reading order.
@@ -66,12 +66,12 @@ def worst_elements(
         by: from :data:`ORDERS`.
     """
     measure = _choose_measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
-    read_a, read_b = reader(a), reader(b)
+    read_a, read_b = make_reader(a), make_reader(b)
     places, scores = np.empty(0, np.int64), np.empty(0)
     with np.errstate(all="ignore"):
         for start in range(0, a.size, PIECE):
             x, y = read_a(start, start + PIECE), read_b(start, start + PIECE)
-            quick = quick_difference(x, y)
+            quick = try_quick_difference(x, y)
             if quick is not None and not quick.any():
                 continue
             score = _score_elements(x, y, measure)
@@ -82,30 +82,30 @@ def worst_elements(
             scores = np.concatenate([scores, score[chosen]])
             order = np.argsort(-scores, kind="stable")[:most]
             places, scores = places[order], scores[order]
-    return [element(a, b, np.unravel_index(int(flat), a.shape), tolerance) for flat in places]
+    return [read_element(a, b, np.unravel_index(int(flat), a.shape), tolerance) for flat in places]
 
 
-def element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> Element:
+def read_element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) -> Element:
     """Return an element from two tensors with the same shape."""
     place = tuple(int(one) for one in index)
     x, y = _read_element(a, place), _read_element(b, place)
     with np.errstate(all="ignore"):
-        apart = math.inf if nonfinite(x, y)[0] > SAME else float(difference(x, y)[0])
-        size = float(np.abs(reals(y))[0])
+        apart = math.inf if classify_nonfinite(x, y)[0] > SAME else float(compute_difference(x, y)[0])
+        size = float(np.abs(to_reals(y))[0])
         counted = has_ulps(a.dtype, b.dtype) and math.isfinite(apart)
         limit = tolerance.atol + tolerance.rtol * size if tolerance is not None else 0.0
     return Element(
         place,
-        python(x),
-        python(y),
+        to_python(x),
+        to_python(y),
         difference=apart,
         relative=apart / size if size and math.isfinite(size) else None,
-        ulp=int(ulps(x, y)[0]) if counted else None,
+        ulp=int(count_ulps(x, y)[0]) if counted else None,
         mismatch=apart > limit or math.isinf(apart),
     )
 
 
-def python(one: Array) -> Any:
+def to_python(one: Array) -> Any:
     """Return the single element of an array as a Python value. Values of ml_dtypes become float or int."""
     value = one[0]
     if one.dtype.kind in "biufcOU":
@@ -119,8 +119,8 @@ def _read_element(array: Tensor, place: tuple[int, ...]) -> Array:
 
 def _score_elements(a: Array, b: Array, measure: Measure) -> Floats:
     """Return every element's score: inf if only one side is finite, -inf if both are equal."""
-    apart = difference(a, b)
-    odd = nonfinite(a, b) > SAME
+    apart = compute_difference(a, b)
+    odd = classify_nonfinite(a, b) > SAME
     found = measure(a, b, apart)
     found[odd] = np.inf
     found[(apart == 0) & ~odd] = -np.inf
@@ -142,27 +142,27 @@ def _find_highest(scores: Floats, most: int) -> npt.NDArray[np.int64]:
 def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Measure:
     """Return the score function for an order."""
     if by == "ulp" and has_ulps(a.dtype, b.dtype):
-        return lambda x, y, apart: ulps(x, y).astype(np.float64)
+        return lambda x, y, apart: count_ulps(x, y).astype(np.float64)
     if by == "rel":
 
-        def relative(x: Array, y: Array, apart: Floats) -> Floats:
-            size = np.abs(reals(y))
+        def measure_relative(x: Array, y: Array, apart: Floats) -> Floats:
+            size = np.abs(to_reals(y))
             return np.where(size == 0, -1.0, apart / size)
 
-        return relative
+        return measure_relative
     if by == "excess":
 
-        def excess(x: Array, y: Array, apart: Floats) -> Floats:
-            limit = tolerance.atol + tolerance.rtol * np.abs(reals(y))
+        def measure_excess(x: Array, y: Array, apart: Floats) -> Floats:
+            limit = tolerance.atol + tolerance.rtol * np.abs(to_reals(y))
             # Outside the tolerance, by hil's comparison: the excess. Within the tolerance: minus the unused share,
             # below 0.
             return np.where(apart > limit, apart - limit, apart / limit - 1.0)
 
-        return excess
+        return measure_excess
     return lambda x, y, apart: apart.copy()
 
 
-def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple[int, ...] | None:
+def find_worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple[int, ...] | None:
     """Return the worst element's index in a plane's window; None if all are equal."""
     measure = _choose_measure(by, Tolerance(0.0, 0.0), a, b)
     best = -math.inf
@@ -179,17 +179,17 @@ def worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple
     return None if place is None else plane.index_of(*place)
 
 
-def exact(array: Tensor, index: tuple[int, ...]) -> str:
+def format_exact(array: Tensor, index: tuple[int, ...]) -> str:
     """Format an element's value so that different values have different texts. The text of a NaN includes the bits."""
     one = _read_element(array, index)
-    value = python(one)
+    value = to_python(one)
     if isinstance(value, str):
-        return visible(repr(value))
+        return escape_controls(repr(value))
     text = repr(value)
     if isinstance(value, (float, complex)) and not np.isfinite(value):
-        part = part_of(one.dtype)
+        part = get_part_dtype(one.dtype)
         bits = [f"0x{int(word):0{2 * part.itemsize}x}" for word in one.view(f"u{part.itemsize}")]
         text += f" (bits {' '.join(bits)})"
-    elif isinstance(value, (float, complex)) and (digits := _DIGITS.get(part_of(one.dtype).itemsize)):
+    elif isinstance(value, (float, complex)) and (digits := _DIGITS.get(get_part_dtype(one.dtype).itemsize)):
         text = f"{value:.{digits}g}"
     return text

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from hil.controller.models.compiling import CompileOrder, compiling
+from hil.controller.models.compiling import CompileOrder, convert_compiler_errors
 from hil.controller.models.conversions import can_convert, convert
-from hil.controller.storage.packages import pick, registered
-from hil.core.digest import algorithm_of
+from hil.controller.storage.packages import load_registered, pick
+from hil.core.digest import get_algorithm
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file
-from hil.core.guarded import guard, package_of, shown
-from hil.core.named import later
+from hil.core.guarded import find_package, format_value, guard
+from hil.core.named import defer_import
 from hil.core.results import Artifact, Model
 from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import CompileCrashed, CompileFailed, NotRun, StageTimeout, UsageError
@@ -32,11 +32,11 @@ class Compiler(Protocol):
         """Compile the model."""
 
 
-def compilers() -> dict[str, Compiler]:
+def load_compilers() -> dict[str, Compiler]:
     """Return all compilers by name: built-in compilers and the entry points of the group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
-    built_in |= {info.compiler: later(info.compile) for info in RUNTIMES.values() if info.compile}
-    return registered(_GROUP, built_in)
+    built_in |= {info.compiler: defer_import(info.compile) for info in RUNTIMES.values() if info.compile}
+    return load_registered(_GROUP, built_in)
 
 
 def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder]) -> Artifact:
@@ -62,7 +62,7 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
         StageTimeout: compilation timed out.
         StorageError: the program cannot be stored.
     """
-    found = pick("compiler", compilers(), compiler)
+    found = pick("compiler", load_compilers(), compiler)
     if order.get("debug_ir_passes") and compiler not in _WITH_PASSES:
         raise UsageError(
             f"the compiler {compiler} does not support --debug-ir-passes",
@@ -71,9 +71,9 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
     with guard(
         "compiler", _GROUP, compiler, CompileFailed, CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError
     ):
-        with compiling():
+        with convert_compiler_errors():
             made = found(model, **order)
-        if package_of(_GROUP, compiler):
+        if find_package(_GROUP, compiler):
             _check_artifact(made)
     return made
 
@@ -81,7 +81,7 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
 def _check_artifact(made: object) -> None:
     """Raise TypeError or ValueError if a plugin compiler returned an invalid artifact."""
     if not isinstance(made, Artifact):
-        raise TypeError(f"expected a hil.plugins.Artifact, got {shown(made)}")
+        raise TypeError(f"expected a hil.plugins.Artifact, got {format_value(made)}")
     check_fields(made)
     if made.main not in made.files:
         raise ValueError(f"invalid artifact: main {made.main!r} is not in files")
@@ -90,7 +90,7 @@ def _check_artifact(made: object) -> None:
             raise ValueError(f"invalid artifact: file {name} not found: {path}")
         if name not in made.digests:
             raise ValueError(f"invalid artifact: missing digest of {name}")
-        algorithm_of(made.digests[name])
+        get_algorithm(made.digests[name])
 
 
 def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.models.compiling import LOG, call_isolated, compile_cached, compiling
-from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
+from hil.controller.models.compiling import LOG, call_isolated, compile_cached, convert_compiler_errors
+from hil.controller.storage.cache import Cache, read_digests
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
 from hil.core.arithmetic import FLOAT32, check_arithmetic
 from hil.core.digest import digest_of
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Model
 from hil.formats.onnx_file import load_onnx
 
@@ -41,7 +41,7 @@ def split_flags(flags: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return "" if name == FLOAT32 else name, tuple(flag for flag in flags if not flag.startswith(FLAG))
 
 
-def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
+def convert_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
     """Rewrite an ONNX model to compute in an arithmetic: see :mod:`hil.formats.onnx_arithmetic`.
 
     Raises:
@@ -52,8 +52,8 @@ def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
         model=model.digest,
         dims=dict(model.dims),
         arithmetic=arithmetic,
-        onnx=version("onnx"),
-        code=code_digest(*ONNX_REWRITING, "controller/backends/compilers/arithmetic.py"),
+        onnx=get_version("onnx"),
+        code=digest_code(*ONNX_REWRITING, "controller/backends/compilers/arithmetic.py"),
     )
 
     def build(folder: Path) -> None:
@@ -66,8 +66,8 @@ def in_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:
         call_isolated(write, arguments, work)
 
     meta = {"model": model.name, "arithmetic": arithmetic}
-    entry, _ = compile_cached(key, meta, work, None, build, compiling(f"rewriting for {arithmetic}"))
-    digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
+    entry, _ = compile_cached(key, meta, work, None, build, convert_compiler_errors(f"rewriting for {arithmetic}"))
+    digests = {name: digest for name, digest in read_digests(entry).items() if name != LOG}
     return replace(
         model,
         path=entry / _FILE,

@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.models.compiling import CompileOrder, call_isolated, compile_cached, compiling, entering
+from hil.controller.models.compiling import (
+    CompileOrder,
+    call_isolated,
+    compile_cached,
+    convert_compiler_errors,
+    report_phase,
+)
 from hil.controller.models.executorch_backends import lower, pick_backend
-from hil.controller.models.flows.recipe import recipe_notes
-from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolation.isolated import function_version
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.flows.recipe import read_recipe_notes
+from hil.controller.storage.cache import Cache, read_digests
+from hil.controller.storage.isolation.isolated import make_function_version
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.files import read_file
 from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
 from hil.errors import CompileFailed, UsageError
@@ -31,7 +37,7 @@ NOTES = "notes.json"
 _REST = f",{PORTABLE}"
 _DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")
-_TOLD = 8
+_MAX_LISTED = 8
 # Increase this when compiled programs change although the packages are the same. Cached programs become stale.
 _VERSION = 5
 
@@ -41,7 +47,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
     Flags:
         ``--backend=NAME`` or ``--backend=NAME,portable``: a backend of
-        :func:`hil.controller.models.executorch_backends.executorch_backends`.
+        :func:`hil.controller.models.executorch_backends.load_executorch_backends`.
         ``--OPTION=VALUE``: an option of that backend.
 
     The artifact's notes contain the lowering time, the program size and the delegated operators: see :func:`build`.
@@ -61,10 +67,10 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     name = chosen.removesuffix(_REST)
     backend = pick_backend(name)
     options = backend.given(name, options)
-    versions = [needed_version(package, "executorch") for package in _PACKAGES]
+    versions = [require_version(package, "executorch") for package in _PACKAGES]
     by = f"executorch {versions[0]} {name}"
     how_made = {"backend": name, "options": options, **backend.made_by()}
-    parts = {"versions": versions, "how": how_made, "build": function_version(build), "version": _VERSION}
+    parts = {"versions": versions, "how": how_made, "build": make_function_version(build), "version": _VERSION}
     key = Cache.key("executorch", model=model.digest, **parts)
     debug_ir = order["debug_ir"]
 
@@ -79,7 +85,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         (folder / NOTES).write_text(json.dumps(call_isolated(build, arguments, order)))
 
     failed = f"ExecuTorch cannot lower {model.path.name}"
-    errors = compiling("lowering", died="ExecuTorch's compiler died", failed=failed)
+    errors = convert_compiler_errors("lowering", died="ExecuTorch's compiler died", failed=failed)
     entry, how = compile_cached(key, {"model": model.name, "compiler": by}, order, debug_ir, make, errors)
     notes = json.loads(read_file(entry / NOTES))
     flags = [f"{BACKEND_FLAG}{chosen}", *(f"--{option}={value}" for option, value in options.items())]
@@ -89,7 +95,7 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         runtime="executorch",
         main=MAIN,
         files={MAIN: entry / MAIN},
-        digests={MAIN: digests_in(entry)[MAIN]},
+        digests={MAIN: read_digests(entry)[MAIN]},
         function=model.function,
         compiler=f"executorch {versions[0]}",
         flags=tuple(flags),
@@ -97,15 +103,15 @@ def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         outputs=model.outputs,
         **how,
         notes={
-            "text": delegation_text(notes["delegation"]),
-            **recipe_notes(model.path),
+            "text": format_delegation(notes["delegation"]),
+            **read_recipe_notes(model.path),
             **notes,
             "needs": list(backend.needs) if name not in BACKENDS else [],
         },
     )
 
 
-def delegation_text(delegation: Mapping[str, Any]) -> str:
+def format_delegation(delegation: Mapping[str, Any]) -> str:
     """Format the delegation counts.
 
     Example: ``delegated 12 of 14 nodes (XnnpackBackend); undelegated: aten.view_copy.default 2``.
@@ -114,8 +120,8 @@ def delegation_text(delegation: Mapping[str, Any]) -> str:
     backends = f" ({', '.join(delegation['backends'])})" if delegation["backends"] else ""
     text = f"delegated {taken} of {taken + left} node{'s' * (taken + left != 1)}{backends}"
     most = sorted(delegation["undelegated"].items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = [f"{name} {count}" for name, count in most[:_TOLD]]
-    shown += [f"{len(most) - _TOLD} more operators"] * (len(most) > _TOLD)
+    shown = [f"{name} {count}" for name, count in most[:_MAX_LISTED]]
+    shown += [f"{len(most) - _MAX_LISTED} more operators"] * (len(most) > _MAX_LISTED)
     return f"{text}; undelegated: {', '.join(shown)}" if shown else text
 
 
@@ -144,48 +150,48 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     """Lower a program and write the .pte file. Runs in an isolated process.
 
     Args:
-        backend, options: See :mod:`hil.controller.models.executorch_backends`.
+        backend, options: See :mod:`hil.controller.models.load_executorch_backends`.
         debug_ir: A directory for the graph before and after lowering, as text; or None.
 
     Returns:
         ``lower_s``: the lowering time in seconds; ``program_bytes``: the file size; ``delegation``: see
-        :func:`shared_out`.
+        :func:`count_delegated`.
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from torch.export.graph_signature import OutputKind
 
-    from hil.controller.models.importers.exported.pt2 import new_values, returning
+    from hil.controller.models.importers.exported.pt2 import keep_outputs, list_new_values
     from hil.controller.models.importers.exported.pt2_archive import load_program
 
-    entering("load")
+    report_phase("load")
     program = load_program(model)
     passes = []
-    if new_values(program):
+    if list_new_values(program):
         # Buffers still have state between calls. For mutated inputs, only return the new values: ExecuTorch would put
         # mutations before the program's outputs.
         program = program.run_decompositions({})
-        returning(program, lambda spec: spec.kind is not OutputKind.USER_INPUT_MUTATION)
+        keep_outputs(program, lambda spec: spec.kind is not OutputKind.USER_INPUT_MUTATION)
         # Without this pass, ExecuTorch initializes buffers with zeros instead of their saved values.
         passes = [InitializedMutableBufferPass(list(program.graph_signature.inputs_to_buffers))]
     if debug_ir is not None:
         Path(debug_ir, "exported.txt").write_text(str(program))
     start = time.monotonic()
-    entering("lower: to edge, transform and partition")
-    with foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
+    report_phase("lower: to edge, transform and partition")
+    with convert_foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
         lowered = lower(backend, program, options)
         seconds = time.monotonic() - start
         edge = lowered.exported_program()
         if debug_ir is not None:
             Path(debug_ir, "lowered.txt").write_text(str(edge))
-        delegation = shared_out(edge.graph_module)
-        entering("emit: to ExecuTorch's program")
+        delegation = count_delegated(edge.graph_module)
+        report_phase("emit: to ExecuTorch's program")
         with Path(output).open("wb") as file:
             lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
     return {"lower_s": seconds, "program_bytes": Path(output).stat().st_size, "delegation": delegation}
 
 
-def shared_out(graph_module: Any) -> dict[str, Any]:
+def count_delegated(graph_module: Any) -> dict[str, Any]:
     """Count the nodes of a lowered graph that run on backends and on ExecuTorch's kernels.
 
     Returns:
@@ -196,15 +202,15 @@ def shared_out(graph_module: Any) -> dict[str, Any]:
     for node in graph_module.graph.nodes:
         if node.op == "get_attr" and hasattr(part := getattr(graph_module, node.target), "backend_id"):
             backends[part.backend_id] = None
-            delegated.update(_operators(part.original_module.graph))
+            delegated.update(_list_operators(part.original_module.graph))
     return {
         "backends": list(backends),
         "delegated": dict(sorted(delegated.items())),
-        "undelegated": dict(sorted(Counter(_operators(graph_module.graph)).items())),
+        "undelegated": dict(sorted(Counter(_list_operators(graph_module.graph)).items())),
     }
 
 
-def _operators(graph: Any) -> list[str]:
+def _list_operators(graph: Any) -> list[str]:
     from torch._ops import OpOverload
 
     targets = (node.target for node in graph.nodes if node.op == "call_function")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.backends.compilers.arithmetic import FLAG, in_arithmetic, split_flags
-from hil.controller.backends.compilers.iree_program import VIA, compile_program, recipe_of, source_of
+from hil.controller.backends.compilers.arithmetic import FLAG, convert_arithmetic, split_flags
+from hil.controller.backends.compilers.iree_program import VIA, choose_settings, compile_program, describe_source
 from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import ONNX_HINT, can_convert, convert
 from hil.core.results import Artifact, Model
@@ -33,10 +33,10 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         raise UsageError(f"the iree compiler requires the runtime iree, got {order['runtime']}")
     passes = order.get("debug_ir_passes", False)
     arithmetic, flags = split_flags(order["flags"])
-    taken = as_iree_takes(model, flags, order, order["debug_ir"], debug_ir_passes=passes)
+    taken = convert_for_iree(model, flags, order, order["debug_ir"], debug_ir_passes=passes)
     if arithmetic and taken.model.format == "onnx":
         way = (*taken.way, f"{FLAG}{arithmetic}")
-        taken = replace(taken, model=in_arithmetic(taken.model, arithmetic, order), way=way)
+        taken = replace(taken, model=convert_arithmetic(taken.model, arithmetic, order), way=way)
     begin = time.monotonic()
     try:
         artifact = compile_program(taken.model, taken.flags, order["debug_ir"], order, debug_ir_passes=passes)
@@ -46,9 +46,11 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         if "failure" in order:
             from hil.controller.backends.compilers.iree_failure import keep_failure
 
-            recipe = recipe_of(taken.model, taken.flags, order["isolated"].folders)
+            recipe = choose_settings(taken.model, taken.flags, order["isolated"].folders)
             seconds = time.monotonic() - begin
-            keep_failure(error, source_of(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order)
+            keep_failure(
+                error, describe_source(taken.model, recipe.flags), recipe.key, seconds, order["failure"], order
+            )
         raise
     compiler = " after ".join(filter(None, (artifact.compiler, taken.by)))
     return replace(artifact, compiler=compiler, flags=(*taken.way, *artifact.flags))
@@ -65,7 +67,7 @@ class Taken:
     hint: str = ""  # an alternative to suggest if iree-compile rejects the model; "" if none
 
 
-def as_iree_takes(
+def convert_for_iree(
     model: Model, flags: Sequence[str], work: Work, debug_ir: Path | None = None, *, debug_ir_passes: bool = False
 ) -> Taken:
     """Return a model as ONNX or MLIR. Convert it if necessary.

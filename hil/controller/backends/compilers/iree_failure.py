@@ -22,21 +22,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.compilers.iree_program import ELIDED, PACKAGE, Source, check_target, errors_in, prepare
+from hil.controller.backends.compilers.iree_program import ELIDED, PACKAGE, Source, check_target, find_errors, prepare
 from hil.controller.models.compiling import (
     IREE_PHASES,
     PARAMETERS,
     PHASE,
     Work,
     call_isolated,
-    death_text,
-    native_compiler,
+    describe_death,
+    find_native_compiler,
 )
 from hil.controller.storage.cache import META, Cache
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.files import copy_file, read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.errors import CompileCrashed, CompileFailed, HilError, StageError, StageTimeout
 
 SCRIPT, PASS, IR = "reproduce.sh", "reproducer.mlir", "phases"
@@ -44,9 +44,9 @@ _FOUND = "found.json"
 _LOG = "diagnosis.log"
 # Time limits in seconds. The second compilation may take this long plus three times the first's duration. If the first
 # compilation timed out, the second may take only this long, because both hang in the same pass.
-_TIME_S = 60.0
-_OPT_S = 20.0
-_KILL_S = 10.0
+_TIME_SECONDS = 60.0
+_OPT_SECONDS = 20.0
+_KILL_SECONDS = 10.0
 # Size limits of an IR file, and of a module that is dumped with all constants.
 _IR_BYTES = 256 << 20
 _WHOLE_BYTES = 4 << 20
@@ -79,13 +79,13 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
         folder: Destination directory. None stores the files only in the cache.
     """
     hangs = isinstance(error, StageTimeout)
-    limit = _TIME_S if hangs else _TIME_S + 3 * seconds
+    limit = _TIME_SECONDS if hangs else _TIME_SECONDS + 3 * seconds
     limit = min(limit, work["timeout"] or limit)
 
     def make(place: Path) -> None:
         arguments = {"source": vars(source), "folder": str(place), "title": _line(error.message), "limit": limit}
         arguments |= {"hangs": hangs, "died": isinstance(error, CompileCrashed)}
-        whole = limit + _KILL_S + 2 * _OPT_S + _TIME_S
+        whole = limit + _KILL_SECONDS + 2 * _OPT_SECONDS + _TIME_SECONDS
         call_isolated(diagnose, arguments, {"isolated": work["isolated"], "timeout": whole, "log": place / _LOG})
 
     try:
@@ -97,7 +97,7 @@ def keep_failure(error: StageError, source: Source, key: str, seconds: float, fo
         )
         found = Found(**json.loads(read_file(entry / _FOUND)))
         if folder is not None:
-            with storing(folder):
+            with convert_write_errors(folder):
                 # Remove files of an earlier failure.
                 shutil.rmtree(folder / IR, ignore_errors=True)
                 (folder / PASS).unlink(missing_ok=True)
@@ -126,13 +126,13 @@ def diagnose(source: Mapping[str, Any], folder: str, title: str, limit: float, h
         died: Whether the first compilation crashed. If ``hangs`` is also false, the compiler rejected the model.
     """
     own, place = Source(**source), Path(folder)
-    failure = _Failure(place, title, tuple(_with_files(own.flags, place)), limit, hangs, died)
+    failure = _Failure(place, title, tuple(_copy_flag_files(own.flags, place)), limit, hangs, died)
     try:
         module = prepare(own, place, place, None)
     except CompileFailed as error:
-        found = failure.of_import(own, error)
+        found = failure.diagnose_import(own, error)
     else:
-        found = failure.of_module(module)
+        found = failure.diagnose_module(module)
     for name in (PARAMETERS, _LOG):
         (place / name).unlink(missing_ok=True)
     (place / _FOUND).write_text(json.dumps(asdict(found)))
@@ -147,7 +147,7 @@ class _Failure:
     hangs: bool
     died: bool
 
-    def of_import(self, source: Source, error: CompileFailed) -> Found:
+    def diagnose_import(self, source: Source, error: CompileFailed) -> Found:
         """Diagnose a model that the ONNX importer rejected."""
         from hil.controller.backends.compilers.onnx_to_mlir import save_prepared
 
@@ -156,7 +156,7 @@ class _Failure:
         self._write_script(found, "iree-import-onnx model.onnx -o model.mlir")
         return found
 
-    def of_module(self, module: Path) -> Found:
+    def diagnose_module(self, module: Path) -> Found:
         """Diagnose a failure of iree-compile."""
         name = f"model{module.suffix}"
         size = module.stat().st_size
@@ -170,7 +170,7 @@ class _Failure:
         more = [f"--dump-compilation-phases-to={IR}", f"--mlir-pass-pipeline-crash-reproducer={PASS}"]
         more += ["--mlir-pass-pipeline-local-reproducer", "--mlir-disable-threading"]
         code, printed = self._run("iree-compile", [*words, *more, *(ELIDED if size > _WHOLE_BYTES else ())], self.limit)
-        found = self._found(code, printed)
+        found = self._locate_failure(code, printed)
         again = self._pass_alone(printed) if (self.folder / PASS).exists() else ""
         if found.in_pass and not again:
             found = Found(
@@ -179,12 +179,12 @@ class _Failure:
         self._write_script(found, shlex.join(["iree-compile", *words]), again)
         return found
 
-    def _found(self, code: int | None, printed: str) -> Found:
+    def _locate_failure(self, code: int | None, printed: str) -> Found:
         """Determine phase and pass from the output of the second compilation.
 
         An exit code of None means that hil stopped the compiler.
         """
-        dumped = {int(match["number"]): match["phase"] for match in map(_DUMPED.search, self._dumped()) if match}
+        dumped = {int(match["number"]): match["phase"] for match in map(_DUMPED.search, self._list_dumped()) if match}
         last = dumped[max(dumped)] if dumped else ""
         failed = _FAILED_IN.search(printed)
         passes = list(_PASS_ON.finditer(failed["passes"])) if failed else []
@@ -205,14 +205,14 @@ class _Failure:
         where = f"{inner['name']} on {' '.join(filter(None, (inner['kind'], inner['symbol'])))}" if inner else ""
         return Found(phase, where, notes)
 
-    def _dumped(self) -> Iterator[str]:
+    def _list_dumped(self) -> Iterator[str]:
         return (path.name for path in (self.folder / IR).glob("*.mlir"))
 
     def _pass_alone(self, printed: str) -> str:
         """Return an iree-opt command that reproduces the failure with the failing pass only; "" if no command does."""
         words = ["--run-reproducer", PASS, "-o", "/dev/null"]
         flags: Sequence[str] = ()
-        limit = min(_OPT_S, self.limit)
+        limit = min(_OPT_SECONDS, self.limit)
         # Try without flags first: the file contains the pipeline's options. But the failure may depend on flags that
         # both tools have.
         for more in ((), self.flags):
@@ -228,12 +228,12 @@ class _Failure:
         if self.hangs:
             return code is None
         if self.died:
-            return code is not None and death_text(code) in self.title
-        return bool(code) and not set(_texts(said)).isdisjoint(_texts(printed))
+            return code is not None and describe_death(code) in self.title
+        return bool(code) and not set(_extract_errors(said)).isdisjoint(_extract_errors(printed))
 
     def _run(self, tool: str, words: Sequence[str], limit: float) -> tuple[int | None, str]:
         """Run an IREE tool in the directory. Return the exit code (None after a timeout) and the output."""
-        command = [str(native_compiler().with_name(tool)), *words]
+        command = [str(find_native_compiler().with_name(tool)), *words]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # Disable symbolizing, which takes seconds: the first compilation's log already has a stack trace.
         quick = os.environ | {"LLVM_DISABLE_SYMBOLIZATION": "1"}
@@ -249,7 +249,7 @@ class _Failure:
             # On SIGABRT, as on a crash, MLIR reports the pass and writes the pass's input.
             process.send_signal(signal.SIGABRT)
             try:
-                printed, _ = process.communicate(timeout=_KILL_S)
+                printed, _ = process.communicate(timeout=_KILL_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 printed, _ = process.communicate()
@@ -259,10 +259,10 @@ class _Failure:
         lines = ["#!/bin/sh", f"# {self.title}"]
         if found.in_pass:
             lines.append(f"# Failing pass: {_line(found.in_pass)}, phase {found.phase}")
-        package = f"{PACKAGE}=={version(PACKAGE)}"
+        package = f"{PACKAGE}=={get_version(PACKAGE)}"
         lines.append(f"# Uses the tools of {package} (pip). Tools on the PATH take precedence.")
         lines.append('cd "$(dirname "$0")" || exit 2')
-        places = (Path(sys.executable).parent, native_compiler().parent)
+        places = (Path(sys.executable).parent, find_native_compiler().parent)
         lines.append(f'PATH="$PATH":{":".join(shlex.quote(str(place)) for place in places)}')
         if of_pass:
             lines.append(f"# `sh {SCRIPT} pass` runs only the failing pass, on the stored input.")
@@ -273,7 +273,7 @@ class _Failure:
         script.chmod(0o755)
 
 
-def _with_files(flags: Sequence[str], folder: Path) -> Iterator[str]:
+def _copy_flag_files(flags: Sequence[str], folder: Path) -> Iterator[str]:
     """Copy the files that flags refer to, and yield the flags with the copies' names."""
     for number, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
@@ -284,9 +284,9 @@ def _with_files(flags: Sequence[str], folder: Path) -> Iterator[str]:
         yield flag
 
 
-def _texts(printed: str) -> Iterator[str]:
+def _extract_errors(printed: str) -> Iterator[str]:
     """Extract the error texts from a tool's output, without their locations."""
-    return (text.partition(" at '")[0] for text in errors_in(printed))
+    return (text.partition(" at '")[0] for text in find_errors(printed))
 
 
 def _line(text: str) -> str:

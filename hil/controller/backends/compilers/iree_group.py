@@ -24,9 +24,9 @@ from hil.controller.backends.compilers.iree_program import (
     MAIN,
     CompileSettings,
     check_target,
+    choose_settings,
     fail,
     own_declaration,
-    recipe_of,
     run_compiler,
 )
 from hil.controller.models.compiling import LOG, Work, call_isolated
@@ -36,7 +36,7 @@ from hil.core import scratch
 from hil.core.files import copy_file
 from hil.core.futures import iterate_completed
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
 
 # Maximum size of a model: compiling a larger model takes longer than starting the compiler.
@@ -45,7 +45,7 @@ _MODEL_BYTES = 1 << 20
 _GROUP_BYTES = 4 << 20
 _GROUP_MODELS = 16
 # Time limit of a group, which a hanging model may use up. A separate compilation has the full time limit.
-_TIMEOUT_S = 300.0
+_TIMEOUT_SECONDS = 300.0
 # Names that need no quotes and that boards do not mistake for IREE-internal names.
 _PLAIN = re.compile(r"(?!__)[A-Za-z_]\w*")
 
@@ -81,7 +81,7 @@ def has_compiled(model: Model, *, flags: Sequence[str], cache: Cache) -> bool:
     """Return True if the cache has the model's program for :func:`compile_iree`, separately or in a group."""
     if split_flags(flags)[0]:
         return False
-    recipe = recipe_of(model, flags)
+    recipe = choose_settings(model, flags)
     if cache.get(recipe.key):
         return True
     if cache.get(recipe.shared_key):
@@ -122,7 +122,7 @@ def compile_together(
     alone: list[Model] = []
     members: dict[str, _Member] = {}
     for number, model in enumerate(models):
-        recipe = recipe_of(model, flags)
+        recipe = choose_settings(model, flags)
         if recipe.key in members:
             continue
         if not recompute and has_compiled(model, flags=flags, cache=cache):
@@ -134,12 +134,12 @@ def compile_together(
     by_flags: dict[tuple[str, ...], list[_Member]] = {}
     for member in members.values():
         by_flags.setdefault(member.recipe.flags, []).append(member)
-    groups = [group for same in by_flags.values() for group in _groups(same, isolated.workers)]
+    groups = [group for same in by_flags.values() for group in _split_groups(same, isolated.workers)]
     work: Work = {
         "cache": cache,
         "isolated": isolated,
         "recompute": recompute,
-        "timeout": min(timeout or _TIMEOUT_S, _TIMEOUT_S),
+        "timeout": min(timeout or _TIMEOUT_SECONDS, _TIMEOUT_SECONDS),
         "log": log_folder,
     }
     programs: list[list[_Member]] = []
@@ -171,7 +171,7 @@ def _may_join(model: Model) -> bool:
     return False
 
 
-def _groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
+def _split_groups(members: Sequence[_Member], workers: int) -> list[list[_Member]]:
     """Split models into groups of similar size.
 
     There are at most as many groups as workers, unless the groups would be too large. Returns an empty list if there
@@ -195,7 +195,7 @@ def _compile(group: Sequence[_Member], work: Work) -> list[list[_Member]]:
         members = open_groups.pop()
         if len(members) < 2:
             continue
-        with _scratch(work["cache"]) as folder:
+        with _make_scratch(work["cache"]) as folder:
             args = {
                 "members": [member.order() for member in members],
                 "flags": list(members[0].recipe.flags),
@@ -233,7 +233,7 @@ def _store(program: Path, members: Sequence[_Member], printed: str, work: Work) 
 
 
 @contextlib.contextmanager
-def _scratch(cache: Cache) -> Iterator[Path]:
+def _make_scratch(cache: Cache) -> Iterator[Path]:
     """Create a temporary directory from which files can be hard-linked into the cache.
 
     If the cache is not writable, use another directory. Storing the programs reports the error later.
@@ -279,7 +279,7 @@ def build_group(
             taken.append(member["function"])
     programs: list[dict[str, Any]] = []
     open_sets = [taken]
-    with temporary_folder("hil-compile-") as scratch:
+    with make_temporary_folder("hil-compile-") as scratch:
         while open_sets:
             functions = open_sets.pop()
             if len(functions) < 2:
@@ -296,7 +296,7 @@ def build_group(
             # Split the group only after errors of a model. Other errors would affect all parts.
             with contextlib.suppress(CompileFailed, CompileCrashed):
                 fail(code, printed)
-            if named := _named(printed) & set(functions):
+            if named := _find_named(printed) & set(functions):
                 open_sets.append([function for function in functions if function not in named])
             else:
                 open_sets += [functions[::2], functions[1::2]]
@@ -316,7 +316,7 @@ def _write(module: Any, functions: Sequence[str], out: Path) -> None:
         part.write_bytecode(file)
 
 
-def _named(printed: str) -> set[str]:
+def _find_named(printed: str) -> set[str]:
     """Return the functions that the compiler's errors name."""
     errors = (line.split("error: ", 1)[1] for line in printed.splitlines() if "error: loc(" in line)
     places = (text.split("): ", 1)[0] for text in errors)

@@ -18,21 +18,21 @@ from hil.controller.models.compiling import (
     Work,
     call_isolated,
     compile_cached,
-    compiling,
-    death_text,
-    entering,
-    native_compiler,
+    convert_compiler_errors,
+    describe_death,
+    find_native_compiler,
+    report_phase,
     run_logged,
 )
-from hil.controller.models.importers.mlir import declaration_of, declare, functions_in, parse
-from hil.controller.storage.cache import META, Cache, digests_in
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
-from hil.controller.storage.packages import needed_version
+from hil.controller.models.importers.mlir import declare, format_declaration, iter_functions, parse
+from hil.controller.storage.cache import META, Cache, read_digests
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.paths import is_file
 from hil.core.files import copy_file, digest_file, open_file, read_file, read_text
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Artifact, Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
 from hil.formats.iree_values import parse_type
 
@@ -97,7 +97,7 @@ class Source:
     flags: Sequence[str]  # flags of iree-compile
 
 
-def source_of(model: Model, flags: Sequence[str]) -> Source:
+def describe_source(model: Model, flags: Sequence[str]) -> Source:
     """Return the inputs of a compilation: the model, and the flags of :class:`CompileSettings`."""
     return Source(
         str(model.path.absolute()),
@@ -123,11 +123,11 @@ def compile_program(
         CompileFailed, CompileCrashed, StageTimeout, StorageError: as for every compiler.
     """
     cache = work["cache"]
-    recipe = recipe_of(model, flags, work["isolated"].folders)
+    recipe = choose_settings(model, flags, work["isolated"].folders)
 
     def make(folder: Path) -> None:
         arguments = {
-            "source": vars(source_of(model, recipe.flags)),
+            "source": vars(describe_source(model, recipe.flags)),
             "folder": str(folder.absolute()),
             "debug_ir": str(debug_ir.absolute()) if debug_ir else None,
             "debug_ir_passes": debug_ir_passes,
@@ -136,8 +136,8 @@ def compile_program(
         call_isolated(build, arguments, work)
 
     key = recipe.key if debug_ir is not None else cache.shared.get(recipe.key, recipe.key)
-    entry, how = compile_cached(key, recipe.meta, work, debug_ir, make, compiling())
-    digests = {name: digest for name, digest in digests_in(entry).items() if name != LOG}
+    entry, how = compile_cached(key, recipe.meta, work, debug_ir, make, convert_compiler_errors())
+    digests = {name: digest for name, digest in read_digests(entry).items() if name != LOG}
     meta = json.loads(read_file(entry / META))["meta"]
     return Artifact(
         runtime="iree",
@@ -153,7 +153,7 @@ def compile_program(
     )
 
 
-def recipe_of(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -> CompileSettings:
+def choose_settings(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -> CompileSettings:
     """Return the settings for compiling a model with flags.
 
     Args:
@@ -162,7 +162,7 @@ def recipe_of(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -
     Raises:
         UsageError: the compiler is not installed.
     """
-    compiler_version = needed_version(PACKAGE, folders=folders)
+    compiler_version = require_version(PACKAGE, folders=folders)
     flags = [flag for flag in flags if not flag.startswith(VIA)]
     is_given = KEEP_FLOAT64.split("=", 1)[0] in {flag.split("=", 1)[0] for flag in flags}
     all_flags = (*([KEEP_FLOAT64] if model.has_float64 and not is_given else []), *flags)
@@ -175,12 +175,12 @@ def recipe_of(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -
         "function": model.function,
         "dims": dict(model.dims),
         "compiler": compiler_version,
-        "onnx": version("onnx") if model.format == "onnx" else "",
+        "onnx": get_version("onnx") if model.format == "onnx" else "",
         "flags": list(all_flags),
         "files": [digest_file(Path(value)) for value in values if is_file(value)],
-        "host": host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
+        "host": identify_host_cpu() if any(flag.endswith("=host") for flag in all_flags) else "",
         "version": _VERSION,
-        "code": code_digest(*_TO_MLIR) if model.format == "onnx" else "",
+        "code": digest_code(*_TO_MLIR) if model.format == "onnx" else "",
     }
     compiler = f"iree {compiler_version}"
     meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}
@@ -188,7 +188,7 @@ def recipe_of(model: Model, flags: Sequence[str], folders: Sequence[str] = ()) -
 
 
 @functools.cache
-def host_cpu() -> str:
+def identify_host_cpu() -> str:
     """Return a text that identifies this machine's CPU for the compiler: model and features."""
     parts = [platform.machine(), platform.system()]
     cpuinfo = Path("/proc/cpuinfo")
@@ -211,7 +211,7 @@ def own_declaration(model: Model, function: str) -> str | None:
     """
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
-    return declaration_of(function, model.inputs, model.outputs)
+    return format_declaration(function, model.inputs, model.outputs)
 
 
 def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir_passes: bool, log: str) -> None:
@@ -223,14 +223,14 @@ def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir
     """
     own = Source(**source)
     flags = list(own.flags)
-    with temporary_folder("hil-compile-") as scratch:
+    with make_temporary_folder("hil-compile-") as scratch:
         module = prepare(own, Path(scratch), Path(folder), Path(debug_ir) / "imported.mlir" if debug_ir else None)
         if debug_ir:
             flags += [f"--dump-compilation-phases-to={debug_ir}/phases"]
             flags += [f"--iree-hal-dump-executable-files-to={debug_ir}/executables"]
         if debug_ir and debug_ir_passes:
             flags += ["--mlir-print-ir-after-all", f"--mlir-print-ir-tree-dir={debug_ir}/passes", *ELIDED]
-        entering("iree-compile")
+        report_phase("iree-compile")
         code, printed = run_compiler(module, Path(folder) / MAIN, flags, Path(scratch), Path(log))
     check_target(printed)
     if code:
@@ -255,10 +255,10 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
     if source.format != "onnx":
         if text is not None:
             text.write_text(parse(source.model).operation.get_asm(enable_debug_info=True))
-        return _declared(Path(source.model), scratch / "declared.mlirbc")
+        return _add_declarations(Path(source.model), scratch / "declared.mlirbc")
     from hil.controller.backends.compilers.onnx_to_mlir import convert
 
-    entering("import")
+    report_phase("import")
     module = scratch / "model.mlirbc"
     convert(Path(source.model), source.dims, source.declaration, module, folder / PARAMETERS, text)
     return module
@@ -266,7 +266,7 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
 
 def run_compiler(source: Path, out: Path, flags: Sequence[str], folder: Path, log: Path) -> tuple[int, str]:
     """Run iree-compile in a directory. Return its exit code (negative: a signal) and the output written to the log."""
-    return run_logged([str(native_compiler()), str(source), "-o", str(out), *flags], log, folder)
+    return run_logged([str(find_native_compiler()), str(source), "-o", str(out), *flags], log, folder)
 
 
 def check_target(printed: str) -> None:
@@ -302,12 +302,12 @@ def fail(code: int, printed: str) -> None:
         raise UsageError(
             f"iree-compile: {usage['what'].strip()}", hint="see the board's compile flags and --compile-flag"
         )
-    errors = errors_in(printed)
+    errors = find_errors(printed)
     if code < 0 or (code > 1 and not errors):
         inside = [f"LLVM: {match['what']}" for match in _LLVM_PASS.finditer(printed)]
         why = _FATAL.search(printed)
         raise CompileCrashed(
-            f"iree-compile died {death_text(code)}" + (f": {(why['what'] or why['claim'])[:300]}" if why else ""),
+            f"iree-compile died {describe_death(code)}" + (f": {(why['what'] or why['claim'])[:300]}" if why else ""),
             detail="\n".join([*inside[:_SHOWN_ERRORS], tail]),
             hint="compiler bug: the log contains a stack trace, and --debug-ir DIR stores the intermediate code",
         )
@@ -316,7 +316,7 @@ def fail(code: int, printed: str) -> None:
     )
 
 
-def errors_in(printed: str) -> list[str]:
+def find_errors(printed: str) -> list[str]:
     """Return the first few compiler errors, with the ONNX operator and node of each."""
     lines = printed.splitlines()
     found: list[str] = []
@@ -338,7 +338,7 @@ def errors_in(printed: str) -> list[str]:
     return found[:_SHOWN_ERRORS]
 
 
-def _declared(source: Path, out: Path) -> Path:
+def _add_declarations(source: Path, out: Path) -> Path:
     """Add missing declarations to a module and write it as bytecode.
 
     Returns the file with the declarations: ``out``, or ``source`` if no declaration is missing.
@@ -348,7 +348,7 @@ def _declared(source: Path, out: Path) -> Path:
         if data.find(b"torch") < 0:
             return source
     module, found = parse(str(source)), source
-    for name, (inputs, outputs), operation in functions_in(module):
+    for name, (inputs, outputs), operation in iter_functions(module):
         if "iree.reflection" in operation.attributes or "!torch." not in str(operation.attributes["function_type"]):
             continue
         if all(_is_known(kind) for _, kind in (*inputs, *outputs)):

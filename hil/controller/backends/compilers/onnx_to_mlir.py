@@ -12,12 +12,12 @@ from hil.controller.models.compiling import (
     write_parameters,
 )
 from hil.controller.models.importers.mlir import declare
-from hil.controller.models.importers.onnx import light_copy
-from hil.controller.models.importers.onnx_data import raw_of
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx import make_light_copy
+from hil.controller.models.importers.onnx_data import read_raw
+from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
 from hil.controller.models.onnx_model import is_heavy, load_model
-from hil.controller.models.onnx_rewrites import name_nodes, rewritten
-from hil.controller.storage.screen.texts import first_line
+from hil.controller.models.onnx_rewrites import name_nodes, rewrite_model
+from hil.controller.storage.screen.texts import get_first_line
 from hil.errors import CompileFailed
 
 
@@ -37,14 +37,14 @@ def convert(
     """
     from iree.compiler import ir
 
-    model = _prepared(path, dims)
+    model = _prepare_model(path, dims)
     heavy = is_heavy(model)
-    module, importer = _imported(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
+    module, importer = _import_model(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
     if heavy:
         # External data is memory-mapped, so that the weights are never all in memory.
         tensors = importer._gi.initializer_map
         write_parameters(
-            parameters, ((symbol, raw_of(tensors[name], path.parent)) for name, symbol in importer.globals)
+            parameters, ((symbol, read_raw(tensors[name], path.parent)) for name, symbol in importer.globals)
         )
     with out.open("wb") as file:
         module.write_bytecode(file)
@@ -56,7 +56,7 @@ def save_prepared(path: Path, dims: Mapping[str, int], out: Path) -> None:
     """Write the ONNX model in the form that IREE's importer receives."""
     import onnx
 
-    onnx.save(_prepared(path, dims), out)
+    onnx.save(_prepare_model(path, dims), out)
 
 
 def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
@@ -70,13 +70,13 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     """
     from iree.compiler import ir
 
-    model = _prepared(path, dims)
+    model = _prepare_model(path, dims)
     if is_heavy(model):
         raise CompileFailed("the weights require a separate parameter file")
     model.graph.name = function
-    for node in nodes_of(model.graph.node):
+    for node in iter_nodes(model.graph.node):
         node.name = f"{function}/{node.name}"
-    own, _ = _imported(model, module.context, declaration, None)
+    own, _ = _import_model(model, module.context, declaration, None)
     operations = list(own.regions[0].blocks[0].operations)
     # The importer writes some operators as private functions, whose names may exist already in the module.
     for operation in operations:
@@ -88,7 +88,9 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
         module.body.append(operation)
 
 
-def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None) -> tuple[Any, Any]:
+def _import_model(
+    model: Any, context: Any, declaration: str | None, heavy: tuple[Path, Path] | None
+) -> tuple[Any, Any]:
     """Import a model and return the module and the importer.
 
     Args:
@@ -101,7 +103,7 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
         info = onnx_importer.ModelInfo(model)
         module = info.create_module(context=context).operation
         if heavy:
-            importer = _with_parameters(info, module, *heavy)
+            importer = _import_with_parameters(info, module, *heavy)
         else:
             importer = onnx_importer.NodeImporter.define_function(info.main_graph, module)
         importer.import_all()
@@ -110,19 +112,19 @@ def _imported(model: Any, context: Any, declaration: str | None, heavy: tuple[Pa
         module.verify()
     except onnx_importer.OnnxImportError as error:
         raise CompileFailed(
-            f"IREE's ONNX importer rejected the model: {first_line(error)}", detail=str(error)
+            f"IREE's ONNX importer rejected the model: {get_first_line(error)}", detail=str(error)
         ) from error
     except ir.MLIRError as error:
         raise CompileFailed(
-            f"importing the model gives invalid MLIR: {first_line(error)}", detail=str(error)
+            f"importing the model gives invalid MLIR: {get_first_line(error)}", detail=str(error)
         ) from error
     return module, importer
 
 
-def _prepared(path: Path, dims: Mapping[str, int]) -> Any:
+def _prepare_model(path: Path, dims: Mapping[str, int]) -> Any:
     """Load a model with fixed sizes, inlined functions, a supported opset, inferred shapes and named nodes."""
-    model = rewritten(load_model(path, dims))
-    infer(model, light_copy(model))
+    model = rewrite_model(load_model(path, dims))
+    infer(model, make_light_copy(model))
     name_nodes(model)
     return model
 
@@ -134,7 +136,7 @@ def infer(model: Any, light: Any) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception as error:
-        print(f"note: cannot infer shapes: {first_line(error)}", flush=True)
+        print(f"note: cannot infer shapes: {get_first_line(error)}", flush=True)
         return
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)
@@ -142,11 +144,11 @@ def infer(model: Any, light: Any) -> None:
         mine.CopyFrom(theirs)
     # Nodes contain their subgraphs, so copying a node also copies the shapes in its subgraphs.
     for node, shaped in zip(model.graph.node, inferred.graph.node, strict=True):
-        if any(graphs_of(node)):
+        if any(iter_subgraphs(node)):
             node.CopyFrom(shaped)
 
 
-def _with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
+def _import_with_parameters(info: Any, module: Any, folder: Path, parameters: Path) -> Any:
     from iree.compiler.tools.import_onnx import importer_externalization_overrides as overrides
 
     settings = overrides.ParamData(

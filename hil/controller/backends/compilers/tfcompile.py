@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.backends.compilers import tfcompile_build, tfcompile_graph
 from hil.controller.backends.compilers.tfcompile_build import HEADER
 from hil.controller.backends.targets import Target as BoardTarget
-from hil.controller.models.compiling import Work, call_isolated, compiling, making_debug_folder
-from hil.controller.models.tensorflow.graphs import new_value
+from hil.controller.models.compiling import Work, call_isolated, convert_compiler_errors, convert_debug_folder_errors
+from hil.controller.models.tensorflow.graphs import name_new_value
 from hil.controller.models.tensorflow.hlo import HLO
-from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.cache import Cache, read_digests
+from hil.controller.storage.packages import require_version
 from hil.core.files import MAX_MODEL_BYTES, digest_file, read_file, read_text
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
 from hil.errors import CompileCrashed, CompileFailed, UsageError
@@ -66,22 +66,22 @@ def compile_tfcompile(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     if debug_ir is not None:
         order["recompute"] = True
         hlo = debug_ir / HLO
-        with making_debug_folder(hlo):
+        with convert_debug_folder_errors(hlo):
             hlo.mkdir(parents=True, exist_ok=True)
     steps = Steps(model, order["flags"], order, hlo, hlo_passes=order.get("debug_ir_passes", False))
     graph = steps.generate()
     program = steps.compile(graph)
     library = steps.link(graph, program)
     if debug_ir is not None:
-        with making_debug_folder(debug_ir):
+        with convert_debug_folder_errors(debug_ir):
             for folder in (graph, program):
                 shutil.copytree(folder, debug_ir, dirs_exist_ok=True)
     return steps.artifact(graph, library)
 
 
-def compiler() -> str:
+def describe_compiler() -> str:
     """Return names and versions of the tools. Raises UsageError if a tool is not installed."""
-    return f"tfcompile {needed_version('tensorflow', EXTRA)}, zig {needed_version('ziglang', EXTRA)}"
+    return f"tfcompile {require_version('tensorflow', EXTRA)}, zig {require_version('ziglang', EXTRA)}"
 
 
 class Steps:
@@ -100,8 +100,8 @@ class Steps:
         self, model: Model, flags: Sequence[str], work: Work, hlo: Path | None = None, *, hlo_passes: bool = False
     ) -> None:
         self._hlo = {"hlo": str(hlo.absolute()) if hlo is not None else "", "hlo_passes": hlo_passes}
-        self._target = target_of(flags)
-        self.compiler = compiler()
+        self._target = parse_target(flags)
+        self.compiler = describe_compiler()
         self.seconds: dict[str, float] = {}  # step -> seconds, for steps that were not cached
         self._model = model
         self._flags = tuple(flags)
@@ -118,7 +118,7 @@ class Steps:
             path = str(self._model.path.absolute())
             call_isolated(tfcompile_graph.generate, {**what, "path": path, "folder": str(folder)}, self._work)
 
-        return self._made(GENERATE, make, "tfcompile-graph", model=self._model.digest, **what)
+        return self._make_step(GENERATE, make, "tfcompile-graph", model=self._model.digest, **what)
 
     def compile(self, graph: Path) -> Path:
         """Compile a generated graph to a header and objects with tfcompile."""
@@ -128,33 +128,35 @@ class Steps:
             arguments = {**what, **self._hlo, "source": str(graph), "folder": str(folder), "log": self._log}
             call_isolated(tfcompile_build.compile_graph, arguments, self._work)
 
-        return self._made(COMPILE, make, "tfcompile-program", graph=digests_in(graph), **what)
+        return self._make_step(COMPILE, make, "tfcompile-program", graph=read_digests(graph), **what)
 
     def link(self, graph: Path, program: Path) -> Path:
         """Link a program and XLA's runtime to a library."""
         target = self._target
-        signature = write_signature(signature_of(self._model.function, graph))
+        signature = write_signature(read_signature(self._model.function, graph))
         what = {"signature": signature, "target": target.zig, "cpp_class": target.cpp_class}
 
         def make(folder: Path) -> None:
-            sources = tfcompile_build.needed_sources(read_text(program / HEADER))
+            sources = tfcompile_build.find_needed_sources(read_text(program / HEADER))
             with ThreadPoolExecutor(self._work["isolated"].workers) as pool:
-                objects = [str(one) for one in pool.map(self._object, sources)]
+                objects = [str(one) for one in pool.map(self._compile_object, sources)]
             made = {"program": str(program), "objects": objects, "library": str(folder / LIBRARY), "log": self._log}
             call_isolated(tfcompile_build.link, {**what, **made}, self._work)
 
-        return self._made(LINK, make, "tfcompile-library", program=digests_in(program), zig=version("ziglang"), **what)
+        return self._make_step(
+            LINK, make, "tfcompile-library", program=read_digests(program), zig=get_version("ziglang"), **what
+        )
 
     def artifact(self, graph: Path, library: Path) -> Artifact:
         """Return the artifact for a board: the library, and the values of variables unless they are arguments."""
-        files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: digests_in(library)[LIBRARY]}
-        signature = signature_of(self._model.function, graph)
+        files, digests = {LIBRARY: library / LIBRARY}, {LIBRARY: read_digests(library)[LIBRARY]}
+        signature = read_signature(self._model.function, graph)
         carried: Mapping[str, Array] = {}
         if self._target.variables:
             values = signature.values(read_file(graph / VALUES, MAX_MODEL_BYTES))
-            carried = {new_value(name): value for name, value in values.items()}
+            carried = {name_new_value(name): value for name, value in values.items()}
         elif signature.variables:
-            files[VALUES], digests[VALUES] = graph / VALUES, digests_in(graph)[VALUES]
+            files[VALUES], digests[VALUES] = graph / VALUES, read_digests(graph)[VALUES]
         return Artifact(
             runtime=RUNTIME,
             main=LIBRARY,
@@ -164,17 +166,17 @@ class Steps:
             compiler=self.compiler,
             flags=self._flags,
             inputs=signature.inputs(variables=self._target.variables),
-            outputs=signature.results(),
+            outputs=signature.list_results(),
             cached=not self.seconds,
             seconds=sum(self.seconds.values()),
             log=self._work["log"],
             carried=carried,
         )
 
-    def _made(self, step: str, make: Callable[[Path], None], kind: str, **parts: Any) -> Path:
+    def _make_step(self, step: str, make: Callable[[Path], None], kind: str, **parts: Any) -> Path:
         def fill(folder: Path) -> None:
             begin = time.monotonic()
-            with compiling(f"{step}:", died=step, failed=step):
+            with convert_compiler_errors(f"{step}:", died=step, failed=step):
                 try:
                     make(folder)
                 except (CompileFailed, CompileCrashed) as error:
@@ -182,10 +184,10 @@ class Steps:
                     raise
             self.seconds[step] = time.monotonic() - begin
 
-        key, meta = _key(kind, **parts), {"model": self._model.name, "step": step}
+        key, meta = _make_key(kind, **parts), {"model": self._model.name, "step": step}
         return self._work["cache"].get_or_make(key, meta, fill, self._work["recompute"])[0]
 
-    def _object(self, source: Path) -> Path:
+    def _compile_object(self, source: Path) -> Path:
         """Compile a source file of XLA's runtime."""
         target = self._target.zig
 
@@ -193,19 +195,23 @@ class Steps:
             arguments = {"source": str(source), "target": target, "folder": str(folder), "log": self._log}
             call_isolated(tfcompile_build.compile_source, arguments, self._work)
 
-        key = _key(
-            "tfcompile-runtime", source=source.name, digest=digest_file(source), target=target, zig=version("ziglang")
+        key = _make_key(
+            "tfcompile-runtime",
+            source=source.name,
+            digest=digest_file(source),
+            target=target,
+            zig=get_version("ziglang"),
         )
         # Ignore `recompute`, because the object does not depend on the model.
         meta = {"model": f"XLA's runtime: {source.name}", "for": target}
         return self._work["cache"].get_or_make(key, meta, make)[0] / "object.o"
 
 
-def _key(kind: str, **parts: Any) -> str:
-    return Cache.key(kind, tensorflow=needed_version("tensorflow", EXTRA), version=_VERSION, **parts)
+def _make_key(kind: str, **parts: Any) -> str:
+    return Cache.key(kind, tensorflow=require_version("tensorflow", EXTRA), version=_VERSION, **parts)
 
 
-def signature_of(function: str, graph: Path) -> LibrarySignature:
+def read_signature(function: str, graph: Path) -> LibrarySignature:
     """Return the signature that the library of a generated graph contains."""
     ports = tfcompile_graph.read_ports(graph)
     variables = (Argument(port.spec, True, not port.read_only) for port in ports.variables)
@@ -239,7 +245,7 @@ class TfcompileTarget:
     variables: bool  # True if variables are arguments and results; False if the program stores them
 
 
-def target_of(flags: Sequence[str]) -> TfcompileTarget:
+def parse_target(flags: Sequence[str]) -> TfcompileTarget:
     """Parse the flags. Raises UsageError if a flag or the target is unknown."""
     # tfcompile spells this flag --target_triple.
     parted = (flag.partition("=") for flag in flags)
@@ -271,7 +277,7 @@ def target_of(flags: Sequence[str]) -> TfcompileTarget:
     return TfcompileTarget(triple, given.get(_CPU, ""), zig, cpp_class, variables == "outside")
 
 
-def tfcompile_target(machine: Mapping[str, Any]) -> BoardTarget:
+def choose_target(machine: Mapping[str, Any]) -> BoardTarget:
     """Return the target for a machine description of a board (``arch``).
 
     For an unsupported architecture, the compilation raises an error.

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.backends.compilers.tfcompile_graph import CONFIG, GRAPH
-from hil.controller.models.compiling import death_text, run_logged
-from hil.controller.models.tensorflow.hlo import dumping
-from hil.controller.storage.packages import package_folder
+from hil.controller.models.compiling import describe_death, run_logged
+from hil.controller.models.tensorflow.hlo import make_dump_environment
+from hil.controller.storage.packages import find_package_folder
 from hil.controller.storage.screen.texts import line
 from hil.core.files import copy_file, read_text
-from hil.core.processes import module_command
-from hil.core.scratch import temporary_folder
+from hil.core.processes import make_module_command
+from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, UsageError
 
 HEADER = "program.h"
@@ -39,7 +39,7 @@ GLUE = "glue.cc"
 _FLAGS = "-std=c++17 -O2 -g0 -fPIC -w -fvisibility=hidden -ffunction-sections -fdata-sections -fno-sanitize=all".split()
 _LINK_FLAGS = "-shared -s -Wl,--gc-sections -Wl,-z,defs".split()
 # Parts of Abseil that the wheel lacks. These headers take precedence over the wheel's headers.
-_OWN = Path(__file__).parent / "xla_runtime"
+_ADDED_SOURCES = Path(__file__).parent / "xla_runtime"
 # Large source files of the runtime that most programs do not need: `dot_lib_f32.cc`, `sort_lib.cc`.
 _LIBRARY = re.compile(r"(?P<name>\w+?_lib)(?:_(?P<variant>\w+))?")
 _INCLUDED = re.compile(r'#include "xla/backends/cpu/runtime/(\w+_lib)\.h"')
@@ -93,8 +93,8 @@ def compile_graph(
     """
     for name in (GRAPH, CONFIG):
         copy_file(Path(source) / name, Path(folder) / name)
-    command = module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu, cpp_class)
-    with dumping(hlo, hlo_passes) as flags:
+    command = make_module_command("hil.controller.backends.compilers.tfcompile_build", folder, triple, cpu, cpp_class)
+    with make_dump_environment(hlo, hlo_passes) as flags:
         code, printed = run_logged(command, Path(log), environment=flags)
     if unknown := _UNKNOWN_CPU.search(printed):
         raise CompileFailed(
@@ -105,27 +105,27 @@ def compile_graph(
     if refused.exists():
         raise CompileFailed(f"tfcompile: {line(read_text(refused), 400)}", detail=_end(printed))
     if code:
-        raise CompileCrashed(f"tfcompile died {death_text(code)}", detail=_end(printed))
+        raise CompileCrashed(f"tfcompile died {describe_death(code)}", detail=_end(printed))
 
 
 def compile_source(source: str, target: str, folder: str, log: str) -> None:
     """Compile a source file of XLA's runtime to ``object.o``. Raises CompileFailed if the C++ compiler fails."""
-    _zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
+    _run_zig(["-c", source, "-o", f"{folder}/object.o", *_FLAGS], target, Path(log))
 
 
 def link(
     program: str, signature: str, cpp_class: str, objects: Sequence[str], target: str, library: str, log: str
 ) -> None:
     """Link glue code, the program's objects and the runtime's objects to a shared library for a Zig target."""
-    with temporary_folder("hil-link-") as scratch:
+    with make_temporary_folder("hil-link-") as scratch:
         glue = Path(scratch) / GLUE
-        glue.write_text(glue_of(signature, cpp_class))
+        glue.write_text(write_glue(signature, cpp_class))
         made = [str(Path(program) / name) for name in OBJECTS]
         parts = [str(glue), *made, *objects, f"-I{program}", *_FLAGS, *_LINK_FLAGS]
-        _zig([*parts, "-o", library], target, Path(log))
+        _run_zig([*parts, "-o", library], target, Path(log))
 
 
-def glue_of(signature: str, cpp_class: str = CLASS) -> str:
+def write_glue(signature: str, cpp_class: str = CLASS) -> str:
     """Return the C++ source of a program's functions.
 
     Args:
@@ -135,13 +135,13 @@ def glue_of(signature: str, cpp_class: str = CLASS) -> str:
     return _GLUE.format(header=HEADER, name=cpp_class, signature=json.dumps(signature))
 
 
-def needed_sources(header: str) -> list[Path]:
+def find_needed_sources(header: str) -> list[Path]:
     """Return the runtime sources that a program needs, according to the header."""
-    included, variants = needed_variants(header)
-    return [source for source in runtime_sources() if is_needed(source.stem, included, variants)]
+    included, variants = find_needed_variants(header)
+    return [source for source in list_runtime_sources() if is_needed(source.stem, included, variants)]
 
 
-def needed_variants(header: str) -> tuple[set[str], set[str]]:
+def find_needed_variants(header: str) -> tuple[set[str], set[str]]:
     """Return the large libraries that a header includes, and the variants (``f32``, ``f16_2d``) that it calls.
 
     ``*`` selects all variants. A call with an unknown type adds ``*``.
@@ -163,21 +163,23 @@ def is_needed(stem: str, included: set[str], variants: set[str]) -> bool:
     return match["variant"] is None or match["variant"] in variants or "*" in variants
 
 
-def runtime_sources() -> list[Path]:
+def list_runtime_sources() -> list[Path]:
     """Return all source files of XLA's runtime: the files in TensorFlow's wheel, and hil's additions."""
-    sources = sorted((package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
+    sources = sorted((find_package_folder("tensorflow", "tfcompile") / "xla_aot_runtime_src").rglob("*.cc"))
     if not sources:
         raise UsageError(
             "XLA runtime sources not found in the tensorflow package", hint="install the tensorflow wheel from PyPI"
         )
-    return [*sources, *sorted(_OWN.glob("*.cc"))]
+    return [*sources, *sorted(_ADDED_SOURCES.glob("*.cc"))]
 
 
-def _zig(arguments: Iterable[str], target: str, log: Path) -> None:
-    tensorflow = package_folder("tensorflow", "tfcompile")
-    includes = [f"-I{folder}" for folder in (_OWN, tensorflow / "include", tensorflow / "xla_aot_runtime_src")]
-    command = module_command("ziglang", "c++", "-target", target, *includes, *arguments)
-    with temporary_folder("hil-zig-") as scratch:
+def _run_zig(arguments: Iterable[str], target: str, log: Path) -> None:
+    tensorflow = find_package_folder("tensorflow", "tfcompile")
+    includes = [
+        f"-I{folder}" for folder in (_ADDED_SOURCES, tensorflow / "include", tensorflow / "xla_aot_runtime_src")
+    ]
+    command = make_module_command("ziglang", "c++", "-target", target, *includes, *arguments)
+    with make_temporary_folder("hil-zig-") as scratch:
         code, printed = run_logged(command, log, Path(scratch))
     if code:
         errors = list(dict.fromkeys(match["what"].strip() for match in _ERROR.finditer(printed)))
@@ -196,7 +198,7 @@ def main() -> None:
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), _XLA_FLAGS)))
     function, constants = (str(folder / name) for name in OBJECTS)
     try:
-        _tfcompile().Compile(
+        _import_tfcompile().Compile(
             graph=str(folder / GRAPH),
             config=str(folder / CONFIG),
             cpp_class=cpp_class,
@@ -215,9 +217,11 @@ def main() -> None:
         sys.exit(1)
 
 
-def _tfcompile() -> Any:
+def _import_tfcompile() -> Any:
     """Import only the wheel's extension module: importing all of TensorFlow takes seconds."""
-    spec = importlib.util.spec_from_file_location(_MODULE, package_folder("tensorflow") / "python" / f"{_MODULE}.so")
+    spec = importlib.util.spec_from_file_location(
+        _MODULE, find_package_folder("tensorflow") / "python" / f"{_MODULE}.so"
+    )
     if spec is None or spec.loader is None:
         raise ImportError(f"{_MODULE} not found in the tensorflow package")
     module = importlib.util.module_from_spec(spec)

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import entering
+from hil.controller.models.compiling import report_phase
 from hil.controller.models.tensorflow.graph_def import VARIABLE_OP, TfGraph
-from hil.controller.models.tensorflow.graphs import HandleGraph, captured, error_text, is_variable
-from hil.controller.models.tensorflow.source import OpenedFunction, named_outputs, open_model, spec_of
-from hil.controller.storage.screen.texts import foreign_errors, unique_name
+from hil.controller.models.tensorflow.graphs import HandleGraph, format_error, is_variable, list_captured
+from hil.controller.models.tensorflow.source import OpenedFunction, make_spec, name_outputs, open_model
+from hil.controller.storage.screen.texts import convert_foreign_errors, make_unique_name
 from hil.core.files import read_file
 from hil.core.tensors import TensorSpec, to_bytes
 from hil.errors import CompileFailed
@@ -36,60 +36,60 @@ def generate(path: str, function: str, dims: Mapping[str, int], folder: str) -> 
     """
     source = open_model(path, function, dims)
     is_graph = isinstance(source.model, TfGraph)
-    config, nodes, variables = _of_graph(source) if is_graph else _of_function(source, function)
+    config, nodes, variables = _read_graph(source) if is_graph else _trace_function(source, function)
     where = Path(folder)
     (where / GRAPH).write_bytes(nodes.SerializeToString(deterministic=True))
-    (where / CONFIG).write_text(str(_message(config)))
+    (where / CONFIG).write_text(str(_make_message(config)))
     (where / PORTS).write_text(json.dumps(asdict(config), indent=1))
     with (where / VALUES).open("wb") as file:
         for variable in config.variables:
             file.write(to_bytes(variables[variable.node].numpy()))
 
 
-def _of_function(source: OpenedFunction, function: str) -> tuple[Config, Any, dict[str, Any]]:
+def _trace_function(source: OpenedFunction, function: str) -> tuple[Config, Any, dict[str, Any]]:
     """Return config, graph and variables of a traced function."""
     import tensorflow as tf
 
-    def flat(*tensors: Any) -> list[Any]:
-        return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
+    def call_flat(*tensors: Any) -> list[Any]:
+        return [tf.identity(leaf) for _, leaf in name_outputs(source.call(list(tensors)))]
 
-    entering("trace")
-    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", error_text=error_text):
-        concrete = tf.function(flat, autograph=False).get_concrete_function(*source.sized())
-    feeds = dict(zip(map(_imported, concrete.inputs[: len(source.inputs)]), source.inputs, strict=True))
-    fetches = dict(zip(map(_imported, concrete.outputs), source.outputs(), strict=True))
-    entering("inline the graph's functions")
+    report_phase("trace")
+    with convert_foreign_errors(CompileFailed, f"TensorFlow cannot trace {function}", error_text=format_error):
+        concrete = tf.function(call_flat, autograph=False).get_concrete_function(*source.list_sized_inputs())
+    feeds = dict(zip(map(_name_imported, concrete.inputs[: len(source.inputs)]), source.inputs, strict=True))
+    fetches = dict(zip(map(_name_imported, concrete.outputs), source.outputs(), strict=True))
+    report_phase("inline the graph's functions")
     with tf.Graph().as_default():
         variables = _import(concrete)
-        flattened = _without_functions([*feeds, *fetches])
-    return make_config(flattened.node, feeds, fetches, _specs(variables)), flattened, variables
+        flattened = _inline_functions([*feeds, *fetches])
+    return make_config(flattened.node, feeds, fetches, _describe_variables(variables)), flattened, variables
 
 
-def _of_graph(source: OpenedFunction) -> tuple[Config, Any, dict[str, Any]]:
+def _read_graph(source: OpenedFunction) -> tuple[Config, Any, dict[str, Any]]:
     """Return config, graph and variables of a GraphDef. In the graph, functions are inlined."""
     import tensorflow as tf
 
     graph: TfGraph = source.model
-    source.sized()
+    source.list_sized_inputs()
     feeds = dict(zip((feed.tensor for feed in graph.feeds), source.inputs, strict=True))
     fetches = dict(zip((fetch.tensor for fetch in graph.fetches), source.outputs(), strict=True))
     definition = graph.definition
     if definition.library.function:
         with tf.Graph().as_default():
             tf.import_graph_def(definition, name="")
-            definition = _without_functions([*feeds, *fetches])
+            definition = _inline_functions([*feeds, *fetches])
     config = make_config(
         definition.node,
         feeds,
         fetches,
-        _specs(graph.variables),
+        _describe_variables(graph.variables),
         {one.tensor: one.identifier for one in (*graph.feeds, *graph.fetches)} | dict(graph.identifiers),
     )
     return config, definition, graph.variables
 
 
-def _specs(variables: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    return {node: spec_of(node, variable) for node, variable in variables.items()}
+def _describe_variables(variables: Mapping[str, Any]) -> dict[str, TensorSpec]:
+    return {node: make_spec(node, variable) for node, variable in variables.items()}
 
 
 def _import(concrete: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _import(concrete: Any) -> dict[str, Any]:
 
     variables: dict[str, Any] = {}
     nodes: dict[str, Any] = {}
-    items = captured(concrete)
+    items = list_captured(concrete)
     for (told, item), placeholder in zip(items, concrete.inputs[len(concrete.inputs) - len(items) :], strict=True):
         if not is_variable(item):
             nodes[placeholder.name] = tf.constant(item.numpy())
@@ -112,7 +112,7 @@ def _import(concrete: Any) -> dict[str, Any]:
     return variables
 
 
-def _imported(tensor: Any) -> str:
+def _name_imported(tensor: Any) -> str:
     return f"{_SCOPE}/{tensor.name}"
 
 
@@ -124,7 +124,7 @@ def read_ports(folder: Path) -> Config:
     return Config(**{kind: tuple(Port(**port) for port in ports) for kind, ports in kinds.items()})
 
 
-def _without_functions(kept: list[str]) -> Any:
+def _inline_functions(kept: list[str]) -> Any:
     """Return the part of the current graph that some tensors need, with functions inlined.
 
     This is necessary because tfcompile looks for variables only in the main graph. TensorFlow's optimizer inlines the
@@ -142,24 +142,26 @@ def _without_functions(kept: list[str]) -> Any:
     rewriting.min_graph_nodes = -1
     rewriting.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     rewriting.optimizers.extend(["pruning", "function"])
-    with foreign_errors(CompileFailed, "TensorFlow cannot inline the graph's functions", error_text=error_text):
+    with convert_foreign_errors(
+        CompileFailed, "TensorFlow cannot inline the graph's functions", error_text=format_error
+    ):
         return tf_optimizer.OptimizeGraph(options, meta)
 
 
-def _message(config: Config) -> Any:
+def _make_message(config: Config) -> Any:
     import tensorflow as tf
     from tensorflow.compiler.tf2xla import tf2xla_pb2
 
-    def described(port: Port) -> dict[str, Any]:
+    def describe_port(port: Port) -> dict[str, Any]:
         number = tf.dtypes.as_dtype(port.spec.dtype).as_datatype_enum
         return {"name": port.name, "shape": tf.TensorShape(port.spec.shape).as_proto(), "type": int(number)}
 
     message = tf2xla_pb2.Config()
     for field, ports in ((message.feed, config.feeds), (message.fetch, config.fetches)):
         for port in ports:
-            field.add(id=tf2xla_pb2.TensorId(node_name=port.node, output_index=port.output), **described(port))
+            field.add(id=tf2xla_pb2.TensorId(node_name=port.node, output_index=port.output), **describe_port(port))
     for port in config.variables:
-        message.variable.add(node_name=port.node, readonly=port.read_only, **described(port))
+        message.variable.add(node_name=port.node, readonly=port.read_only, **describe_port(port))
     return message
 
 
@@ -219,41 +221,41 @@ def make_config(
         if split(tensor)[0] not in present:
             raise CompileFailed(f"input or output node {split(tensor)[0]!r} not found in the graph")
     kept = given or {}
-    new = identifiers(filter(None, kept.values()))
+    new = make_identifiers(filter(None, kept.values()))
 
-    def names(kind: str, name: str, place: str) -> str:
+    def choose_name(kind: str, name: str, place: str) -> str:
         return kept.get(place) or new(kind, name)
 
-    assigned = assigned_variables(nodes)
+    assigned = find_assigned_variables(nodes)
     return Config(
-        feeds=tuple(Port(names("feed", spec.name, at), *split(at), spec) for at, spec in feeds.items()),
-        fetches=tuple(Port(names("fetch", spec.name, at), *split(at), spec) for at, spec in fetches.items()),
+        feeds=tuple(Port(choose_name("feed", spec.name, at), *split(at), spec) for at, spec in feeds.items()),
+        fetches=tuple(Port(choose_name("fetch", spec.name, at), *split(at), spec) for at, spec in fetches.items()),
         variables=tuple(
-            Port(names("param", spec.name, node), node, 0, spec, read_only=node not in assigned)
+            Port(choose_name("param", spec.name, node), node, 0, spec, read_only=node not in assigned)
             for node, spec in variables.items()
             if node in present
         ),
     )
 
 
-def assigned_variables(nodes: Sequence[Any]) -> set[str]:
+def find_assigned_variables(nodes: Sequence[Any]) -> set[str]:
     """Return the variables with a handle that an operation other than a read uses: the graph may assign these
     variables."""
     graph = HandleGraph(nodes)
-    return {node.name for node in nodes if node.op == VARIABLE_OP and graph.writes(node.name)}
+    return {node.name for node in nodes if node.op == VARIABLE_OP and graph.is_written(node.name)}
 
 
-def identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
+def make_identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
     """Return a function that maps a kind and a name to a C++ identifier, unique for each call.
 
     tfcompile requires C++ identifiers, but TensorFlow's names have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
     """
     taken: set[str] = set(taken_already)
 
-    def identifier(kind: str, name: str) -> str:
-        return unique_name(f"{kind}_{_NO_IDENTIFIER.sub('_', name)}", taken, first=2)
+    def make_identifier(kind: str, name: str) -> str:
+        return make_unique_name(f"{kind}_{_NO_IDENTIFIER.sub('_', name)}", taken, first=2)
 
-    return identifier
+    return make_identifier
 
 
 def split(tensor: str) -> tuple[str, int]:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.screen.texts import line
 from hil.core.files import read_end
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import UsageError
 
 _INSTALL_S = 1800.0
@@ -32,9 +32,9 @@ def install_compiler(package: str, version: str, *, cache: Cache, log: Path) -> 
     key = Cache.key("compiler", package=package, version=version, python=list(sys.version_info[:2]))
 
     def make(folder: Path) -> None:
-        command = module_command("pip", "install", "--no-input", "--disable-pip-version-check", "--no-deps")
+        command = make_module_command("pip", "install", "--no-input", "--disable-pip-version-check", "--no-deps")
         command += [f"--target={folder}", f"{package}=={version}"]
-        with storing(log.parent), log.open("wb") as file:
+        with convert_write_errors(log.parent), log.open("wb") as file:
             try:
                 code = subprocess.run(
                     command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_INSTALL_S, check=False

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.backends.references.expected import expected_result
-from hil.controller.backends.references.independence import relation_of, shared_parts
-from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
+from hil.controller.backends.references.expected import read_expected
+from hil.controller.backends.references.independence import find_relation, list_shared_parts
+from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, compute_noise, perturb_inputs
 from hil.controller.backends.references.own_code import own_code
 from hil.controller.backends.references.rounding import write_rounding_models
 from hil.controller.backends.references.table import (
@@ -19,22 +19,22 @@ from hil.controller.backends.references.table import (
     GROUP,
     QUICK_EVALUATOR,
     Reference,
-    references,
+    load_references,
 )
 from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure, file_version, naming_errors
-from hil.controller.storage.own_code import code_digest
+from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure, convert_errors, make_file_version
+from hil.controller.storage.own_code import digest_code
 from hil.controller.storage.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import digest_file, read_text
-from hil.core.guarded import called, guard, package_of
-from hil.core.installed import version
+from hil.core.guarded import find_package, format_plugin, guard
+from hil.core.installed import get_version
 from hil.core.results import Model, Relation, RunResult
-from hil.core.scratch import temporary_folder
-from hil.core.storage_errors import full_disk_error
-from hil.core.tensors import Array, TensorSpec, dtype_name
+from hil.core.scratch import make_temporary_folder
+from hil.core.storage_errors import make_full_disk_error
+from hil.core.tensors import Array, TensorSpec, get_dtype_name
 from hil.errors import (
     CompileCrashed,
     CompileFailed,
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 __all__ = [
     "EVALUATOR_CPU_SECONDS",
     "Reference",
-    "default_chain",
-    "default_references",
-    "expected_result",
+    "choose_default_references",
+    "list_default_chain",
+    "load_references",
     "measure_noise",
+    "read_expected",
     "refer_each",
-    "references",
     "run_reference",
     "run_reference_with_fallback",
 ]
@@ -69,12 +69,12 @@ __all__ = [
 _VERSION = 4
 EXPECTED_HINT = "pass the expected outputs: --expected out.npy"
 # Maximum size for a model with rounding operators, below protobuf's limit (2 GiB).
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _REASON = "reason.txt"
 
 
 # (model format, the program's runtime) or model format -> default references, in the order to try.
-# :func:`default_chain` skips self-checks.
+# :func:`list_default_chain` skips self-checks.
 _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
     ("onnx", "onnxruntime"): ("onnx-reference", "onnxruntime"),
     "onnx": ("onnxruntime", "onnx-reference", "iree-llvm-cpu"),
@@ -87,19 +87,19 @@ _ORDER: Mapping[tuple[str, str] | str, tuple[str, ...]] = {
 }
 
 
-def default_references(model: Model) -> list[str]:
+def choose_default_references(model: Model) -> list[str]:
     """Return the default references for a model; [] if only a board can run the model."""
     return list(_ORDER.get(model.format, ())[:1])
 
 
-def default_chain(model_format: str, runtime: str) -> tuple[str, ...]:
+def list_default_chain(model_format: str, runtime: str) -> tuple[str, ...]:
     """Return the default references in fallback order, without self-checks.
 
     Args:
         runtime: The runtime of the program to judge.
     """
     names = _ORDER.get((model_format, runtime), _ORDER.get(model_format, ()))
-    return tuple(name for name in names if relation_of(runtime, name) is not Relation.SELF_CHECK)
+    return tuple(name for name in names if find_relation(runtime, name) is not Relation.SELF_CHECK)
 
 
 def run_reference(
@@ -115,22 +115,22 @@ def run_reference(
         ReferenceFailed: the reference cannot run this model with these inputs.
         StageTimeout: the reference timed out.
     """
-    return _run(name, pick("reference", references(), name), model, inputs, runtime, work)
+    return _run(name, pick("reference", load_references(), name), model, inputs, runtime, work)
 
 
 def _run(
     name: str, reference: Reference, model: Model, inputs: Mapping[str, Array], runtime: str, work: Work
 ) -> RunResult:
     if model.format not in reference.formats:
-        fitting = [other for other, entry in references().items() if model.format in entry.formats]
+        fitting = [other for other, entry in load_references().items() if model.format in entry.formats]
         raise UsageError(
             f"the reference {name} does not support {model.format} models",
             hint=f"use one of {', '.join(fitting)}" if fitting else EXPECTED_HINT,
             option="" if fitting else "--expected",
         )
-    who = called("reference", GROUP, name)
+    who = format_plugin("reference", GROUP, name)
     with guard("reference", GROUP, name, ReferenceFailed, UsageError):
-        source, code = reference.source(), file_version(reference.compute.__module__)
+        source, code = reference.source(), make_file_version(reference.compute.__module__)
         if not isinstance(source, str):
             raise TypeError(f"expected a string from source(), got {source!r:.80}")
     key = Cache.key(
@@ -150,12 +150,12 @@ def _run(
     def make(folder: Path) -> None:
         if reference is QUICK_EVALUATOR and not work["recompute"] and (known := work["cache"].get(slow)):
             raise ReferenceTooSlow(read_text(known / _REASON))
-        with temporary_folder("hil-reference-") as given:
+        with make_temporary_folder("hil-reference-") as given:
             save_tensors(Path(given), inputs)
             try:
                 with (
                     guard("reference", GROUP, name, ReferenceFailed, ReferenceFailed, StageTimeout, NotRun, UsageError),
-                    naming_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"),
+                    convert_errors("refer", who, ReferenceFailed, f"{who} failed", died=f"{who} died"),
                 ):
                     reference.compute(model, Path(given), folder, **work)
             except ReferenceTooSlow as error:
@@ -166,7 +166,7 @@ def _run(
             except HilError:
                 raise
             except Exception as error:
-                if (full := full_disk_error(error)) is not None:
+                if (full := make_full_disk_error(error)) is not None:
                     raise full from error
                 text = f"{who} failed: {type(error).__name__}: {error}"
                 raise ReferenceFailed(text, detail=traceback.format_exc()) from error
@@ -175,13 +175,13 @@ def _run(
         except UsageError as error:
             hint = "compute must write them to the directory outputs with hil.plugins.save_tensors"
             raise ReferenceFailed(f"cannot read the outputs of {who}", hint=hint) from error
-        if package_of(GROUP, name):
+        if find_package(GROUP, name):
             _check_outputs(who, model, outputs)
 
     meta = {"reference": source, "model": model.name}
     entry, cached = work["cache"].get_or_make(key, meta, make, work["recompute"])
     provenance = {"reference": name, "version": source, "cached": cached}
-    return RunResult(source, load_tensors(entry), provenance=provenance, relation=relation_of(runtime, name))
+    return RunResult(source, load_tensors(entry), provenance=provenance, relation=find_relation(runtime, name))
 
 
 def _keep_reason(cache: Cache, key: str, error: ReferenceTooSlow) -> None:
@@ -210,8 +210,8 @@ def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None
         else zip(model.outputs, outputs.values(), strict=False)
     )
     fits = len(outputs) == len(declared) and (named or model.format != "onnx")
-    if not fits or not all(spec.accepts(dtype_name(array.dtype), array.shape) for spec, array in pairs):
-        given = ", ".join(str(TensorSpec(name, dtype_name(one.dtype), one.shape)) for name, one in outputs.items())
+    if not fits or not all(spec.accepts(get_dtype_name(array.dtype), array.shape) for spec, array in pairs):
+        given = ", ".join(str(TensorSpec(name, get_dtype_name(one.dtype), one.shape)) for name, one in outputs.items())
         wanted = ", ".join(map(str, model.outputs)) or "no outputs"
         raise ReferenceFailed(f"{who} returned {given or 'no outputs'}: the model declares {wanted}")
 
@@ -251,7 +251,7 @@ def refer_each(
     if not answers and len(failed) == 1:
         raise next(iter(failed.values()))
     if not answers:
-        reasons = _listed({name: error.message for name, error in failed.items()})
+        reasons = _join_reasons({name: error.message for name, error in failed.items()})
         detail = "\n".join(f"{name}:\n{error.detail}" for name, error in failed.items() if error.detail)
         raise ReferenceFailed(
             f"all references failed ({reasons})",
@@ -265,7 +265,7 @@ def refer_each(
 def run_reference_with_fallback(
     model: Model, inputs: Mapping[str, Array], *, runtime: str = "", **work: Unpack[Work]
 ) -> tuple[RunResult, dict[str, StageError]]:
-    """Try the references of :func:`default_chain`. Return the first result, and the errors of earlier references.
+    """Try the references of :func:`list_default_chain`. Return the first result, and the errors of earlier references.
 
     Args:
         runtime: The runtime of the program to judge; "" excludes no reference.
@@ -275,12 +275,12 @@ def run_reference_with_fallback(
         StageTimeout: a reference timed out.
     """
     refused: dict[str, StageError] = {}
-    names = default_chain(model.format, runtime)
+    names = list_default_chain(model.format, runtime)
     for name in names:
         # There is no alternative to the last reference, so its CPU time is unlimited.
         is_quick = name == EVALUATOR and name != names[-1]
         try:
-            reference = QUICK_EVALUATOR if is_quick else pick("reference", references(), name)
+            reference = QUICK_EVALUATOR if is_quick else pick("reference", load_references(), name)
             return _run(name, reference, model, inputs, runtime, work), refused
         except ReferenceFailed as error:
             refused[name] = error
@@ -293,22 +293,22 @@ def run_reference_with_fallback(
     if self_checks:
         hint += f", or request a self-check: --reference {self_checks[0]}"
     if refused:
-        reasons = _listed({name: error.message for name, error in refused.items()})
+        reasons = _join_reasons({name: error.message for name, error in refused.items()})
         kind = "independent reference" if self_checks else "reference"
         raise ReferenceFailed(f"no {kind} can run this model ({reasons})", hint=hint, option="--expected")
     if self_checks:
-        shared = ", ".join(shared_parts(runtime, self_checks[0]))
+        shared = ", ".join(list_shared_parts(runtime, self_checks[0]))
         text = f"no independent reference supports {model.format} models: {self_checks[0]} and {runtime} share {shared}"
         raise ReferenceFailed(text, hint=hint, option="--expected")
     raise ReferenceFailed(f"no reference supports {model.format} models", hint=hint, option="--expected")
 
 
-def _listed(reasons: Mapping[str, str]) -> str:
+def _join_reasons(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, **settings: Any) -> dict[str, Array]:
-    """Measure the noise of a reference's outputs: see :func:`noise_between`.
+    """Measure the noise of a reference's outputs: see :func:`compute_noise`.
 
     Args:
         result: The reference's outputs. If hil did not compute them (expected outputs from the user), the model's
@@ -319,18 +319,18 @@ def measure_noise(model: Model, inputs: Mapping[str, Array], result: RunResult, 
         be perturbed, or if the reference cannot run.
     """
     try:
-        if result.provenance.get("reference") not in references():
-            if not default_references(model):
+        if result.provenance.get("reference") not in load_references():
+            if not choose_default_references(model):
                 return {}
             result, _ = run_reference_with_fallback(model, inputs, **settings)
-        return _cached_noise(model, inputs, result, settings)
+        return _measure_cached_noise(model, inputs, result, settings)
     except StorageError:
         raise
     except (StageError, UsageError):
         return {}
 
 
-def _cached_noise(
+def _measure_cached_noise(
     model: Model, inputs: Mapping[str, Array], result: RunResult, settings: Mapping[str, Any]
 ) -> dict[str, Array]:
     """Return the noise of a reference's outputs, from the cache if available.
@@ -343,30 +343,30 @@ def _cached_noise(
         "noise",
         reference=name,
         source=result.source,
-        compute=file_version(references()[name].compute.__module__),
-        onnx=version("onnx") if model.format == "onnx" else "",
+        compute=make_file_version(load_references()[name].compute.__module__),
+        onnx=get_version("onnx") if model.format == "onnx" else "",
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
         tensors=digest_of_samples([inputs, result.outputs]),
-        code=[own_code(), code_digest("compare/tolerance.py", "compare/values.py")],
+        code=[own_code(), digest_code("compare/tolerance.py", "compare/values.py")],
     )
     cache = settings["cache"]
     if not settings["recompute"] and (known := cache.get(key)):
         return load_tensors(known)
     disturbed: list[StageError] = []
     near, far = (
-        _moved_runs(name, model, inputs, units, count, settings, disturbed)
+        _run_perturbed(name, model, inputs, units, count, settings, disturbed)
         for units, count in ((1, RUNS), (FAR, FAR_RUNS))
     )
     steady = {name: array for name, array in result.outputs.items() if name not in model.random_outputs}
-    noise = noise_between(steady, near, far)
+    noise = compute_noise(steady, near, far)
     if not disturbed:
         cache.put(key, {"noise of": result.source, "model": model.name}, lambda folder: save_tensors(folder, noise))
     return noise
 
 
-def _moved_runs(
+def _run_perturbed(
     name: str,
     model: Model,
     inputs: Mapping[str, Array],
@@ -383,10 +383,12 @@ def _moved_runs(
         disturbed: List that receives errors that may not occur in another run.
     """
     runs: list[Mapping[str, Array]] = []
-    with temporary_folder("hil-noise-") as folder:
-        models = _rounding_models(model, inputs, units, count, Path(folder), settings, disturbed) or [model] * count
+    with make_temporary_folder("hil-noise-") as folder:
+        models = (
+            _write_rounding_models(model, inputs, units, count, Path(folder), settings, disturbed) or [model] * count
+        )
         for seed, one in enumerate(models):
-            given = perturbed(inputs, seed, units)
+            given = perturb_inputs(inputs, seed, units)
             if one is model and all(given[key] is array for key, array in inputs.items()):
                 return []
             try:
@@ -401,7 +403,7 @@ def _moved_runs(
     return runs
 
 
-def _rounding_models(
+def _write_rounding_models(
     model: Model,
     inputs: Mapping[str, Array],
     units: int,
@@ -411,7 +413,7 @@ def _rounding_models(
     disturbed: list[StageError],
 ) -> list[Model]:
     """Write copies of an ONNX model whose operators round randomly. Returns [] if this is impossible."""
-    if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MOST_BYTES:
+    if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MAX_BYTES:
         return []
     shapes = {name: list(array.shape) for name, array in inputs.items()}
     given = {"model": str(model.path.absolute()), "folder": str(folder), "shapes": shapes}

@@ -17,15 +17,15 @@ from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import convert_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Control, Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
-from hil.formats.control_json import control_from_json, control_json
+from hil.formats.control_json import decode_control, encode_control
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +52,7 @@ def measure_control(
         )
     key = Cache.key(
         "control",
-        source=source(),
+        source=describe_source(),
         model=model.digest,
         dims=dict(model.dims),
         arithmetic=arithmetic,
@@ -61,7 +61,7 @@ def measure_control(
     )
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-control-") as given:
+        with make_temporary_folder("hil-control-") as given:
             save_tensors(Path(given), inputs)
             arguments = {
                 "model": str(model.path.absolute()),
@@ -70,43 +70,43 @@ def measure_control(
                 "output": str(folder / _FILE),
             }
             what = f"computing the model in {arithmetic}"
-            with naming_errors("refer", what, ReferenceFailed, f"{what} failed", died=f"{what} died"):
+            with convert_errors("refer", what, ReferenceFailed, f"{what} failed", died=f"{what} died"):
                 call_isolated(compute, arguments, work)
 
     meta = {"control": arithmetic, "model": model.name}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
     document = json.loads(read_file(entry / _FILE))
-    return {name: control_from_json(one) for name, one in document.items()}
+    return {name: decode_control(one) for name, one in document.items()}
 
 
-def source() -> str:
+def describe_source() -> str:
     """Return the name and version of the evaluator."""
-    return f"hil's node evaluator on onnxruntime {version('onnxruntime')}"
+    return f"hil's node evaluator on onnxruntime {get_version('onnxruntime')}"
 
 
 def compute(model: str, inputs: str, arithmetic: str, output: str) -> None:
     """Write the controls of a model's outputs. Runs in an isolated process."""
-    from hil.controller.models.importers.onnx_data import load_whole
+    from hil.controller.models.importers.onnx_data import load_with_data
     from hil.formats.onnx_functions import inline_functions
 
-    loaded = load_whole(Path(model))
+    loaded = load_with_data(Path(model))
     if loaded.functions:
         loaded = inline_functions(loaded)
-    controls = control_runs(loaded, load_tensors(Path(inputs)), arithmetic)
-    Path(output).write_text(json.dumps({name: control_json(one) for name, one in controls.items()}))
+    controls = run_controls(loaded, load_tensors(Path(inputs)), arithmetic)
+    Path(output).write_text(json.dumps({name: encode_control(one) for name, one in controls.items()}))
 
 
-def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
+def run_controls(model: Any, given: Mapping[str, Array], arithmetic: str) -> dict[str, Control]:
     """Evaluate an ``onnx.ModelProto`` with and without rounding, and measure how far the outputs move."""
-    from hil.compare.control import control_of
+    from hil.compare.control import measure_control
     from hil.controller.backends.references.runners.node_evaluator import Decisions, NodeEvaluator
     from hil.controller.backends.references.value_rounding import Exact, Names, Rounding
 
-    evaluator, names, decisions = NodeEvaluator(model), Names.of_model(model), Decisions()
+    evaluator, names, decisions = NodeEvaluator(model), Names.from_model(model), Decisions()
     exact = evaluator.run(given, Exact(), decisions)
     clipped: set[str] = set()
 
-    def in_arithmetic(*, held: bool) -> list[dict[str, Array]]:
+    def run_rounded(*, held: bool) -> list[dict[str, Array]]:
         runs = []
         for seed in (None, *range(1, RUNS)):
             rounding = Rounding(arithmetic, names, seed=seed)
@@ -114,10 +114,12 @@ def control_runs(model: Any, given: Mapping[str, Array], arithmetic: str) -> dic
             clipped.update(rounding.clipped)
         return runs
 
-    free = in_arithmetic(held=False)
-    held = in_arithmetic(held=True) if decisions else free
+    free = run_rounded(held=False)
+    held = run_rounded(held=True) if decisions else free
     found = {
-        name: control_of(arithmetic, source(), array, [run[name] for run in held], [run[name] for run in free])
+        name: measure_control(
+            arithmetic, describe_source(), array, [run[name] for run in held], [run[name] for run in free]
+        )
         for name, array in exact.items()
     }
     weights = tuple(sorted(clipped))

@@ -17,9 +17,7 @@ _IGNORED = ("(ignored)", "(null)")
 _MANY = 1000
 
 
-def expected_result(
-    given: Sequence[str | Path] | Mapping[str, Array], outputs: Sequence[TensorSpec] | None
-) -> RunResult:
+def read_expected(given: Sequence[str | Path] | Mapping[str, Array], outputs: Sequence[TensorSpec] | None) -> RunResult:
     """Return expected outputs as a result for the comparison.
 
     Args:
@@ -43,7 +41,7 @@ def expected_result(
             if outputs is not None and name not in named:
                 raise UsageError(f"unknown output {name!r}", hint=f"outputs of the model: {', '.join(map(str, specs))}")
             found[name] = as_array(f"expected output {name!r}", value, named.get(name))
-        return RunResult("expected", _ordered(found, specs), provenance={"expected": ["given as arrays"]})
+        return RunResult("expected", _sort_outputs(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]
     ignored: list[str] = []
     for text in texts:
@@ -55,9 +53,9 @@ def expected_result(
     provenance: dict[str, Any] = {"expected": texts}
     if ignored:
         provenance["ignored"] = [place for place, spec in enumerate(specs) if spec.name in ignored]
-    return RunResult(f"expected ({', '.join(texts)})", _ordered(found, specs), provenance=provenance)
+    return RunResult(f"expected ({', '.join(texts)})", _sort_outputs(found, specs), provenance=provenance)
 
 
-def _ordered(found: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def _sort_outputs(found: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
     known = [spec.name for spec in specs if spec.name in found]
     return {name: found[name] for name in dict.fromkeys([*known, *found])}

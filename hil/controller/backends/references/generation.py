@@ -14,12 +14,12 @@ from hil.controller.backends.references.own_code import own_code
 from hil.controller.models.compiling import call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
-from hil.controller.storage.own_code import code_digest
+from hil.controller.storage.isolation.isolated import convert_errors
+from hil.controller.storage.own_code import digest_code
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Model, RunResult
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
@@ -52,7 +52,9 @@ def run_generation(
             hint="name an ONNX export of the model in the specification: reference = 'model.onnx'",
         )
     library = "onnx" if arithmetic == EXACT else "onnxruntime"
-    source = f"{'onnx reference evaluator' if arithmetic == EXACT else 'onnxruntime'} {version(library)}, {arithmetic}"
+    source = (
+        f"{'onnx reference evaluator' if arithmetic == EXACT else 'onnxruntime'} {get_version(library)}, {arithmetic}"
+    )
     key = Cache.key(
         "generation",
         source=source,
@@ -60,13 +62,13 @@ def run_generation(
         dims=dict(model.dims),
         inputs=digest_of_samples([inputs]),
         plan=plan.to_json(),
-        code=[own_code(), code_digest("core/steps.py", "core/stepped_program.py")],
+        code=[own_code(), digest_code("core/steps.py", "core/stepped_program.py")],
     )
 
     def make(folder: Path) -> None:
         from hil.controller.backends.references.runners.decoder import run_decoder
 
-        with temporary_folder("hil-generation-") as given:
+        with make_temporary_folder("hil-generation-") as given:
             save_tensors(Path(given), inputs)
             arguments = {
                 "model": str(model.path.absolute()),
@@ -76,7 +78,7 @@ def run_generation(
                 "output": str(folder),
             }
             what = f"generating tokens in {arithmetic}"
-            with naming_errors("refer", what, ReferenceFailed, f"{what} failed", died=f"{what} died"):
+            with convert_errors("refer", what, ReferenceFailed, f"{what} failed", died=f"{what} died"):
                 call_isolated(run_decoder, arguments, work)
 
     entry, cached = work["cache"].get_or_make(key, {"reference": source, "model": model.name}, make, work["recompute"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hil.core.guarded import package_of
+from hil.core.guarded import find_package
 from hil.core.results import Relation
 
 IMPORTER, COMPILER, KERNELS, BUILD = "importer", "compiler", "kernels", "build"
@@ -40,21 +40,21 @@ SHARED: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 )
 
 
-def shared_parts(runtime: str, reference: str) -> tuple[str, ...]:
+def list_shared_parts(runtime: str, reference: str) -> tuple[str, ...]:
     """Return the parts that a reference shares with programs of a runtime.
 
     Runtimes and references of plugins are not in the table. If both are from the same package, they share its build.
     """
     if (runtime, reference) in SHARED:
         return SHARED[runtime, reference]
-    package = package_of("hil.references", reference)
-    same = package and package in (package_of(f"hil.{kind}", runtime) for kind in ("runtimes", "compilers"))
+    package = find_package("hil.references", reference)
+    same = package and package in (find_package(f"hil.{kind}", runtime) for kind in ("runtimes", "compilers"))
     return (BUILD,) if same else ()
 
 
-def relation_of(runtime: str, reference: str) -> Relation:
+def find_relation(runtime: str, reference: str) -> Relation:
     """Return the relation of a reference to the programs of a runtime."""
-    parts = shared_parts(runtime, reference)
+    parts = list_shared_parts(runtime, reference)
     if IMPORTER in parts and COMPILER in parts:
         return Relation.SELF_CHECK
     return Relation.SAME_LIBRARY if {COMPILER, KERNELS, BUILD}.intersection(parts) else Relation.INDEPENDENT

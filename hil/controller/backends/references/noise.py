@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hil.compare.tolerance import DEFAULT_TOLERANCES, blindness, fitted, scale_of
+from hil.compare.tolerance import DEFAULT_TOLERANCES, find_blindness, fit_tolerance, scale_of
 from hil.compare.values import EXACT_DTYPES, Floats
 from hil.core.results import NOISE_DTYPE
-from hil.core.tensors import Array, dtype_name, dtype_of, float_limits
+from hil.core.tensors import Array, get_dtype_name, get_float_limits, parse_dtype
 
 # Number of runs with inputs changed by one eps, and by FAR eps. The largest change counts.
 RUNS = 4
@@ -33,7 +33,7 @@ _QUANTILE = 0.9
 _MIN_GROUP = 8
 
 
-def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[str, Array]:
+def perturb_inputs(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[str, Array]:
     """Change each float of the inputs randomly up or down by ``units`` units of the dtype's eps.
 
     These values do not change: integers, floats of at most 8 bits, and whole numbers that the dtype represents exactly
@@ -42,10 +42,10 @@ def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[st
     rng = np.random.default_rng(seed)
     moved: dict[str, Array] = {}
     for name, array in inputs.items():
-        dtype = dtype_name(array.dtype)
+        dtype = get_dtype_name(array.dtype)
         moved[name] = array
         if dtype not in EXACT_DTYPES and array.dtype.itemsize >= 2 and array.size:
-            eps = float(float_limits(array.dtype).eps)
+            eps = float(get_float_limits(array.dtype).eps)
             wide = np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.dtype(np.float64)
             with np.errstate(all="ignore"):  # infinities and NaN stay unchanged
                 values = array.astype(wide)
@@ -57,7 +57,7 @@ def perturbed(inputs: Mapping[str, Array], seed: int, units: int = 1) -> dict[st
     return moved
 
 
-def noise_between(
+def compute_noise(
     outputs: Mapping[str, Array], near: Sequence[Mapping[str, Array]], far: Sequence[Mapping[str, Array]]
 ) -> dict[str, Array]:
     """Return how far rounding may move each element of every float output, rounded up to a power of two.
@@ -74,56 +74,56 @@ def noise_between(
     """
     found: dict[str, Array] = {}
     for name, array in outputs.items():
-        if dtype_name(array.dtype) not in DEFAULT_TOLERANCES or not array.size:
+        if get_dtype_name(array.dtype) not in DEFAULT_TOLERANCES or not array.size:
             continue
-        base = _wide(array)
-        one, more = (_largest_move(base, [run[name] for run in runs if name in run]) for runs in (near, far))
+        base = _widen(array)
+        one, more = (_find_largest_move(base, [run[name] for run in runs if name in run]) for runs in (near, far))
         if one is not None and more is not None:
-            found[name] = as_noise(_allowed(base, one, more, scale_of(array).rms, _eps(array)))
+            found[name] = encode_noise(_compute_allowed(base, one, more, scale_of(array).rms, _get_eps(array)))
     return found
 
 
-def as_noise(sizes: Any) -> Array:
+def encode_noise(sizes: Any) -> Array:
     """Round sizes up to powers of two, stored in one byte each. 0 becomes the smallest power."""
     with np.errstate(divide="ignore"):
         exponents = np.clip(np.ceil(np.log2(np.asarray(sizes, np.float64))), -127, 127)
-    found: Array = np.exp2(exponents).astype(dtype_of(NOISE_DTYPE))
+    found: Array = np.exp2(exponents).astype(parse_dtype(NOISE_DTYPE))
     return found
 
 
-def largest_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def merge_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return the maximum noise of several references for each element."""
     found: dict[str, Array] = {}
     for noise in measured:
         for name, one in noise.items():
             known = found.get(name)
             same = known is not None and known.shape == one.shape
-            found[name] = as_noise(np.maximum(_wide(known), _wide(one))) if known is not None and same else one
+            found[name] = encode_noise(np.maximum(_widen(known), _widen(one))) if known is not None and same else one
     return found
 
 
-def telling_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
+def select_relevant_noise(outputs: Mapping[str, Array], noise: Mapping[str, Array]) -> dict[str, Array]:
     """Return the noise of those outputs whose verdict may depend on the noise.
 
     The verdict may depend on noise that is large relative to the default tolerance, and on the noise of small values.
     """
     found: dict[str, Array] = {}
     for name, one in noise.items():
-        tolerance, scale = fitted((dtype_name(outputs[name].dtype),) * 2, outputs[name], None, None)
+        tolerance, scale = fit_tolerance((get_dtype_name(outputs[name].dtype),) * 2, outputs[name], None, None)
         if tolerance is None:
             continue
-        values = np.abs(_wide(outputs[name]))
+        values = np.abs(_widen(outputs[name]))
         with np.errstate(invalid="ignore"):
             limits = tolerance.atol + tolerance.rtol * values
             # Small values differ from 0 by less than the tolerance, so they are compared only within their noise.
             small = (values > 0) & (values <= limits)
-        if small.any() or blindness(tolerance, scale, given=False) or bool((_wide(one) > limits / 4).any()):
+        if small.any() or find_blindness(tolerance, scale, given=False) or bool((_widen(one) > limits / 4).any()):
             found[name] = one
     return found
 
 
-def _largest_move(base: Any, runs: Sequence[Array]) -> Floats | None:
-    others = [_wide(run) for run in runs if run.shape == base.shape]
+def _find_largest_move(base: Any, runs: Sequence[Array]) -> Floats | None:
+    others = [_widen(run) for run in runs if run.shape == base.shape]
     if not others:
         return None
     with np.errstate(all="ignore"):
@@ -131,7 +131,7 @@ def _largest_move(base: Any, runs: Sequence[Array]) -> Floats | None:
         return np.asarray(np.max([np.where(np.isfinite(move), move, 0.0) for move in moves], axis=0))
 
 
-def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Floats:
+def _compute_allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Floats:
     magnitudes = np.where(np.isfinite(base), np.abs(base), 0.0)
     low, high = _GROWTH
     grows = (more <= high * one) & (more >= low * one)
@@ -140,17 +140,17 @@ def _allowed(base: Any, one: Floats, more: Floats, rms: float, eps: float) -> Fl
     # Jumps of a few elements are not typical. If most elements jump, as after a quantization, the jumps count as noise.
     typical = steady if np.count_nonzero(steady & (allowed > 0)) >= np.count_nonzero(~steady) else ~steady
     typical = typical & (allowed > 0)
-    return np.asarray(np.maximum(allowed, _pooled(allowed, typical, magnitudes)))
+    return np.asarray(np.maximum(allowed, _pool_allowed(allowed, typical, magnitudes)))
 
 
-def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
+def _pool_allowed(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
     """Return for each element the difference that is allowed for most similar elements."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)
     if known.any() and _spread(relative[known]) < _spread(allowed[known]):
-        return _quantiles(relative[None], known[None])[0] * magnitudes
-    pooled: Any = _quantiles(allowed[None], typical[None])[0]
+        return _compute_quantiles(relative[None], known[None])[0] * magnitudes
+    pooled: Any = _compute_quantiles(allowed[None], typical[None])[0]
     for axis in {0, 1, -1} if allowed.ndim > 1 else ():
         if axis < allowed.ndim and allowed.size >= _MIN_GROUP * allowed.shape[axis]:
             rows, kinds = (
@@ -158,11 +158,11 @@ def _pooled(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
             )
             shape = [1] * allowed.ndim
             shape[axis] = -1
-            pooled = np.minimum(pooled, _quantiles(rows, kinds).reshape(shape))
+            pooled = np.minimum(pooled, _compute_quantiles(rows, kinds).reshape(shape))
     return pooled
 
 
-def _quantiles(rows: Any, counted: Any) -> Floats:
+def _compute_quantiles(rows: Any, counted: Any) -> Floats:
     """Return a quantile of each row's elements in ``counted``; 0 for a row without such elements."""
     rows, counted = rows.reshape(len(rows), -1), counted.reshape(len(counted), -1)
     ordered = np.sort(np.where(counted, rows, np.inf), axis=1)
@@ -177,9 +177,9 @@ def _spread(values: Floats) -> float:
     return float(high / low)
 
 
-def _eps(array: Array) -> float:
-    return float(float_limits(array.dtype).eps)
+def _get_eps(array: Array) -> float:
+    return float(get_float_limits(array.dtype).eps)
 
 
-def _wide(array: Array) -> Any:
+def _widen(array: Array) -> Any:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

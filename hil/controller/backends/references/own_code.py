@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
 
 
 def own_code() -> str:
     """Return the digest of the files that define options, rewriting and arithmetic of references."""
     backends = ("controller/backends/references/**/*.py", "controller/backends/compilers/*.py")
-    return code_digest(*backends, *ONNX_REWRITING, "compare/control.py", "compare/groups.py")
+    return digest_code(*backends, *ONNX_REWRITING, "compare/control.py", "compare/groups.py")

@@ -8,7 +8,7 @@ Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2
 A rounding error is uniform within half of eps, so its standard deviation u is ``eps / 2 / sqrt(3)``. The error of an
 operator without a sum is u times the result.
 
-:func:`with_rounding` adds a normal error of that size to each result, and the model propagates it to the outputs
+:func:`add_rounding` adds a normal error of that size to each result, and the model propagates it to the outputs
 (D. S. Parker, Monte Carlo Arithmetic, 1997). Whole numbers are exact and get no error.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The first opset in which Sign exists and Min and Max broadcast.
 _MIN_OPSET = 9
 # Maximum magnitude of an error: larger magnitudes are masks. The limit also prevents infinite results.
-_LARGEST = 1e30
+_MAX_ERROR = 1e30
 _AXES_ARE_INPUT = 18
 # Number of standard deviations that noise allows: ``NOISE_FACTOR`` in hil.controller.backends.references.noise.
 _DEVIATIONS = 8
@@ -59,12 +59,12 @@ def write_rounding_models(
     """
     import onnx
 
-    from hil.controller.models.importers.onnx_data import load_whole
+    from hil.controller.models.importers.onnx_data import load_with_data
 
-    given = load_whole(Path(model))
+    given = load_with_data(Path(model))
     names = []
     for seed in range(count):
-        rounding = with_rounding(given, shapes, seed, units)
+        rounding = add_rounding(given, shapes, seed, units)
         if rounding is None:
             break
         names.append(f"{seed}.onnx")
@@ -72,7 +72,7 @@ def write_rounding_models(
     return names
 
 
-def with_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: int, units: float) -> ModelProto | None:
+def add_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: int, units: float) -> ModelProto | None:
     """Return a copy of a model whose operators round randomly, with ``units`` times their usual error.
 
     Args:
@@ -96,7 +96,7 @@ def with_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: 
     graph = _Graph(found, opset, units)
     nodes: list[NodeProto] = []
     for number, node in enumerate(found.graph.node):
-        nodes += graph.rounded(node, seed * 10_007 + number)
+        nodes += graph.round_node(node, seed * 10_007 + number)
     if len(nodes) == len(found.graph.node):
         return None
     del found.graph.node[:]
@@ -130,7 +130,7 @@ class _Graph:
         self.prefix = ""
         self.dtype = np.dtype(np.float32)
 
-    def rounded(self, node: NodeProto, seed: int) -> list[NodeProto]:
+    def round_node(self, node: NodeProto, seed: int) -> list[NodeProto]:
         """Return a node and, if the node rounds, further nodes that add an error to the first output."""
         dtype = self.dtypes.get(self.types.get(node.output[0])) if node.output else None
         if node.op_type not in _ALL or node.domain not in ("", "ai.onnx") or dtype is None:
@@ -140,40 +140,40 @@ class _Graph:
         changed = _copy(node)
         changed.output[0] = exact
         self.nodes = [changed]
-        size = self._op("Mul", self._error(node, exact), self._movable(exact))
-        size = self._op("Min", size, self._number(_LARGEST))
-        chance = self._op("RandomNormalLike", exact, seed=float(seed))
-        self._op("Add", exact, self._op("Mul", size, chance), into=result)
+        size = self._add_op("Mul", self._add_error(node, exact), self._add_movable(exact))
+        size = self._add_op("Min", size, self._number(_MAX_ERROR))
+        chance = self._add_op("RandomNormalLike", exact, seed=float(seed))
+        self._add_op("Add", exact, self._add_op("Mul", size, chance), into=result)
         return self.nodes
 
-    def _error(self, node: NodeProto, exact: str) -> str:
+    def _add_error(self, node: NodeProto, exact: str) -> str:
         """Return the name of a tensor with the standard deviation of each element's error."""
         unit = self.units * float(np.finfo(self.dtype).eps) / 2 / math.sqrt(3)
-        size = self._op("Abs", exact)
-        kind, terms = node.op_type, self._terms(node)
+        size = self._add_op("Abs", exact)
+        kind, terms = node.op_type, self._count_terms(node)
         if kind in _PRODUCTS | _SUMS:
-            size = self._op("Add", size, self._root_of_squares(node, terms))
+            size = self._add_op("Add", size, self._add_root_of_squares(node, terms))
         elif kind in _NORMS:
-            size = self._op("Add", size, self._off_center(node))
+            size = self._add_op("Add", size, self._add_off_center(node))
         elif kind in _OF_ONE:
-            size = self._op("Add", size, self._number(1.0))
+            size = self._add_op("Add", size, self._number(1.0))
         elif kind in _OF_INPUT:
-            size = self._op("Add", size, self._op("Abs", node.input[0]))
-        size = self._op("Mul", size, self._number(unit * math.sqrt(terms)))
-        return self._op("Add", size, self._lost_terms(node, exact)) if kind == "Softmax" else size
+            size = self._add_op("Add", size, self._add_op("Abs", node.input[0]))
+        size = self._add_op("Mul", size, self._number(unit * math.sqrt(terms)))
+        return self._add_op("Add", size, self._add_lost_terms(node, exact)) if kind == "Softmax" else size
 
-    def _movable(self, exact: str) -> str:
+    def _add_movable(self, exact: str) -> str:
         """Return the name of a tensor: 0 for whole numbers that the dtype represents exactly, 1 for other values."""
-        largest = self._number(_LARGEST)
-        bounded = self._op("Max", self._op("Min", exact, largest), self._op("Neg", largest))
-        fraction = self._op("Sub", bounded, self._op("Floor", bounded))
-        large = self._op("Sub", self._op("Abs", bounded), self._number(1 / float(np.finfo(self.dtype).eps)))
-        return self._op("Max", self._op("Sign", fraction), self._op("Sign", self._op("Relu", large)))
+        largest = self._number(_MAX_ERROR)
+        bounded = self._add_op("Max", self._add_op("Min", exact, largest), self._add_op("Neg", largest))
+        fraction = self._add_op("Sub", bounded, self._add_op("Floor", bounded))
+        large = self._add_op("Sub", self._add_op("Abs", bounded), self._number(1 / float(np.finfo(self.dtype).eps)))
+        return self._add_op("Max", self._add_op("Sign", fraction), self._add_op("Sign", self._add_op("Relu", large)))
 
-    def _root_of_squares(self, node: NodeProto, terms: float) -> str:
+    def _add_root_of_squares(self, node: NodeProto, terms: float) -> str:
         """Return the root of the sum of the terms' squares. The sum is the same operator applied to squared inputs."""
         count = 3 if node.op_type in _PRODUCTS else 1
-        squares = [self._op("Mul", name, name) if name else "" for name in node.input[:count]]
+        squares = [self._add_op("Mul", name, name) if name else "" for name in node.input[:count]]
         clone = _copy(node)
         del clone.input[:count]
         others = list(clone.input)
@@ -184,41 +184,41 @@ class _Graph:
         clone.name, clone.output[:] = "", [self._name()]
         self.nodes.append(clone)
         is_mean = node.op_type in _SUMS - {"ReduceSum"}
-        summed = self._op("Mul", clone.output[0], self._number(1 / terms)) if is_mean else clone.output[0]
-        return self._op("Sqrt", summed)
+        summed = self._add_op("Mul", clone.output[0], self._number(1 / terms)) if is_mean else clone.output[0]
+        return self._add_op("Sqrt", summed)
 
-    def _lost_terms(self, node: NodeProto, exact: str) -> str:
+    def _add_lost_terms(self, node: NodeProto, exact: str) -> str:
         """Return the error of a softmax from terms that its sum may lose: terms smaller than half a step of the sum.
 
         The error is the result times the lost part of the sum. This is a bound, not a standard deviation, so it is
         divided by 8.
         """
         step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
-        small = self._op("Mul", exact, self._op("Sign", self._op("Relu", self._op("Sub", step, exact))))
-        axis = _attribute(node, "axis", -1)
-        lost = self._op("Mul", self._mean(small, [axis]), self._number(self._terms(node) / _DEVIATIONS))
-        return self._op("Mul", lost, exact)
+        small = self._add_op("Mul", exact, self._add_op("Sign", self._add_op("Relu", self._add_op("Sub", step, exact))))
+        axis = _get_attribute(node, "axis", -1)
+        lost = self._add_op("Mul", self._add_mean(small, [axis]), self._number(self._count_terms(node) / _DEVIATIONS))
+        return self._add_op("Mul", lost, exact)
 
-    def _off_center(self, node: NodeProto) -> str:
+    def _add_off_center(self, node: NodeProto) -> str:
         """Return how far an error of the mean changes a normalized value, in units of the mean's relative error."""
         x, scale = node.input[0], node.input[1]
-        axis = _attribute(node, "axis", -1) if node.op_type == "LayerNormalization" else 2
+        axis = _get_attribute(node, "axis", -1) if node.op_type == "LayerNormalization" else 2
         rank = len(self.shapes.get(x, (1,) * 3))
         axes = list(range(axis % rank, rank))
-        mean = self._mean(x, axes)
-        rest = self._op("Sub", x, mean)
-        variance = self._mean(self._op("Mul", rest, rest), axes)
-        variance = self._op("Add", variance, self._number(_attribute(node, "epsilon", 1e-5)))
-        relative = self._op("Div", self._op("Abs", mean), self._op("Sqrt", variance))
-        largest = self._op("ReduceMax", self._op("Abs", scale), keepdims=0)
-        return self._op("Mul", self._op("Add", relative, self._number(1.0)), largest)
+        mean = self._add_mean(x, axes)
+        rest = self._add_op("Sub", x, mean)
+        variance = self._add_mean(self._add_op("Mul", rest, rest), axes)
+        variance = self._add_op("Add", variance, self._number(_get_attribute(node, "epsilon", 1e-5)))
+        relative = self._add_op("Div", self._add_op("Abs", mean), self._add_op("Sqrt", variance))
+        largest = self._add_op("ReduceMax", self._add_op("Abs", scale), keepdims=0)
+        return self._add_op("Mul", self._add_op("Add", relative, self._number(1.0)), largest)
 
-    def _mean(self, x: str, axes: list[int]) -> str:
+    def _add_mean(self, x: str, axes: list[int]) -> str:
         if self.opset < _AXES_ARE_INPUT:
-            return self._op("ReduceMean", x, axes=axes, keepdims=1)
-        return self._op("ReduceMean", x, self._constant(np.array(axes, np.int64)), keepdims=1)
+            return self._add_op("ReduceMean", x, axes=axes, keepdims=1)
+        return self._add_op("ReduceMean", x, self._add_constant(np.array(axes, np.int64)), keepdims=1)
 
-    def _terms(self, node: NodeProto) -> float:
+    def _count_terms(self, node: NodeProto) -> float:
         """Return the number of terms that the operator adds for one element; 1 if unknown."""
         shapes = [self.shapes.get(name) for name in node.input]
         out = self.shapes.get(node.output[0])
@@ -229,7 +229,7 @@ class _Graph:
             return 1.0
         return float(max(found, 1))
 
-    def _op(self, kind: str, *inputs: str, into: str = "", **attributes: Any) -> str:
+    def _add_op(self, kind: str, *inputs: str, into: str = "", **attributes: Any) -> str:
         from onnx import helper
 
         output = into or self._name()
@@ -237,12 +237,12 @@ class _Graph:
         return output
 
     def _number(self, value: float) -> str:
-        return self._constant(np.array(value, self.dtype))
+        return self._add_constant(np.array(value, self.dtype))
 
-    def _constant(self, value: Any) -> str:
+    def _add_constant(self, value: Any) -> str:
         from onnx import numpy_helper
 
-        return self._op("Constant", value=numpy_helper.from_array(value))
+        return self._add_op("Constant", value=numpy_helper.from_array(value))
 
     def _name(self) -> str:
         return f"{self.prefix}.{len(self.nodes)}"
@@ -254,46 +254,46 @@ def _copy(node: NodeProto) -> NodeProto:
     return found
 
 
-def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+def _get_attribute(node: NodeProto, name: str, default: Any) -> Any:
     from onnx import helper
 
     return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
 
 
-def _axis_length(node: NodeProto, shape: Any, opset: int) -> Any:
+def _get_axis_length(node: NodeProto, shape: Any, opset: int) -> Any:
     """Return the number of terms of a softmax. Before opset 13, all axes from ``axis`` on are flattened."""
     if node.op_type != "LpNormalization" and opset < _SOFTMAX_OF_AXIS:
-        return math.prod(shape[_attribute(node, "axis", 1) :])
-    return shape[_attribute(node, "axis", -1)]
+        return math.prod(shape[_get_attribute(node, "axis", 1) :])
+    return shape[_get_attribute(node, "axis", -1)]
 
 
-def _matmul_length(left: Any, right: Any) -> Any:
+def _get_matmul_length(left: Any, right: Any) -> Any:
     return left[-1] if left else right[-2 if len(right) > 1 else 0]
 
 
-def _gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
+def _get_gemm_length(node: NodeProto, left: Any, right: Any) -> Any:
     if right:
-        return right[1 if _attribute(node, "transB", 0) else 0]
-    return left[0 if _attribute(node, "transA", 0) else 1]
+        return right[1 if _get_attribute(node, "transB", 0) else 0]
+    return left[0 if _get_attribute(node, "transA", 0) else 1]
 
 
 # Operator -> function that returns the number of terms per element. Arguments: node, input shapes, output shape (shapes
 # are None if unknown), opset.
 _LENGTHS: dict[str, Callable[[NodeProto, Sequence[Any], Any, int], Any]] = {
-    "MatMul": lambda node, given, out, opset: _matmul_length(*given),
-    "Gemm": lambda node, given, out, opset: _gemm_length(node, *given[:2]),
+    "MatMul": lambda node, given, out, opset: _get_matmul_length(*given),
+    "Gemm": lambda node, given, out, opset: _get_gemm_length(node, *given[:2]),
     "Conv": lambda node, given, out, opset: math.prod(given[1][1:]),
     "ConvTranspose": lambda node, given, out, opset: (
-        given[1][0] / _attribute(node, "group", 1) * math.prod(given[1][2:])
+        given[1][0] / _get_attribute(node, "group", 1) * math.prod(given[1][2:])
     ),
-    "AveragePool": lambda node, given, out, opset: math.prod(_attribute(node, "kernel_shape", (1,))),
+    "AveragePool": lambda node, given, out, opset: math.prod(_get_attribute(node, "kernel_shape", (1,))),
     "GlobalAveragePool": lambda node, given, out, opset: math.prod(given[0][2:]),
     "InstanceNormalization": lambda node, given, out, opset: math.prod(given[0][2:]),
-    "LayerNormalization": lambda node, given, out, opset: math.prod(given[0][_attribute(node, "axis", -1) :]),
-    "RMSNormalization": lambda node, given, out, opset: math.prod(given[0][_attribute(node, "axis", -1) :]),
+    "LayerNormalization": lambda node, given, out, opset: math.prod(given[0][_get_attribute(node, "axis", -1) :]),
+    "RMSNormalization": lambda node, given, out, opset: math.prod(given[0][_get_attribute(node, "axis", -1) :]),
     **dict.fromkeys(
         ("LpNormalization", "Softmax", "LogSoftmax"),
-        lambda node, given, out, opset: _axis_length(node, given[0], opset),
+        lambda node, given, out, opset: _get_axis_length(node, given[0], opset),
     ),
     **dict.fromkeys(
         ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.controller.models.compiling import Work, call_isolated
-from hil.controller.storage.packages import registered
-from hil.controller.storage.tensor_files import on_files
-from hil.core.named import later
+from hil.controller.storage.packages import load_registered
+from hil.controller.storage.tensor_files import call_on_files
+from hil.core.named import defer_import
 from hil.core.results import Model
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Reference:
     compute: Compute
 
 
-def references() -> dict[str, Reference]:
+def load_references() -> dict[str, Reference]:
     """Return all references by name: built-in references and the entry points of the group ``hil.references``."""
-    return registered(GROUP, _BUILT_IN, Reference)
+    return load_registered(GROUP, _BUILT_IN, Reference)
 
 
-def _by(run: str, *fields: str, **settings: Any) -> Compute:
+def _make_compute(run: str, *fields: str, **settings: Any) -> Compute:
     """Return a ``compute`` that calls a function in an isolated process.
 
     Args:
@@ -68,7 +68,7 @@ def _by(run: str, *fields: str, **settings: Any) -> Compute:
         for field in fields:
             value = getattr(model, field)
             arguments[field] = dict(value) if isinstance(value, Mapping) else value
-        call_isolated(on_files, {"inputs": str(inputs), "outputs": str(outputs), **arguments}, work)
+        call_isolated(call_on_files, {"inputs": str(inputs), "outputs": str(outputs), **arguments}, work)
 
     return compute
 
@@ -77,16 +77,26 @@ _HERE = "hil.controller.backends.references.runners"
 _ONNX, _TFLITE = f"{_HERE}.onnx", f"{_HERE}.tflite"
 _IREE, _TORCH, _TENSORFLOW = f"{_HERE}.iree_llvm_cpu", f"{_HERE}.torch_eager", f"{_HERE}.tensorflow"
 _BUILT_IN = {
-    "onnxruntime": Reference(("onnx",), later(f"{_ONNX}:runtime_source"), _by(f"{_ONNX}:run_runtime")),
-    "onnx-reference": Reference(("onnx",), later(f"{_ONNX}:evaluator_source"), _by(f"{_ONNX}:run_evaluator")),
-    "iree-llvm-cpu": Reference(("onnx", "mlir"), later(f"{_IREE}:source"), later(f"{_IREE}:compute")),
-    "torch-eager": Reference(("pt2",), later(f"{_TORCH}:source"), _by(f"{_TORCH}:run")),
+    "onnxruntime": Reference(
+        ("onnx",), defer_import(f"{_ONNX}:describe_runtime"), _make_compute(f"{_ONNX}:run_runtime")
+    ),
+    "onnx-reference": Reference(
+        ("onnx",), defer_import(f"{_ONNX}:describe_evaluator"), _make_compute(f"{_ONNX}:run_evaluator")
+    ),
+    "iree-llvm-cpu": Reference(
+        ("onnx", "mlir"), defer_import(f"{_IREE}:describe_source"), defer_import(f"{_IREE}:compute")
+    ),
+    "torch-eager": Reference(("pt2",), defer_import(f"{_TORCH}:describe_source"), _make_compute(f"{_TORCH}:run")),
     "tensorflow": Reference(
-        ("tf", "keras"), later(f"{_TENSORFLOW}:source"), _by(f"{_TENSORFLOW}:run", "function", "dims")
+        ("tf", "keras"),
+        defer_import(f"{_TENSORFLOW}:describe_source"),
+        _make_compute(f"{_TENSORFLOW}:run", "function", "dims"),
     ),
 } | {
     name: Reference(
-        ("tflite",), partial(later(f"{_TFLITE}:source"), kernels), _by(f"{_TFLITE}:run", "function", kernels=kernels)
+        ("tflite",),
+        partial(defer_import(f"{_TFLITE}:describe_source"), kernels),
+        _make_compute(f"{_TFLITE}:run", "function", kernels=kernels),
     )
     for name, kernels in (("tflite", "reference"), ("tflite-builtin", "builtin"))
 }
@@ -94,5 +104,5 @@ _BUILT_IN = {
 EVALUATOR_CPU_SECONDS = 2.0
 EVALUATOR = "onnx-reference"
 QUICK_EVALUATOR = replace(
-    _BUILT_IN[EVALUATOR], compute=_by(f"{_ONNX}:run_evaluator", cpu_seconds=EVALUATOR_CPU_SECONDS)
+    _BUILT_IN[EVALUATOR], compute=_make_compute(f"{_ONNX}:run_evaluator", cpu_seconds=EVALUATOR_CPU_SECONDS)
 )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import all_graphs, nodes_of
+from hil.controller.models.importers.onnx_nodes import iter_nodes, list_graphs
 from hil.core.arithmetic import FLOATS, INT8_LEVELS, Arithmetic
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, get_dtype_name
 
 # Significand bits of the dtypes that an arithmetic may narrow.
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
@@ -34,10 +34,10 @@ class Names:
     shaping: frozenset[str]
 
     @classmethod
-    def of_model(cls, model: Any) -> Names:
+    def from_model(cls, model: Any) -> Names:
         """Collect the names from a model and its subgraphs."""
-        nodes = list(nodes_of(model.graph.node))
-        constants = {tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer}
+        nodes = list(iter_nodes(model.graph.node))
+        constants = {tensor.name for graph in list_graphs(model.graph) for tensor in graph.initializer}
         constants |= {node.output[0] for node in nodes if node.op_type == "Constant"}
         shaping = {name for node in nodes if node.op_type in _SHAPING for name in node.input[1:] if name}
         return cls(frozenset(constants), frozenset(shaping))
@@ -46,7 +46,7 @@ class Names:
 class Exact:
     """Rounding that changes nothing, for the reference run of a control."""
 
-    def operand(self, array: Array, node: Any, place: int) -> Array:
+    def round_operand(self, array: Array, node: Any, place: int) -> Array:
         """Return an operand of a node. Subclasses round the operand."""
         return array
 
@@ -74,15 +74,15 @@ class Rounding(Exact):
         self.clipped: set[str] = set()
         self._rng = None if seed is None else np.random.default_rng(seed)
 
-    def operand(self, array: Array, node: Any, place: int) -> Array:
+    def round_operand(self, array: Array, node: Any, place: int) -> Array:
         """Round a constant or, for int8, an operand of a contraction."""
         constant = node.input[place] in self._names.constants
-        if dtype_name(array.dtype) not in _DIGITS or not array.size:
+        if get_dtype_name(array.dtype) not in _DIGITS or not array.size:
             return array
         if self._float is None:
             if place > 1 or node.op_type not in _CONTRACTIONS or node.domain not in _DOMAINS:
                 return array
-            return self._to_int8(array, _axis(node, place) if constant and array.ndim > 1 else None)
+            return self._to_int8(array, _find_axis(node, place) if constant and array.ndim > 1 else None)
         if constant and node.input[place] not in self._names.shaping:
             rounded = self._to_float(array, self._float, saturate=True)
             sizes = np.abs(rounded)
@@ -98,7 +98,7 @@ class Rounding(Exact):
         return self._to_float(array, self._float, saturate=False)
 
     def _to_float(self, array: Array, to: Arithmetic, *, saturate: bool) -> Array:
-        if not array.size or _DIGITS.get(dtype_name(array.dtype), 0) <= to.digits:
+        if not array.size or _DIGITS.get(get_dtype_name(array.dtype), 0) <= to.digits:
             return array
         values = array.astype(np.float64)
         with np.errstate(all="ignore"):
@@ -121,7 +121,7 @@ class Rounding(Exact):
         return np.rint(values) if self._rng is None else np.floor(values + self._rng.random(values.shape))
 
 
-def _axis(node: Any, place: int) -> int | None:
+def _find_axis(node: Any, place: int) -> int | None:
     if node.op_type == "Gemm" and place == 1 and any(one.name == "transB" and one.i for one in node.attribute):
         return 0
     return _CONTRACTIONS[node.op_type][place]

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from hil.controller.cli.board.maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
-from hil.controller.cli.board.options import agent_at, board_place, chosen_place, shell_at
+from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, open_shell
 from hil.controller.cli.board.trust import trust
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.core.runtimes import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK, UsageError
 
@@ -29,11 +29,11 @@ def board() -> None:
 def list_boards(as_json: bool) -> None:
     """List the boards with a config, and whether each config is trusted (hil board trust)."""
     from hil.controller.records.commands.boards import BoardList, ListedBoard
-    from hil.core.boards import known_boards, read_board
+    from hil.core.boards import list_boards, read_board
 
     rows = []
     lines = []
-    for name, path in sorted(known_boards().items()):
+    for name, path in sorted(list_boards().items()):
         hw_type, trusted = "?", False
         try:
             found = read_board(path)
@@ -65,7 +65,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 @board.command(epilog="Example: hil board check root@192.168.7.2")
-@board_place
+@add_board_place
 @click.option(
     "--runtime", default="", metavar="NAME", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."
 )
@@ -80,9 +80,9 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     from hil.controller.records.commands.boards import CheckReport
     from hil.controller.workloads.board_checks import check_board
 
-    choice = chosen_place(settings)
+    choice = choose_place(settings)
     done = []
-    for one in check_board(choice, runtime=runtime, say=say):
+    for one in check_board(choice, runtime=runtime, say=print_message):
         done.append(one)
         if not as_json:
             word = one.state.upper() if one.state == FAIL else one.state
@@ -91,32 +91,32 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
                 click.echo(f"{'':25} fix: {one.fix}")
     failed = [one.name for one in done if one.state == FAIL]
     if failed and not as_json:
-        say(f"FAIL: {', '.join(failed)}")
+        print_message(f"FAIL: {', '.join(failed)}")
     code = EXIT_BOARD if failed else EXIT_OK
     return answer(as_json, CheckReport(board=choice.name, ok=not failed, checks=done, exit_code=code))
 
 
 @board.command(epilog="Example: hil board ping root@192.168.7.2 --count 20")
-@board_place
+@add_board_place
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Round trips.")
 @json_option
 def ping(as_json: bool, count: int, **settings: Any) -> None:
     """Measure round trips to a board's agent, and the clock error. Without an agent, measure commands over SSH."""
-    from hil.controller.devices.choosing.board_resolver import capabilities_of
+    from hil.controller.devices.choosing.board_resolver import read_capabilities
     from hil.controller.records.commands.boards import ClockError, PingReport, RoundTripTimes
     from hil.core import clock
 
-    choice = chosen_place(settings)
+    choice = choose_place(settings)
     fit = None
-    if not capabilities_of(choice).clock:
+    if not read_capabilities(choice).clock:
         trips = []
-        with shell_at(choice) as there:
+        with open_shell(choice) as there:
             for _ in range(count):
                 start = time.monotonic_ns()
                 there.run(["true"])
                 trips.append(time.monotonic_ns() - start)
     else:
-        with agent_at(choice) as client:
+        with connect_agent(choice) as client:
             client.describe()
             pings = client.pings(count)
         trips = [one.round_trip_ns for one in pings]
@@ -135,26 +135,26 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
 
 
 @board.command(epilog="Example: hil board info root@192.168.7.2 --json")
-@board_place
+@add_board_place
 @json_option
 def info(as_json: bool, **settings: Any) -> None:
     """Show a board: machine, system, runtimes, clocks, temperatures and current user."""
     from hil.controller.pipeline.board_pool import BoardPool
     from hil.controller.records.commands.boards import BoardInfo
-    from hil.controller.workloads.board_checks import untouched
+    from hil.controller.workloads.board_checks import remove_power_hooks
 
-    choice = chosen_place(settings)
-    with BoardPool("hil board info", say=say) as pool:
-        found = pool.session(untouched(choice)).board
+    choice = choose_place(settings)
+    with BoardPool("hil board info", say=print_message) as pool:
+        found = pool.session(remove_power_hooks(choice)).board
         info = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""
-    lines = [f"{key:12} {value}" for key, value in _rows(info, fingerprint) if value]
+    lines = [f"{key:12} {value}" for key, value in _list_rows(info, fingerprint) if value]
     answer(as_json, BoardInfo(board=choice.name, host_key=fingerprint, info=info), *lines)
 
 
-def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
+def _list_rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     """Return labelled values that describe a board. Unknown values are ""."""
-    from hil.controller.workloads.board_checks import runtime_text
+    from hil.controller.workloads.board_checks import describe_runtime
 
     machine: dict[str, Any] = info.get("machine", {})
     memory = int(info.get("memory_limit_bytes") or machine.get("memory_bytes", 0))
@@ -165,16 +165,16 @@ def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
         ("host key", fingerprint),
         ("agent", f"hil {info['agent_version']}, protocol {info['protocol']}" if "protocol" in info else "none"),
         ("build", info.get("build", "")),
-        ("machine", ", ".join(filter(None, (_joined(machine, "arch", "cpu_model"), cores)))),
+        ("machine", ", ".join(filter(None, (_join_values(machine, "arch", "cpu_model"), cores)))),
         ("cpu parts", " ".join(machine.get("cpu_parts", ()))),
-        ("compile for", _target(machine)),
-        ("system", ", ".join(filter(None, (_joined(machine, "system", "kernel"), machine.get("libc", ""))))),
+        ("compile for", _describe_target(machine)),
+        ("system", ", ".join(filter(None, (_join_values(machine, "system", "kernel"), machine.get("libc", ""))))),
         ("python", machine.get("python", "")),
         ("boot", machine.get("boot_id", "")),
         ("memory", f"{memory / 2**20:.0f} MiB per program" if memory else ""),
     ]
     for one in info.get("runtimes", ()):
-        state = f"does not work: {one['error']}" if one.get("error") else runtime_text(one)
+        state = f"does not work: {one['error']}" if one.get("error") else describe_runtime(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
     for one in info.get("readings", ()):
         value = one.get("text") or round(one.get("value", 0.0), 1)
@@ -185,15 +185,15 @@ def _rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     return rows
 
 
-def _joined(machine: dict[str, Any], *names: str) -> str:
+def _join_values(machine: dict[str, Any], *names: str) -> str:
     return " ".join(str(machine[name]) for name in names if machine.get(name))
 
 
-def _target(machine: dict[str, Any]) -> str:
-    from hil.controller.backends.targets import iree_target
+def _describe_target(machine: dict[str, Any]) -> str:
+    from hil.controller.backends.targets import choose_iree_target
 
     try:
-        return iree_target(machine).description
+        return choose_iree_target(machine).description
     except UsageError:
         return ""
 

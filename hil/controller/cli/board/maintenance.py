@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.board.options import agent_at, board_place, chosen_place, is_over_ssh, shell_at
-from hil.controller.cli.commands import command
+from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, is_over_ssh, open_shell
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.core.files import open_file
 from hil.core.runtimes import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK, BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
 
 
-@command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
-@board_place
+@make_command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
+@add_board_place
 @click.option(
     "--lines", default=200, show_default=True, type=click.IntRange(1), help="Number of lines to print, from the end."
 )
@@ -33,36 +33,36 @@ def logs(as_json: bool, lines: int, **settings: Any) -> None:
     Over SSH, the command prints the agent's log file. For an agent with an address, the command prints the stderr of
     the programs.
     """
-    from hil.controller.devices.deploy.probe import logs as agents_log
+    from hil.controller.devices.deploy.probe import read_logs as agents_log
     from hil.controller.records.commands.boards import BoardLogs
 
-    choice = chosen_place(settings)
+    choice = choose_place(settings)
     if is_over_ssh(choice):
-        with shell_at(choice) as there:
+        with open_shell(choice) as there:
             text = agents_log(there, choice.config.connection.folder, lines=lines).splitlines()
     else:
-        with agent_at(choice) as client:
+        with connect_agent(choice) as client:
             client.describe()
-            client.open_session("hil board logs", wait_s=5.0, on_wait=say)
+            client.open_session("hil board logs", wait_s=5.0, on_wait=print_message)
             text = list(client.logs()[-lines:])
     if not text:
-        say(f"{choice.name}: the log is empty; the agent's first start creates it")
+        print_message(f"{choice.name}: the log is empty; the agent's first start creates it")
     answer(as_json, BoardLogs(board=choice.name, lines=text), *text)
 
 
-@command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
-@board_place
+@make_command(epilog="Example: hil board shell root@192.168.7.2 -- dmesg -T")
+@add_board_place
 @click.argument("argv", nargs=-1, metavar="[-- COMMAND...]")
 def shell(argv: tuple[str, ...], **settings: Any) -> int:
     """Open a shell on a board, or run COMMAND there. The exit code is that of the shell or of COMMAND.
 
     hil verifies the host key of the board."""
-    with shell_at(chosen_place(settings)) as there:
+    with open_shell(choose_place(settings)) as there:
         return there.interactive(argv)
 
 
-@command(epilog="Example: hil board reset rpi5 --action cycle")
-@board_place
+@make_command(epilog="Example: hil board reset rpi5 --action cycle")
+@add_board_place
 @click.option(
     "--action",
     type=click.Choice(["reset", "off", "on", "cycle"]),
@@ -72,21 +72,21 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board or switch the power with [power] of the board's config, and wait until the board responds."""
-    from hil.controller.devices.power import answering, switch
+    from hil.controller.devices.power import connect_with_retry, switch
     from hil.controller.records.commands.boards import ResetReport
 
-    choice = chosen_place(settings)
+    choice = choose_place(settings)
     power = choice.config.power
     action = action or ("reset" if power.can("reset") or not power.can("cycle") else "cycle")
     wait = not no_wait and action != "off"
     before = ""
     if wait and action != "on" and power.can(action):
         with contextlib.suppress(BoardError):
-            before = _boot_id(choice)
+            before = _read_boot_id(choice)
     start = time.monotonic()
     output = switch(power, action, board=choice.name)
     if wait:
-        answering(lambda: _after(choice, before), power.boot_s)
+        connect_with_retry(lambda: _require_reboot(choice, before), power.boot_s)
     seconds = time.monotonic() - start
     answer(
         as_json,
@@ -95,8 +95,8 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     )
 
 
-@command(epilog="Example: hil board recover rpi5")
-@board_place
+@make_command(epilog="Example: hil board recover rpi5")
+@add_board_place
 @click.option("--runtime", default="", metavar="NAME", help="Runtime of the check (default: the board's).")
 @click.option(
     "--timeout",
@@ -117,8 +117,10 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
     from hil.controller.records.commands.boards import RecoveryReport
     from hil.controller.workloads.board_checks import find_inference_fault
 
-    choice = chosen_place(settings)
-    done = recover_board(choice, lambda: find_inference_fault(choice, runtime=runtime, timeout_s=timeout), say=say)
+    choice = choose_place(settings)
+    done = recover_board(
+        choice, lambda: find_inference_fault(choice, runtime=runtime, timeout_s=timeout), say=print_message
+    )
     helped = done.steps[-1].name if done.steps else ""
     if done.problem is None:
         text = f"{choice.name} works; no recovery steps needed"
@@ -126,7 +128,7 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
         text = f"{choice.name} works after: {helped}"
     elif not done.steps:
         text = f"{choice.name} does not work: {done.left.message}"
-        say(f"{choice.name}: missing [recover] steps and [power] in the board's config")
+        print_message(f"{choice.name}: missing [recover] steps and [power] in the board's config")
     else:
         text = f"{choice.name} still does not work: {done.left.message}"
     code = EXIT_OK if done.is_working else EXIT_BOARD
@@ -134,9 +136,9 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
     return answer(as_json, report, text)
 
 
-def _after(choice: BoardChoice, before: str) -> None:
+def _require_reboot(choice: BoardChoice, before: str) -> None:
     """Raise BoardUnreachable until the board responds with a boot ID other than ``before``."""
-    boot_id = _boot_id(choice)
+    boot_id = _read_boot_id(choice)
     if before and boot_id == before:
         raise BoardUnreachable(
             "the board has not rebooted since the reset",
@@ -145,17 +147,17 @@ def _after(choice: BoardChoice, before: str) -> None:
         )
 
 
-def _boot_id(choice: BoardChoice) -> str:
+def _read_boot_id(choice: BoardChoice) -> str:
     """Return a board's boot ID over the fastest connection; "" if the board does not report it."""
     if is_over_ssh(choice):
-        with shell_at(choice) as there:
+        with open_shell(choice) as there:
             return there.run(["cat", "/proc/sys/kernel/random/boot_id"], check=False).text
-    with agent_at(choice) as client:
+    with connect_agent(choice) as client:
         return str(client.describe(timeout=5.0).machine.boot_id)
 
 
-@command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
-@board_place
+@make_command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
+@add_board_place
 @click.option(
     "--runtime",
     "runtimes",
@@ -167,16 +169,16 @@ def _boot_id(choice: BoardChoice) -> str:
 def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     """Deploy hil's agent to a board and start it. An up-to-date agent is not sent."""
     from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
-    from hil.controller.devices.deploy.probe import status
+    from hil.controller.devices.deploy.probe import read_status
     from hil.controller.records.commands.boards import DeployedAgent
 
-    choice = chosen_place(settings)
+    choice = choose_place(settings)
     folder = choice.config.connection.folder
     start = time.monotonic()
-    with shell_at(choice) as there:
+    with open_shell(choice) as there:
         recipe = AgentRecipe.of(runtimes or (choice.config.runtime,))
-        place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=say)
-        now = status(there, folder, board=choice.name)
+        place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=print_message)
+        now = read_status(there, folder, board=choice.name)
         used = now.used_bytes or 0
     seconds = time.monotonic() - start
     deployed = DeployedAgent(
@@ -197,8 +199,8 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     )
 
 
-@command(epilog="Example: hil board clean root@192.168.7.2")
-@board_place
+@make_command(epilog="Example: hil board clean root@192.168.7.2")
+@add_board_place
 @click.option("--force", is_flag=True, help="Proceed even if the agent is in use.")
 @json_option
 def clean(as_json: bool, force: bool, **settings: Any) -> None:
@@ -206,8 +208,8 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     from hil.controller.devices.deploy.probe import clean as remove
     from hil.controller.records.commands.boards import RemovedAgent
 
-    choice = chosen_place(settings)
-    with shell_at(choice) as there:
+    choice = choose_place(settings)
+    with open_shell(choice) as there:
         was = remove(there, choice.config.connection.folder, board=choice.name, force=force)
     freed = was.used_bytes or 0
     text = f"{was.folder} removed, {freed / 1e6:.0f} MB freed"
@@ -218,8 +220,8 @@ def clean(as_json: bool, force: bool, **settings: Any) -> None:
     answer(as_json, report, f"{choice.name}: {text}")
 
 
-@command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
-@board_place
+@make_command("reset-fence", epilog="Example: hil board reset-fence --board root@192.168.7.2")
+@add_board_place
 @click.option(
     "--store",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -243,14 +245,14 @@ def reset_fence(as_json: bool, store: Path | None, force: bool, **settings: Any)
         name = str(store)
         _reset_store(store)
     else:
-        choice = chosen_place(settings)
+        choice = choose_place(settings)
         name = choice.name
         if not is_over_ssh(choice):
             raise UsageError(
                 f"cannot find the store directory of {name}'s agent",
                 hint="stop the agent and specify the store with --store; simulators started by hil have no fence file",
             )
-        with shell_at(choice) as there:
+        with open_shell(choice) as there:
             reset_there(there, choice.config.connection.folder, board=name, force=force)
     answer(as_json, FenceReset(board=name, fence=0), f"{name}: fence reset")
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.cli.options import board_options, chosen_board, given_options
-from hil.controller.cli.screen import say
+from hil.controller.cli.options import board_options, choose_board, list_given_options
+from hil.controller.cli.screen import print_message
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def board_place(command: F) -> F:
+def add_board_place(command: F) -> F:
     """Add the argument ``[ADDR]`` to the options that select a board."""
     return click.argument("addr", default="", metavar="[ADDR|NAME]")(board_options(command))
 
 
-def chosen_place(settings: dict[str, Any]) -> BoardChoice:
-    """Return the board selected by the options of :func:`board_place`.
+def choose_place(settings: dict[str, Any]) -> BoardChoice:
+    """Return the board selected by the options of :func:`add_board_place`.
 
     Remove their values from a command's settings.
     """
     addr = settings.pop("addr")
-    if addr and "board" in given_options():
+    if addr and "board" in list_given_options():
         raise UsageError(f"two boards specified: {addr} and {settings['board']}", hint="specify only one")
     settings["board"] = addr or settings["board"]
-    return chosen_board(settings)
+    return choose_board(settings)
 
 
 def is_over_ssh(choice: BoardChoice) -> bool:
@@ -45,7 +45,7 @@ def is_over_ssh(choice: BoardChoice) -> bool:
     return is_ssh_address(choice.target)
 
 
-def shell_at(choice: BoardChoice) -> Shell:
+def open_shell(choice: BoardChoice) -> Shell:
     """Open a shell on the board, as a context manager. Raises UsageError if the board is not reached over SSH."""
     from hil.controller.devices.ssh.connect import open_shell
 
@@ -58,10 +58,13 @@ def shell_at(choice: BoardChoice) -> Shell:
 
 
 @contextmanager
-def agent_at(choice: BoardChoice) -> Iterator[AgentClient]:
+def connect_agent(choice: BoardChoice) -> Iterator[AgentClient]:
     """Connect to a board's agent without disturbing sessions. Deploy the agent if it is missing."""
     from hil.controller.devices.agent_client.client import AgentClient
     from hil.controller.devices.choosing.board_resolver import open_link
 
-    with closing(open_link(replace(choice, say=say))) as link, closing(AgentClient(link.target, choice.name)) as client:
+    with (
+        closing(open_link(replace(choice, say=print_message))) as link,
+        closing(AgentClient(link.target, choice.name)) as client,
+    ):
         yield client

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
 from hil.controller.storage.paths import is_folder
@@ -17,7 +17,7 @@ _FLOWS = "flows.toml"
 _PROJECT = "hil.toml"
 
 
-@command(epilog="Example: hil board trust board_configs")
+@make_command(epilog="Example: hil board trust board_configs")
 @click.argument("folder", default="", metavar="[DIR]")
 @click.option("--list", "lists", is_flag=True, help="List trusted directories and modified files.")
 @click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.")
@@ -31,7 +31,7 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     configs specified as files need no trust.
     """
     from hil.controller.records.commands.boards import RemovedTrust, TrustedFile, TrustedFolder
-    from hil.core.config_files import distrust, trusted_folders
+    from hil.core.config_files import read_trusted, remove_trust
 
     if sum(map(bool, (folder, lists, remove))) != 1:
         raise UsageError("exactly one of DIR, --list and --remove is required", hint="hil board trust board_configs")
@@ -40,8 +40,8 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     if lists:
         _list(as_json)
     elif remove:
-        known = ", ".join(sorted(trusted_folders()))
-        if not distrust(where):
+        known = ", ".join(sorted(read_trusted()))
+        if not remove_trust(where):
             raise UsageError(
                 f"{remove} is not trusted", hint=f"trusted directories: {known}" if known else "no directory is trusted"
             )
@@ -49,20 +49,20 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     elif not is_folder(where):
         raise UsageError(f"directory {folder} not found", hint="specify the directory that contains the configs")
     else:
-        asks = _trusted(where)
+        asks = _trust_folder(where)
         files = [TrustedFile(path=str(path), asks=asked) for path, asked in asks.items()]
         nothing = "no settings that need trust"
         lines = (f"trusted {path}: {', '.join(asked) or nothing}" for path, asked in asks.items())
         answer(as_json, TrustedFolder(folder=str(where), files=files), *lines)
 
 
-def _trusted(folder: Path) -> dict[Path, list[str]]:
+def _trust_folder(folder: Path) -> dict[Path, list[str]]:
     """Trust a directory. Return the files with their trusted settings."""
     from hil.core.config_files import trust as keep
 
     # A project directory may contain unrelated .toml files.
     project = [*folder.glob("board_configs/*.toml"), *folder.glob(_FLOWS), *folder.glob(_PROJECT)]
-    files = {path: _look(path) for path in sorted(project or folder.glob("*.toml"))}
+    files = {path: _read_trust(path) for path in sorted(project or folder.glob("*.toml"))}
     if not files:
         raise UsageError(
             f"no board configs in {folder}", hint="expected *.toml files in the directory or in board_configs"
@@ -75,7 +75,7 @@ def _trusted(folder: Path) -> dict[Path, list[str]]:
     return {path: asks for path, (_, asks) in files.items()}
 
 
-def _look(path: Path) -> tuple[str, list[str]]:
+def _read_trust(path: Path) -> tuple[str, list[str]]:
     """Return the digest of a board config, flows file or project file for trust, and the settings that need trust."""
     from hil.core.boards import read_board
     from hil.core.digest import digest_of
@@ -98,11 +98,11 @@ def _look(path: Path) -> tuple[str, list[str]]:
 def _list(as_json: bool) -> None:
     """Print the trusted directories and the state of their files."""
     from hil.controller.records.commands.boards import FileTrust, FolderTrust, TrustList
-    from hil.core.config_files import trusted_folders
+    from hil.core.config_files import read_trusted
 
     rows = []
     lines = []
-    for folder, paths in sorted(trusted_folders().items()):
+    for folder, paths in sorted(read_trusted().items()):
         files = [FileTrust(path=path, state=_state(Path(path))) for path in paths]
         rows.append(FolderTrust(folder=folder, files=files))
         lines += [folder, *(f"  {file.state:8} {Path(file.path).name}" for file in files)]
@@ -115,6 +115,6 @@ def _state(path: Path) -> str:
     if not path.exists():
         return "gone"
     try:
-        return state_of(path, _look(path)[0])
+        return state_of(path, _read_trust(path)[0])
     except UsageError:
         return "altered"

@@ -6,11 +6,11 @@ import re
 
 import click
 
-from hil.controller.cli.commands import command, group
-from hil.controller.cli.farm.options import connected
-from hil.controller.cli.farm.tables import AUDIT, TOKENS, show, table
+from hil.controller.cli.commands import group, make_command
+from hil.controller.cli.farm.options import connect_farm
+from hil.controller.cli.farm.tables import AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Role
 from hil.controller.records.commands.farm import (
@@ -33,7 +33,7 @@ from hil.controller.records.farm import (
 )
 
 
-def _period(context: click.Context, option: click.Parameter, value: str) -> float:
+def _parse_period(context: click.Context, option: click.Parameter, value: str) -> float:
     """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
     if not found:
@@ -60,25 +60,25 @@ def token() -> None:
     metavar="P",
     help="Project of this token's jobs: board time counts for the project and the user.",
 )
-@click.option("--expires", callback=_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
+@click.option("--expires", callback=_parse_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
 def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
-    with connected() as farm:
+    with connect_farm() as farm:
         made: NewToken = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
     answer(as_json, CreatedToken(token=made.token, user=user, role=role, project=project), made.token)
     if not as_json:
-        say("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
+        print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
 @json_option
 def list_tokens(as_json: bool) -> None:
     """List the users, roles and dates of all tokens, without the tokens themselves."""
-    with connected() as farm:
+    with connect_farm() as farm:
         rows: list[FarmToken] = farm.ask("tokens")
-    answer(as_json, TokenList(tokens=rows), show=lambda: show(table(TOKENS, rows)))
+    answer(as_json, TokenList(tokens=rows), show=lambda: show(make_table(TOKENS, rows)))
 
 
 @token.command(epilog="Example: hil farm token revoke 7")
@@ -86,24 +86,24 @@ def list_tokens(as_json: bool) -> None:
 @json_option
 def revoke(number: int, as_json: bool) -> None:
     """Revoke a token by its NUMBER in the list. It becomes invalid within seconds."""
-    with connected() as farm:
+    with connect_farm() as farm:
         token: RevokedToken = farm.do("revoke", id=number)
     answer(as_json, TokenRevocation(revoked=number, user=token.user), f"token {number} of {token.user} revoked")
 
 
-@command(epilog="Example: hil farm audit --limit 20")
+@make_command(epilog="Example: hil farm audit --limit 20")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Number of newest entries to show."
 )
 @json_option
 def audit(limit: int, as_json: bool) -> None:
     """List changes by user, and refused requests, newest last."""
-    with connected() as farm:
+    with connect_farm() as farm:
         rows: list[AuditEntry] = farm.ask("audit", limit=limit)
-    answer(as_json, AuditList(audit=rows), show=lambda: show(table(AUDIT, rows)))
+    answer(as_json, AuditList(audit=rows), show=lambda: show(make_table(AUDIT, rows)))
 
 
-@command(epilog="Example: hil farm gc --dry-run")
+@make_command(epilog="Example: hil farm gc --dry-run")
 @click.option(
     "--days",
     type=click.FloatRange(0, 3660),
@@ -113,14 +113,14 @@ def audit(limit: int, as_json: bool) -> None:
 @json_option
 def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     """Delete old jobs with their data, boards that no host has served for the same time, and unused files."""
-    with connected() as farm:
+    with connect_farm() as farm:
         deleted: CleanedFarm = farm.do("gc", dry_run=dry_run, **({} if days is None else {"days": days}))
     counts = ", ".join(f"{count} {what}" for what, count in deleted.counts.items() if count) or "nothing"
     text = f"{'would delete' if dry_run else 'deleted'} {counts}, {deleted.bytes:,} bytes"
     answer(as_json, FarmCleanup(dry_run=dry_run, counts=deleted.counts, bytes=deleted.bytes), text)
 
 
-@command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
+@make_command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
 @click.argument("board")
 @click.option("--reason", default="", metavar="TEXT", help="Reason shown to other users.")
 @json_option
@@ -131,7 +131,7 @@ def drain(board: str, reason: str, as_json: bool) -> None:
     answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {text}")
 
 
-@command(epilog="Example: hil farm resume rpi5-3")
+@make_command(epilog="Example: hil farm resume rpi5-3")
 @click.argument("board")
 @json_option
 def resume(board: str, as_json: bool) -> None:
@@ -140,7 +140,7 @@ def resume(board: str, as_json: bool) -> None:
     answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {state}")
 
 
-@command(epilog="Example: hil farm forget rpi5-3")
+@make_command(epilog="Example: hil farm forget rpi5-3")
 @click.argument("board")
 @json_option
 def forget(board: str, as_json: bool) -> None:
@@ -148,14 +148,14 @@ def forget(board: str, as_json: bool) -> None:
 
     If a host serves BOARD again, the farm treats it as a new board.
     """
-    with connected() as farm:
+    with connect_farm() as farm:
         jobs: ForgottenBoard = farm.do("forget", name=board)
     waited = f"; waiting jobs ended: {', '.join(jobs.ended)}" if jobs.ended else ""
     answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
 
 
 def _state_after(action: str, board: str, **arguments: str) -> str:
-    with connected() as farm:
+    with connect_farm() as farm:
         farm.do(action, name=board, **arguments)
         rows: list[FarmBoard] = farm.ask("boards")
         return next((row.state for row in rows if row.name == board), "unknown")

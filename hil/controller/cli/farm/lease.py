@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.farm.options import priority_option, project_option, select_option
-from hil.controller.cli.options import json_option, parse_duration, seconds
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.options import check_seconds, json_option, parse_duration
+from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.messages import Priority
 from hil.controller.records.commands.farm import LeasedBoard
 from hil.core.processes import wait_or_kill
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.farm.client.lease_session import LeaseSession
 
-_LOOK_S = 0.2
+_LOOK_SECONDS = 0.2
 # Time for a command to exit after Ctrl-C or SIGTERM.
-_GRACE_S = 10.0
+_GRACE_SECONDS = 10.0
 
 
-@command(
+@make_command(
     context_settings={"allow_interspersed_args": False},
     epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
 )
@@ -46,7 +46,7 @@ _GRACE_S = 10.0
     "wait_s",
     default=float("inf"),
     metavar="S",
-    callback=lambda context, option, value: value if value == float("inf") else seconds(context, option, value),
+    callback=lambda context, option, value: value if value == float("inf") else check_seconds(context, option, value),
     help="Seconds to wait for a board (default: unlimited).",
 )
 @json_option
@@ -61,7 +61,7 @@ def lease(
     CMD's output, even with --json.
     """
     from hil.controller.farm.client.lease_session import LeaseSession, lease_order
-    from hil.controller.farm.paths import farm_address
+    from hil.controller.farm.paths import choose_farm_address
 
     for_s = parse_duration(for_, "--for")
     if command and shutil.which(command[0]) is None:
@@ -69,11 +69,11 @@ def lease(
     purpose = " ".join(["hil farm lease", *command[:1]])
     order = lease_order(selector, purpose, for_s=for_s, priority=Priority(priority), project=project)
     with (
-        _terminable(),
-        LeaseSession(farm_address(), order, wait_s=wait_s, say=say) as holding,
-        temporary_folder("hil-lease-") as at,
+        _handle_sigterm(),
+        LeaseSession(choose_farm_address(), order, wait_s=wait_s, say=print_message) as holding,
+        make_temporary_folder("hil-lease-") as at,
     ):
-        holding.wait_with_progress(wait_s, say)
+        holding.wait_with_progress(wait_s, print_message)
         held = holding.held
         config = Path(at) / f"{held.card.name}.toml"
         config.write_text(holding.config.text)
@@ -88,10 +88,10 @@ def lease(
             # Flush, because readers in a pipe need the text while the lease is active.
             sys.stdout.flush()
             if not as_json:
-                say("board leased until Ctrl-C: use this file as --board or HIL_BOARD")
-            while not holding.ended(_LOOK_S):
+                print_message("board leased until Ctrl-C: use this file as --board or HIL_BOARD")
+            while not holding.ended(_LOOK_SECONDS):
                 pass
-            raise _lost(holding)
+            raise _make_lost_error(holding)
         return EXIT_OK
 
 
@@ -107,26 +107,26 @@ def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
             if asked.is_set():
                 process.terminate()
                 raise KeyboardInterrupt
-            if holding.ended(_LOOK_S):
-                raise _lost(holding)
+            if holding.ended(_LOOK_SECONDS):
+                raise _make_lost_error(holding)
         return code if code >= 0 else 128 - code
     except KeyboardInterrupt:
         # The command has also received Ctrl-C, and may need time to store results.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
+            process.wait(_GRACE_SECONDS)
         raise
     finally:
         if process.poll() is None:
             process.terminate()
-            wait_or_kill(process, _GRACE_S)
+            wait_or_kill(process, _GRACE_SECONDS)
 
 
-def _lost(holding: LeaseSession) -> FarmError:
+def _make_lost_error(holding: LeaseSession) -> FarmError:
     return FarmError(f"the lease ended: {holding.over}", board=holding.held.card.name)
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def _handle_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C in this context, so that the board is released."""
 
     def stop(number: int, frame: object) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hil.controller.cli.screen import say
+from hil.controller.cli.screen import print_message
 from hil.controller.farm.messages import Priority
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ priority_option = click.option(
 project_option = click.option("--project", default="", metavar="P", help="Project of the job (default: the token's).")
 
 
-def connected() -> FarmClient:
+def connect_farm() -> FarmClient:
     """Return a client for the farm in the environment variables, or for the local farm."""
-    from hil.controller.farm.client.client import RESTART_S, FarmClient
-    from hil.controller.farm.paths import farm_address
+    from hil.controller.farm.client.client import RESTART_SECONDS, FarmClient
+    from hil.controller.farm.paths import choose_farm_address
 
-    return FarmClient(farm_address(), restart_s=RESTART_S, say=say)
+    return FarmClient(choose_farm_address(), restart_s=RESTART_SECONDS, say=print_message)

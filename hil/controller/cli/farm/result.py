@@ -10,15 +10,15 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.farm.options import connected
-from hil.controller.cli.farm.tables import plain
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.farm.options import connect_farm
+from hil.controller.cli.farm.tables import make_plain
 from hil.controller.cli.options import FOLDER, json_option
-from hil.controller.cli.screen import Bars, answer, answer_matrix, say
+from hil.controller.cli.screen import Bars, answer, answer_matrix, print_message
 from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.controller.records.commands.farm import CancelReport, EndedJobReport, FarmResult, LogList
 from hil.controller.records.farm import CancelledJobs, LogPiece
-from hil.core.results import gravest
+from hil.core.results import choose_exit_code
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _job = click.argument("job", metavar="JOB")
 
 
-@command(epilog="Example: hil farm logs 17 -f")
+@make_command(epilog="Example: hil farm logs 17 -f")
 @_job
 @click.option("-f", "--follow", "live", is_flag=True, help="Follow the output until the job ends.")
 @json_option
@@ -40,7 +40,7 @@ def logs(job: str, live: bool, as_json: bool) -> int:
         raise UsageError(
             "--json and --follow are mutually exclusive: --json prints one document", hint="use only one of them"
         )
-    with connected() as farm:
+    with connect_farm() as farm:
         if live:
             _follow(farm, [job], click.echo)
             return 0
@@ -50,7 +50,7 @@ def logs(job: str, live: bool, as_json: bool) -> int:
     return answer(as_json, LogList(logs=pieces), *(f"{name}  {line}" if several else line for name, line in lines))
 
 
-@command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
+@make_command(epilog="Example: hil farm result 17 --out hil-runs/from-farm")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--out", type=FOLDER, metavar="DIR", help="Download the results to DIR.")
 @json_option
@@ -62,18 +62,18 @@ def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
     --out also downloads the run's directory, in the form in which `hil run` creates it. The parts of a suite become one
     suite run with all reports, by default in hil-suites.
     """
-    with connected() as farm:
+    with connect_farm() as farm:
         if len(jobs) > 1:
             return _show_targets(farm, {job: job for job in jobs}, out=out, as_json=as_json)
         return _show(farm, jobs[0], out=out, as_json=as_json)
 
 
-@command(epilog="Example: hil farm cancel 17")
+@make_command(epilog="Example: hil farm cancel 17")
 @_job
 @json_option
 def cancel(job: str, as_json: bool) -> None:
     """Cancel a queued or running JOB, or all such jobs of a submission."""
-    with connected() as farm:
+    with connect_farm() as farm:
         jobs: CancelledJobs = farm.do("cancel", name=job)
     text = f"cancelled {', '.join(jobs.cancelled)}" if jobs.cancelled else f"{job} has already ended"
     answer(as_json, CancelReport(cancelled=jobs.cancelled), text)
@@ -88,9 +88,9 @@ def wait_for(farm: FarmClient, submission: int, jobs: Sequence[str], *, logs: bo
         NoSuchBoard: no board can run the jobs; they stay in the queue.
     """
     try:
-        _follow(farm, jobs, None if as_json else say, logs=logs)
+        _follow(farm, jobs, None if as_json else print_message, logs=logs)
     except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
-        say(
+        print_message(
             f"job {submission} continues: hil farm logs {submission} -f follows it, "
             f"hil farm cancel {submission} cancels it"
         )
@@ -103,9 +103,9 @@ def wait_for_targets(farm: FarmClient, sent: Mapping[str, SubmitReceipt], *, log
     jobs = [job for one in sent.values() for job in one.jobs]
     numbers = " ".join(str(one.submission) for one in sent.values())
     try:
-        _follow(farm, jobs, None if as_json else say, logs=logs)
+        _follow(farm, jobs, None if as_json else print_message, logs=logs)
     except (KeyboardInterrupt, FarmUnreachable, NoSuchBoard):
-        say(f"jobs {numbers} continue: show their results with hil farm result {numbers}")
+        print_message(f"jobs {numbers} continue: show their results with hil farm result {numbers}")
         raise
     return _show_targets(farm, {name: str(one.submission) for name, one in sent.items()}, out=None, as_json=as_json)
 
@@ -136,10 +136,10 @@ def _follow(farm: FarmClient, jobs: Sequence[str], tell: Callable[[str], None] |
                 job = reply.job
                 moved = states.get(job.name) != job.state
                 states[job.name], unrunnable[job.name] = job.state, job.unrunnable
-                lines = [_moved(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
+                lines = [_format_state(job)] if moved and (logs or _is_news(job, bars.are_shown)) else []
                 # Jobs in a submission wait for the same boards.
                 if job.blocked and job.blocked not in blocked.values():
-                    lines.append(f"{job.name}  waits: {plain(job.blocked)}")
+                    lines.append(f"{job.name}  waits: {make_plain(job.blocked)}")
                 blocked[job.name] = job.blocked
                 done = sum(state in ENDED for state in states.values())
                 running = sum(state == JobState.RUNNING.value for state in states.values())
@@ -164,7 +164,7 @@ def _is_news(job: pb.JobStatus, bar: bool) -> bool:
     return bool(job.attempts and job.reason)
 
 
-def _moved(job: pb.JobStatus) -> str:
+def _format_state(job: pb.JobStatus) -> str:
     """Return a line about a job's new state."""
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
@@ -181,27 +181,27 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
 
     Fetch the files for suites, and for other jobs if ``out`` is set.
     """
-    from hil.controller.farm.client.client import reading_answer
-    from hil.controller.farm.client.results import fetch_run, fetch_suite, outcomes
+    from hil.controller.farm.client.client import convert_answer_errors
+    from hil.controller.farm.client.results import fetch_run, fetch_suite, read_outcomes
 
     def show() -> None:
-        with reading_answer():  # invalid records from the gateway become an error
+        with convert_answer_errors():  # invalid records from the gateway become an error
             _print(ended, document, out)
 
-    ended = outcomes(farm, name)
+    ended = read_outcomes(farm, name)
     rows = [EndedJobReport(name=one.name, **msgspec.structs.asdict(one.result)) for one in ended]
-    document = FarmResult(name=name, jobs=rows, exit_code=gravest([one.result.exit_code for one in ended]))
+    document = FarmResult(name=name, jobs=rows, exit_code=choose_exit_code([one.result.exit_code for one in ended]))
     if all(one.spec.kind is Kind.SUITE for one in ended):
         document.suite = fetch_suite(farm, ended, out).to_document()
         document.jobs = [row.replace(record=UNSET) for row in rows]
     elif out is not None:
         for one in ended:
-            fetch_run(farm, one, _folder(one, ended, out))
+            fetch_run(farm, one, _choose_folder(one, ended, out))
         document.folder = str(out)
     return answer(as_json, document, show=show)
 
 
-def _folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
+def _choose_folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:
     return out if len(ended) == 1 else out / one.name
 
 
@@ -223,7 +223,7 @@ def _print(ended: Sequence[EndedJob], document: FarmResult, out: Path | None) ->
             outcome = one.result.outcome or ("ended" if one.result.exit_code == 0 else "failed")
             click.echo(f"{outcome}  job {one.name}  {one.result.reason}".rstrip())
         if one.result.files and out:
-            click.echo(f"  stored in {_folder(one, ended, out)}")
+            click.echo(f"  stored in {_choose_folder(one, ended, out)}")
         elif one.result.files:
             name = one.name if len(ended) > 1 else document.name
             click.echo(f"  hil farm result {name} --out DIR downloads the results")

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.options import json_option, options
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.options import combine_options, json_option
+from hil.controller.cli.screen import answer, print_message
 from hil.controller.records.base import make_record
 from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
 from hil.controller.records.commands.farm import StartedFarm, StoppedFarm
 from hil.core.files import read_file
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from hil.controller.farm.local.local_farm import UpOptions
 
 _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
-_DETACH_S = 180.0
+_DETACH_SECONDS = 180.0
 _sims = click.option("--sim", "sims", type=click.IntRange(min=0), default=0, metavar="N", help="Simulate N boards.")
 _site = click.option(
     "--site", default="", metavar="S", help="Location of the boards; the farm shows it as their label."
 )
-_gateway_options = options(
+_gateway_options = combine_options(
     click.option("--tls-cert", type=_PEM, metavar="PEM", help="Certificate for --listen; required beyond loopback."),
     click.option("--tls-key", type=_PEM, metavar="PEM", help="Private key of the certificate."),
     click.option("--metrics", default="", metavar="[HOST]:PORT", help="Address to serve Prometheus metrics."),
 )
 
 
-@command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
+@make_command(epilog="Example: hil farm up --sim 4 --board rpi5 --detach")
 @_sims
 @click.option(
     "--board",
@@ -67,7 +67,7 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     from the stored state.
     """
     from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
-    from hil.controller.farm.paths import farm_home
+    from hil.controller.farm.paths import get_farm_home
     from hil.protocol.listening import check_tls_files
 
     wishes = UpOptions(**settings)
@@ -76,30 +76,30 @@ def up(detach: bool, as_json: bool, **settings: Any) -> int:
     if as_json and not detach:
         raise UsageError("--json requires --detach", hint="hil farm up --detach --json")
     if detach:
-        return _detached(farm_home(), wishes, as_json)
+        return _start_detached(get_farm_home(), wishes, as_json)
 
-    def tell(text: str) -> None:
-        say(f"{time.strftime('%H:%M:%S')}  {text}")
+    def report_progress(text: str) -> None:
+        print_message(f"{time.strftime('%H:%M:%S')}  {text}")
 
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: over.set())
-    with LocalFarm(farm_home(), wishes, tell, over) as farm:
-        tell("the farm is up; stop it with Ctrl-C" if sys.stderr.isatty() else "the farm is up")
+    with LocalFarm(get_farm_home(), wishes, report_progress, over) as farm:
+        report_progress("the farm is up; stop it with Ctrl-C" if sys.stderr.isatty() else "the farm is up")
         farm.watch()
-        tell("ending")
+        report_progress("ending")
     return 0
 
 
-def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
+def _start_detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     """Start the farm in a separate process. Wait until it serves and has checked its boards."""
     from hil.controller.farm.local.local_farm import LOGS, ask, prepare_home
-    from hil.controller.farm.paths import DB_VARIABLE, sheet_of
+    from hil.controller.farm.paths import DB_VARIABLE, read_sheet
 
     prepare_home(home)
     log = home / LOGS / "up.log"
-    command = module_command(
-        "hil.controller.cli.main", "farm", "up", *wishes.host_arguments(), *wishes.gateway_arguments()
+    command = make_module_command(
+        "hil.controller.cli.main", "farm", "up", *wishes.list_host_arguments(), *wishes.list_gateway_arguments()
     )
     # A database URL may contain a password, and other users can read command lines.
     environment = {**os.environ, **({DB_VARIABLE: wishes.db} if wishes.db else {})}
@@ -108,16 +108,16 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=environment
         )
-    deadline = time.monotonic() + _DETACH_S
+    deadline = time.monotonic() + _DETACH_SECONDS
     try:
         while True:
             if (code := process.poll()) is not None:
                 printed = read_file(log)[begun:].decode(errors="replace").rstrip()
-                say(printed)
+                print_message(printed)
                 details = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
                 error = ErrorDetails(**details, outcome="", hint="", stage="", board="")
                 return answer(as_json, ErrorDocument(error=error, exit_code=code or 1))
-            sheet = sheet_of(home) or {}
+            sheet = read_sheet(home) or {}
             serves = sheet.get("pid") == process.pid and sheet["serving"]
             if serves and (sheet["ready"] or time.monotonic() > deadline):
                 break
@@ -130,23 +130,23 @@ def _detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
     states = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
     if not (as_json or sheet["ready"]):
         hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
-        say(f"not all {wishes.count} boards have responded yet: {hint}")
+        print_message(f"not all {wishes.count} boards have responded yet: {hint}")
     document = make_record({**sheet, "home": str(home), "boards": dict(boards)}, StartedFarm)
     return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
 
 
-@command(epilog="Example: hil farm down")
+@make_command(epilog="Example: hil farm down")
 @json_option
 def down(as_json: bool) -> None:
     """Stop the farm of HIL_FARM_HOME on this machine. Its jobs continue when it restarts."""
     from hil.controller.farm.local.local_farm import end_farm
-    from hil.controller.farm.paths import farm_home
+    from hil.controller.farm.paths import get_farm_home
 
-    ended = end_farm(farm_home())
+    ended = end_farm(get_farm_home())
     answer(as_json, StoppedFarm(ended=ended), "the farm is down" if ended else "no farm is running here")
 
 
-@command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")
+@make_command(epilog="Example: hil farm gateway --listen 0.0.0.0:7070 --tls-cert farm.pem --tls-key farm.key")
 @click.option("--db", default="", metavar="URL", help="PostgreSQL URL of the farm (default: HIL_FARM_DB).")
 @click.option("--listen", multiple=True, metavar="unix:PATH|HOST:PORT", help="Address to serve. Repeatable.")
 @_gateway_options
@@ -162,11 +162,11 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     need_packages()
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
-    from hil.controller.farm.paths import DB_VARIABLE, farm_home, socket_of
+    from hil.controller.farm.paths import DB_VARIABLE, get_farm_home, get_socket_path
     from hil.controller.farm.settings import load_history, load_settings
     from hil.controller.farm.telemetry import log_json
 
-    home = farm_home()
+    home = get_farm_home()
     db = db or os.environ.get(DB_VARIABLE, "")
     if not db:
         raise UsageError(
@@ -174,7 +174,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
         )
     config = GatewayConfig(
         db=db,
-        listen=listen or (f"unix:{socket_of(home)}",),
+        listen=listen or (f"unix:{get_socket_path(home)}",),
         artifacts=artifacts or os.environ.get(ARTIFACTS_VARIABLE, "") or str(home / "artifacts"),
         settings=load_settings(home / "farm.toml"),
         history=load_history(home / "farm.toml", db),
@@ -187,18 +187,18 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
 
 async def _serve(config: GatewayConfig) -> None:
     """Serve until SIGINT or SIGTERM."""
-    from hil.controller.farm.gateway.server import serving
+    from hil.controller.farm.gateway.server import run_gateway
 
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    async with serving(config) as gateway:
+    async with run_gateway(config) as gateway:
         print(json.dumps({"addresses": gateway.addresses, "metrics": gateway.metrics, "pid": os.getpid()}), flush=True)
         await over.wait()
     sys.stdout.flush()
 
 
-@command(epilog="Example: hil farm host --site berlin --board rpi5 --board ./board_configs/jetson.toml")
+@make_command(epilog="Example: hil farm host --site berlin --board rpi5 --board ./board_configs/jetson.toml")
 @_site
 @click.option(
     "--board",
@@ -226,7 +226,7 @@ def host(sims: int, **given: Any) -> int:
     a firewall.
     """
     from hil.controller.farm.host.host import serve
-    from hil.controller.farm.paths import farm_address, farm_home
+    from hil.controller.farm.paths import choose_farm_address, get_farm_home
 
-    serve(farm_address(), farm_home(), simulators=sims, **given, say=say)
+    serve(choose_farm_address(), get_farm_home(), simulators=sims, **given, say=print_message)
     return 0

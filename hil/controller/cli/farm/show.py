@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.farm.options import connected
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.farm.tables import (
     ATTEMPTS,
     EVENTS,
     JOBS,
     USERS,
-    boards_table,
-    latency,
+    describe_latency,
     line,
-    local,
-    plain,
-    quarantined,
+    list_quarantined,
+    make_boards_table,
+    make_plain,
+    make_table,
     show,
-    summary,
-    table,
+    summarize_farm,
+    to_local_time,
 )
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import answer, say
-from hil.controller.farm.client.turns import turn_text, with_turns
-from hil.controller.farm.client.wording import labels_text
+from hil.controller.cli.screen import answer, print_message
+from hil.controller.farm.client.turns import add_turns, turn_text
+from hil.controller.farm.client.wording import format_labels
 from hil.controller.farm.messages import BoardState, JobState, parse_job
 from hil.controller.records.commands.farm import (
     EventList,
@@ -49,28 +49,28 @@ if TYPE_CHECKING:
     from hil.controller.farm.client.client import FarmClient
 
 T = TypeVar("T")
-_MOST = 100_000
+_MAX_ROWS = 100_000
 # Default job count to show, and jobs per request.
 _JOBS_SHOWN, _PAGE = 20, 5_000
-_JOBS_LEAST = 20
+_MIN_JOBS = 20
 # Maximum number of later events that may be stored before a delayed event.
 _BEHIND = 500
 # Numbers of events to request. hil tries them in this order and stops at the first number that suffices.
 _EVENTS = (200, 5_000, 100_000)
 # Number of lines that are not table rows: summary, headers, separator, cursor.
 _OTHER_LINES = 8
-_LINES_LEAST = 4
+_MIN_LINES = 4
 limit_option = click.option(
     "--limit",
     default=20,
     show_default=True,
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, _MAX_ROWS),
     metavar="N",
     help="Maximum number of events, the newest first.",
 )
 
 
-@command(
+@make_command(
     epilog="""\b
 Examples:
   hil farm status
@@ -87,7 +87,7 @@ Examples:
 @click.option("--user", default="", metavar="U", help="Show only this user's jobs.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, _MOST),
+    type=click.IntRange(1, _MAX_ROWS),
     metavar="N",
     help=f"Maximum number of newest jobs (default: {_JOBS_SHOWN}; with --json all).",
 )
@@ -96,28 +96,28 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int | Non
     """Show boards, the queue and the newest jobs; or a JOB, or all jobs of a submission."""
     if job and (states or user):
         raise UsageError("--state and --user cannot be used with a JOB")
-    with connected() as farm:
+    with connect_farm() as farm:
         if job:
             _show_job(farm, job, as_json)
             return
         stats: FarmStats = farm.ask("stats", state=list(states), user=user)
-        rows = _jobs(farm, states, user, limit if limit or as_json else _JOBS_SHOWN)
-        rows = with_turns(farm.ask, rows)
+        rows = _list_jobs(farm, states, user, limit if limit or as_json else _JOBS_SHOWN)
+        rows = add_turns(farm.ask, rows)
         known: list[FarmBoard] = [] if as_json else farm.ask("boards")
     if as_json:
         answer(True, FarmStatus(stats=stats, jobs=rows))
     else:
-        jobs = [line(""), table(JOBS, rows)] if rows else []
+        jobs = [line(""), make_table(JOBS, rows)] if rows else []
         omitted = stats.matching - len(rows)
         more = (
             [line((f"... and {omitted} older jobs: --limit N shows N jobs, --json shows all", "dim"))]
             if omitted > 0
             else []
         )
-        show(*summary(stats, sum(bool(board.job) for board in known)), *quarantined(known), *jobs, *more)
+        show(*summarize_farm(stats, sum(bool(board.job) for board in known)), *list_quarantined(known), *jobs, *more)
 
 
-def _jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[FarmJob]:
+def _list_jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[FarmJob]:
     """Return the newest jobs and all running jobs, the oldest first; without a limit all jobs."""
     chosen: dict[str, Any] = {"state": list(states), "user": user}
     rows: list[FarmJob] = farm.ask("jobs", **chosen, limit=limit or _PAGE)
@@ -144,24 +144,24 @@ def _number(job: FarmJob) -> tuple[int, int]:
 def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
     """Show a job with its attempts, or all jobs of a larger submission."""
     submission, number = parse_job(name)
-    rows: list[FarmJob] = farm.ask("jobs", submission=submission, limit=_MOST) if number is None else []
+    rows: list[FarmJob] = farm.ask("jobs", submission=submission, limit=_MAX_ROWS) if number is None else []
     if len(rows) > 1:
-        rows = with_turns(farm.ask, rows)
-        answer(as_json, SubmissionStatus(submission=submission, jobs=rows), show=lambda: show(table(JOBS, rows)))
+        rows = add_turns(farm.ask, rows)
+        answer(as_json, SubmissionStatus(submission=submission, jobs=rows), show=lambda: show(make_table(JOBS, rows)))
         return
     found: JobDetails = farm.ask("job", name=name)
-    [job] = with_turns(farm.ask, [found])
+    [job] = add_turns(farm.ask, [found])
     if as_json:
         answer(True, JobReport(job=job))
         return
     asked = {"selector": job.selector, "board": job.pinned, "priority": job.priority, "project": job.project}
     asked["waits"] = turn_text(job)
     wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
-    more = [line(""), table(ATTEMPTS, list(enumerate(job.attempts_made, 1)))] if job.attempts_made else []
-    show(table(JOBS, [job]), line(""), *wishes, *more)
+    more = [line(""), make_table(ATTEMPTS, list(enumerate(job.attempts_made, 1)))] if job.attempts_made else []
+    show(make_table(JOBS, [job]), line(""), *wishes, *more)
 
 
-@command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
+@make_command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')
 @click.option("--select", "text", default="", metavar="SELECTOR", help="Show only boards that match this selector.")
 @click.option("--wide", is_flag=True, help="Show all labels in full: CPU features, kernel, libc, ...")
 @json_option
@@ -170,59 +170,59 @@ def boards(text: str, wide: bool, as_json: bool) -> None:
     from hil.controller.farm import selector
 
     wanted = selector.parse(text)
-    with connected() as farm:
+    with connect_farm() as farm:
         rows: list[FarmBoard] = farm.ask("boards")
     labels = {row.name: row.labels for row in rows}
     found = [row for row in rows if wanted.matches(labels[row.name])]
     if as_json:
         answer(True, FarmBoardList(boards=found))
     elif found:
-        show(boards_table(found, labels=not wide))
+        show(make_boards_table(found, labels=not wide))
         for row in found if wide else ():
-            click.echo(f"{plain(row.name)}: {plain(labels_text(row.labels, wide=True))}")
+            click.echo(f"{make_plain(row.name)}: {make_plain(format_labels(row.labels, wide=True))}")
     elif not rows:
-        say("the farm has no boards; to add a machine's boards: hil farm host")
+        print_message("the farm has no boards; to add a machine's boards: hil farm host")
     else:
-        say("no board matches; closest boards:")
-        for name, misses in selector.nearest(wanted, labels):
-            say(f"  {name}: {', '.join(misses)}")
+        print_message("no board matches; closest boards:")
+        for name, misses in selector.find_nearest(wanted, labels):
+            print_message(f"  {name}: {', '.join(misses)}")
 
 
-@command(epilog="Example: hil farm top --json")
+@make_command(epilog="Example: hil farm top --json")
 @json_option
 def top(as_json: bool) -> None:
     """Show board usage and waiting jobs by user, and how long jobs wait.
 
     Fair sharing uses the board time of users. Older use counts less.
     """
-    with connected() as farm:
+    with connect_farm() as farm:
         stats: FarmStats = farm.ask("stats")
     if as_json:
         answer(True, StatsReport(stats=stats))
         return
     rows = sorted(stats.users, key=lambda user: (-user.running, -user.board_s, user.user))
-    users = [line(""), table(USERS, rows)] if rows else []
-    show(*summary(stats), latency(stats), *users)
+    users = [line(""), make_table(USERS, rows)] if rows else []
+    show(*summarize_farm(stats), describe_latency(stats), *users)
 
 
-@command(epilog="Example: hil farm events --board rpi5")
+@make_command(epilog="Example: hil farm events --board rpi5")
 @click.option("--board", default="", metavar="B", help="Show only events of this board.")
 @click.option("--job", default="", metavar="J", help="Show only events of this job.")
 @limit_option
 @json_option
 def events(board: str, job: str, limit: int, as_json: bool) -> None:
     """List events of boards, jobs, hosts and gateways, with reasons."""
-    with connected() as farm:
+    with connect_farm() as farm:
         rows: list[FarmEvent] = farm.ask("events", board=board, job=job, limit=limit)
     if as_json:
         answer(True, EventList(events=rows))
     elif rows:
-        show(table(EVENTS, rows))
+        show(make_table(EVENTS, rows))
     else:
-        say("no events")
+        print_message("no events")
 
 
-@command(epilog="Example: hil farm watch")
+@make_command(epilog="Example: hil farm watch")
 @click.option(
     "--every",
     "every_s",
@@ -238,26 +238,26 @@ def watch(every_s: float, as_json: bool) -> int:
 
     Without a terminal on stdout, prints each event as a line.
     """
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
-    with connected() as farm, contextlib.suppress(KeyboardInterrupt):
-        if table_console().is_terminal and not as_json:
-            _live(farm, every_s)
+    with connect_farm() as farm, contextlib.suppress(KeyboardInterrupt):
+        if make_table_console().is_terminal and not as_json:
+            _show_live(farm, every_s)
         else:
             _print_events(farm, every_s, as_json)
     return 0
 
 
-def _live(farm: FarmClient, every_s: float) -> None:
+def _show_live(farm: FarmClient, every_s: float) -> None:
     from rich.live import Live
 
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
-    out = table_console()
+    out = make_table_console()
     with Live(console=out, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            most = max(out.height, _JOBS_LEAST)
+            most = max(out.height, _MIN_JOBS)
             jobs = [job for state in JobState for job in farm.ask("jobs", state=[state.value], limit=most)]
             live.update(view(farm.ask("stats"), farm.ask("boards"), jobs, *out.size), refresh=True)
             time.sleep(max(every_s - (time.monotonic() - began), 0.05))
@@ -272,29 +272,32 @@ def view(
     """
     from rich.console import Group
 
-    lines = max(height - _OTHER_LINES, _LINES_LEAST)
+    lines = max(height - _OTHER_LINES, _MIN_LINES)
     by_state = {state: [job for job in jobs if job.state == state.value] for state in JobState}
     ended = sorted(by_state[JobState.DONE] + by_state[JobState.CANCELLED], key=lambda job: str(job.finished_at))
     ordered = [*by_state[JobState.RUNNING], *by_state[JobState.QUEUED], *reversed(ended)]
-    some_boards = _fitting(sorted(boards, key=_interest), max(lines - len(ordered), lines // 2))
+    some_boards = _cut_rows(sorted(boards, key=_sort_by_interest), max(lines - len(ordered), lines // 2))
     more_boards = len(boards) - len(some_boards)
-    some_jobs = _fitting(ordered, lines - len(some_boards) - bool(more_boards))
+    some_jobs = _cut_rows(ordered, lines - len(some_boards) - bool(more_boards))
     open_jobs = sum(stats.jobs.get(state.value, 0) for state in (JobState.QUEUED, JobState.RUNNING))
     more_jobs = open_jobs - sum(not job.finished_at for job in some_jobs)
-    parts: list[RenderableType] = [*summary(stats, sum(bool(board.job) for board in boards)), latency(stats)]
-    parts += [line(""), boards_table(some_boards, width, labels=False)]
+    parts: list[RenderableType] = [
+        *summarize_farm(stats, sum(bool(board.job) for board in boards)),
+        describe_latency(stats),
+    ]
+    parts += [line(""), make_boards_table(some_boards, width, labels=False)]
     parts += [line((f"... and {more_boards} more", "dim"))] if more_boards else []
-    parts += [line(""), table(JOBS, some_jobs, width)] if some_jobs else []
+    parts += [line(""), make_table(JOBS, some_jobs, width)] if some_jobs else []
     parts += [line((f"... and {more_jobs} more running or waiting", "dim"))] if more_jobs > 0 else []
     return Group(*parts)
 
 
-def _fitting(rows: Sequence[T], lines: int) -> Sequence[T]:
+def _cut_rows(rows: Sequence[T], lines: int) -> Sequence[T]:
     """Return the rows that fit. If some do not fit, leave a line for the number of omitted rows."""
     return rows if len(rows) <= lines else rows[: max(lines - 1, 0)]
 
 
-def _interest(board: FarmBoard) -> tuple[bool, bool, str]:
+def _sort_by_interest(board: FarmBoard) -> tuple[bool, bool, str]:
     well = board.state in (BoardState.ONLINE.value, BoardState.MAINTENANCE.value, BoardState.OFFLINE.value)
     return well, not board.job, board.name
 
@@ -316,4 +319,8 @@ def _print_events(farm: FarmClient, every_s: float, as_json: bool) -> None:
         for event in new:
             where = " ".join(filter(None, (event.what, event.job, event.board, event.host)))
             reason = event.reason and f": {event.reason}"
-            click.echo(json.dumps(event.to_json()) if as_json else f"{local(event.at)}  {plain(where)}{plain(reason)}")
+            click.echo(
+                json.dumps(event.to_json())
+                if as_json
+                else f"{to_local_time(event.at)}  {make_plain(where)}{make_plain(reason)}"
+            )

@@ -8,39 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.farm.options import connected, priority_option, project_option, selects_option
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.farm.options import connect_farm, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
-    flow_option,
+    check_seconds,
+    combine_options,
     generate_option,
-    given_options,
     input_options,
     instructions_option,
     iteration_options,
     json_option,
     label_option,
-    options,
+    list_given_options,
+    make_flow_option,
     reference_options,
     run_option,
-    seconds,
     split_targets,
     target_program_options,
     tolerance_options,
-    with_project,
 )
 from hil.controller.cli.running.suite import case_options
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.messages import Kind
-from hil.controller.pipeline.settings.options import CaseSettings, Job, specs_of
+from hil.controller.pipeline.settings.options import CaseSettings, Job, list_specs
 from hil.controller.records.commands.farm import SubmittedJobs, SubmittedTarget, SubmittedTargets
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.farm.client.submitting import SubmitReceipt
 
-schedule_options = options(
+schedule_options = combine_options(
     selects_option,
     click.option(
         "--board", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each value is a target."
@@ -52,7 +52,7 @@ schedule_options = options(
         default=3600.0,
         show_default=True,
         metavar="S",
-        callback=seconds,
+        callback=check_seconds,
         help="Maximum time that a job may use a board.",
     ),
     click.option(
@@ -65,15 +65,15 @@ schedule_options = options(
     ),
     project_option,
 )
-_bundle_options = options(
+_bundle_options = combine_options(
     click.option(
         "--method", "methods", multiple=True, metavar="M", help="For bundles: run only this entry point. Repeatable."
     ),
     click.option("--key", type=FILE, metavar="PUB", help="For bundles: require a signature by a key in this file."),
 )
-_suite_options = options(
+_suite_options = combine_options(
     click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all layers."),
-    flow_option("iree", repeats=True),
+    make_flow_option("iree", repeats=True),
     case_options,
     click.option("--confirm", type=click.IntRange(min=0), default=0, metavar="N", help="Rerun mismatches N times."),
     click.option("--keep-all", is_flag=True, help="Also store the tensors of passed cases."),
@@ -92,7 +92,7 @@ _OWN = {
 }
 
 
-@command(
+@make_command(
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
@@ -126,21 +126,21 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     is a target with separate jobs; --wait ends with a table of all targets.
     """
     from hil.controller.cli.farm.result import wait_for, wait_for_targets
-    from hil.controller.farm.client.submitting import kind_of
+    from hil.controller.farm.client.submitting import choose_kind
     from hil.controller.farm.client.submitting import submit as send
 
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
-    kind = kind_of(words, suite=as_suite) if words else Kind.RUN
+    kind = choose_kind(words, suite=as_suite) if words else Kind.RUN
     _refuse_foreign(kind)
     if settings["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
-    if kind is Kind.SUITE and "runtime" not in given_options():
+    if kind is Kind.SUITE and "runtime" not in list_given_options():
         settings["runtime"] = ()  # the project file's runtime does not replace the flow's runtime
     targets = split_targets(settings, *(["flow"] if kind is Kind.SUITE else []), "runtime", "selector", "board")
     settings |= {name: "".join(settings[name]) for name in ("flow", "runtime")}
     logs = kind is not Kind.SUITE
-    with connected() as farm:
+    with connect_farm() as farm:
         loads = []
         for target in targets:
             mine = {**settings, **target.options}
@@ -148,18 +148,18 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
             loads.append((_load(farm, kind, words, how, mine), how))
         load, how = loads[0]
         if not any(one.specs for one, _ in loads):
-            say(f"hil: no cases to run: no case of {words[0]} matches the options")
+            print_message(f"hil: no cases to run: no case of {words[0]} matches the options")
             return EXIT_NOTHING_RAN
         if len(targets) > 1:
             sent = {
-                target.name: send(farm, one.for_target(target.name), how, say=say)
+                target.name: send(farm, one.for_target(target.name), how, say=print_message)
                 for target, (one, how) in zip(targets, loads, strict=True)
                 if one.specs
             }
             if wait:
                 return wait_for_targets(farm, sent, logs=logs, as_json=as_json)
             return _answer_targets(as_json, sent)
-        done = send(farm, load, how, say=say)
+        done = send(farm, load, how, say=print_message)
         if wait:
             return wait_for(farm, done.submission, done.jobs, logs=logs, as_json=as_json)
     count = f" ({len(done.jobs)} jobs)" if len(done.jobs) > 1 else ""
@@ -186,32 +186,34 @@ def _answer_targets(as_json: bool, sent: Mapping[str, SubmitReceipt]) -> int:
 
 
 def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], settings: dict[str, Any]) -> Any:
-    from hil.controller.farm.client.submitting import load_bundles, load_models, load_suite, matching
+    from hil.controller.farm.client.submitting import count_matching_boards, load_bundles, load_models, load_suite
     from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     if kind is Kind.SUITE:
         own = {name: settings[name] for name in _OF_SUITES}
-        how_cases = with_project(Settings(**{name: settings[name] for name in _typed(CaseSettings, settings)}))
+        how_cases = add_project_settings(
+            Settings(**{name: settings[name] for name in _list_typed(CaseSettings, settings)})
+        )
         own |= {name: settings[name] for name in ("runtime", "dims")}
         request = SuiteRequest(words[0], **own, settings=how_cases)
-        return load_suite(request, matching(farm, how["selector"], how["board"]))
+        return load_suite(request, count_matching_boards(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
-    named = {name: settings[name] for name in _typed(Job, settings)}
-    job = with_project(Job(models=models, flagfile=settings["flagfile"], **named))
+    named = {name: settings[name] for name in _list_typed(Job, settings)}
+    job = add_project_settings(Job(models=models, flagfile=settings["flagfile"], **named))
     if kind is Kind.BUNDLE:
         return load_bundles(job, settings["methods"], settings["key"])
     return load_models(job)
 
 
-def _typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
+def _list_typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:
     """Return the settings class's fields that are options of this command."""
-    return specs_of(kind).keys() & settings.keys()
+    return list_specs(kind).keys() & settings.keys()
 
 
 def _refuse_foreign(kind: Kind) -> None:
     """Raise UsageError for options that do not apply to this kind of job."""
     foreign = {name for names in _OWN.values() for name in names} - set(_OWN[kind])
-    for name, option in given_options().items():
+    for name, option in list_given_options().items():
         if name in foreign:
             what = {Kind.RUN: "models", Kind.BUNDLE: "bundles", Kind.SUITE: "suites"}[kind]
             hint = "--suite runs a model as a suite" if kind is Kind.RUN and name in _OF_SUITES else ""

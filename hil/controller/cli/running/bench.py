@@ -9,32 +9,32 @@ from typing import Any
 import click
 
 from hil.controller.cli.automatic_history import add_to_history
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
     board_options,
+    check_seconds,
     generate_option,
-    given_options,
     input_options,
     instructions_option,
     json_option,
     label_option,
     limit_options,
+    list_given_options,
     model_options,
     parse_duration,
     reference_options,
     repetition_options,
     runs_option,
-    seconds,
     tolerance_options,
-    with_project,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 
-@command(
+@make_command(
     epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
     # flags of IREE's tools may follow --flagfile
     context_settings={"ignore_unknown_options": True},
@@ -53,7 +53,7 @@ from hil.errors import UsageError
     default=2.0,
     show_default=True,
     metavar="S",
-    callback=seconds,
+    callback=check_seconds,
     help="Measured compute time per program, in seconds.",
 )
 @click.option(
@@ -120,11 +120,11 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     from hil.controller.analysis.bench.stats import BenchJob
     from hil.controller.pipeline.settings.flagfiles import read_flagfile
     from hil.controller.pipeline.settings.options import Job
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
-    models, later = _sorted(arguments, bool(settings["flagfile"]))
+    models, later = _separate_arguments(arguments, bool(settings["flagfile"]))
     lengths = {"min_time_s": "--min-time", "iterations": "--iterations", "sustained_s": "--sustained"}
-    if len(both := [flag for name, flag in lengths.items() if name in given_options()]) > 1:
+    if len(both := [flag for name, flag in lengths.items() if name in list_given_options()]) > 1:
         raise UsageError(f"{both[1]} and {both[0]} are mutually exclusive", hint="use only one of them")
     allowed = settings.pop("fail_if_slower")
     names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s", "sustained_s")
@@ -132,16 +132,16 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100
     own["check"] = not settings.pop("no_check")
-    job = with_project(Job(models=models, **settings))
+    job = add_project_settings(Job(models=models, **settings))
     if job.flagfile:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:
         record = run_bench(BenchJob(job, **own), screen=screen)
     add_to_history(record.folder)
-    return answer(as_json, record, show=lambda: print_bench(table_console(), record))
+    return answer(as_json, record, show=lambda: print_bench(make_table_console(), record))
 
 
-def _sorted(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
+def _separate_arguments(arguments: tuple[str, ...], has_flagfile: bool) -> tuple[tuple[Path, ...], list[str]]:
     """Separate the models from the flags of IREE's tools. Such flags require a flag file."""
     flags = [one for one in arguments if one.startswith("-")]
     if flags and not has_flagfile:

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
     board_options,
-    chosen_board,
-    flow_option,
+    choose_board,
     generate_option,
     group_option,
     input_options,
     json_option,
     label_option,
     limit_options,
+    make_flow_option,
     model_options,
     run_option,
     tolerance_options,
-    with_project,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Options
 
 
-@command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
+@make_command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
 @click.argument("model", type=FILE)
 @board_options
 @model_options
-@flow_option("")
+@make_flow_option("")
 @click.option(
     "--artifact-model",
     type=FILE,
@@ -70,7 +70,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.find import repeat_command
     from hil.controller.analysis.bisect.result import WAYS, plot_growth, print_bisection
-    from hil.controller.analysis.bisect.subject import with_flow
+    from hil.controller.analysis.bisect.subject import apply_flow
     from hil.controller.models.flows import load_flow
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
@@ -86,10 +86,10 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     flow = load_flow(name) if name else None
     if plot:
         check_picture(plot)
-    where = board_values(settings)
-    choice = chosen_board(settings)
+    where = read_board_values(settings)
+    choice = choose_board(settings)
     more = {key: settings.pop(key) for key in ("artifact_model", "group", "faults", "wait_s")}
-    options = with_project(Options(**settings))
+    options = add_project_settings(Options(**settings))
     with Screen(quiet=as_json) as screen, open_context() as context:
         found = find(
             model, choice, context=context, screen=screen, options=options, flow=flow, ways=ways, out=out, **more
@@ -100,12 +100,12 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     if out:
         lines.append(f"results in {out}")
         if found.first_isolated is not None:
-            arguments = repeat_options(where, with_flow(options, flow), more["faults"])
+            arguments = repeat_options(where, apply_flow(options, flow), more["faults"])
             lines.append(f"repeat with: {repeat_command(out, found.first_isolated, arguments)}")
     return answer(as_json, found, *lines, show=lambda: print_bisection(Console(), found))
 
 
-def board_values(settings: dict[str, Any]) -> dict[str, Any]:
+def read_board_values(settings: dict[str, Any]) -> dict[str, Any]:
     """Return option -> value of a command's board options, for :func:`repeat_options`."""
     named = {"--board": "board", "--runtime-hw-type": "hw_type", "--identity": "identity"}
     named |= {"--known-hosts": "known_hosts"}

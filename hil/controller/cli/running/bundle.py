@@ -12,10 +12,11 @@ from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
     board_options,
     cache_options,
-    chosen_board,
+    choose_board,
     iteration_options,
     json_option,
     label_option,
@@ -29,10 +30,9 @@ from hil.controller.cli.options import (
     tolerance_options,
     verbose_option,
     wait_option,
-    with_project,
 )
-from hil.controller.cli.screen import Screen, answer, answer_matrix, say
-from hil.controller.storage.paths import exists
+from hil.controller.cli.screen import Screen, answer, answer_matrix, print_message
+from hil.controller.storage.paths import path_exists
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,19 +105,19 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
     if len(settings["references"]) > 1:
         raise UsageError("a bundle supports only one --reference")
     target = _free(output or Path(f"{model.stem}.hilb"))
-    choice = chosen_board(settings)
-    options = with_project(run_settings(settings))
+    choice = choose_board(settings)
+    options = add_project_settings(run_settings(settings))
     request = Request(model, settings["functions"], options, settings["files"], settings["random"])
     with open_context() as context:
         with Screen(quiet=as_json) as screen:
             screen.begin(model.stem, 1)
 
-            def opened(board: Board) -> None:
+            def note_target(board: Board) -> None:
                 if board.target:
                     screen.note(f"compiling for {board.target}")
 
             progress = functools.partial(screen.stage, model.stem, 0)
-            with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=opened) as pool:
+            with BoardPool("hil bundle create", wait_s=settings["wait_s"], say=screen.note, opened=note_target) as pool:
                 connect = functools.partial(pool.session, choice, runtimes=(options.runtime,))
                 bundle = create_bundle(request, choice, context, connect=connect, say=progress)
         return _save(bundle, target, signing_key, as_json)
@@ -130,13 +130,13 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
 def extract(bundle: Path, folder: Path, as_json: bool) -> int:
     """Write the program of a BUNDLE, without its cases, to a directory."""
     from hil.controller.records.commands.bundles import ExtractedProgram
-    from hil.controller.storage.runs import storing
+    from hil.controller.storage.runs import convert_write_errors
     from hil.controller.workloads.bundles.program_case import open_bundle
 
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} already exists", hint="specify an empty or new directory")
     opened = open_bundle(bundle)
-    with storing(folder, ""):
+    with convert_write_errors(folder, ""):
         folder.mkdir(parents=True, exist_ok=True)
     program = opened.extract(folder)
     files = {name: path.stat().st_size for name, path in program.files.items()}
@@ -162,21 +162,21 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     from hil.controller.records.commands.bundles import ExportedBundle
     from hil.controller.storage.packages import pick
     from hil.controller.storage.run_context import open_context
-    from hil.controller.storage.runs import storing
-    from hil.controller.workloads.bundles.formats import formats, write_format
+    from hil.controller.storage.runs import convert_write_errors
+    from hil.controller.workloads.bundles.formats import load_formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import size_text
+    from hil.controller.workloads.bundles.show import format_size
 
-    is_folder = pick("bundle format", formats(), form).is_folder
+    is_folder = pick("bundle format", load_formats(), form).is_folder
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} already exists", hint="specify a new path")
     opened = open_bundle(bundle)
-    with open_context() as context, storing(path, ""):
+    with open_context() as context, convert_write_errors(path, ""):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_format(form, opened, path, context=context)
     count = sum(len(method.cases) for method in opened.methods)
     document = ExportedBundle(path=str(path), format=form, cases=count, exit_code=0)
-    return answer(as_json, document, f"{path}: {form}, {size_text(opened)}")
+    return answer(as_json, document, f"{path}: {form}, {format_size(opened)}")
 
 
 @bundle.command("import", epilog="Example: hil bundle import model_dir --from onnx -o model.hilb")
@@ -196,7 +196,7 @@ def import_from(path: Path, form: str, output: Path | None, signing_key: Path | 
     from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.bundles.formats import read_format
 
-    if not exists(path):
+    if not path_exists(path):
         raise UsageError(f"{path} not found")
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
     with open_context() as context:
@@ -225,13 +225,13 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 
     Runs no program. Exits with 2 if the bundle is damaged.
     """
-    from hil.bundles.signature import fingerprint
+    from hil.bundles.signature import format_fingerprint
     from hil.controller.records.commands.bundles import VerifiedBundle
     from hil.controller.workloads.bundles.program_case import open_bundle
-    from hil.controller.workloads.bundles.show import size_text
+    from hil.controller.workloads.bundles.show import format_size
 
     opened = open_bundle(bundle, key)
-    by = fingerprint(opened.head.public_key) if opened.head.signature else ""
+    by = format_fingerprint(opened.head.public_key) if opened.head.signature else ""
     count = sum(len(method.cases) for method in opened.methods)
     document = VerifiedBundle(
         bundle=str(bundle),
@@ -245,7 +245,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
     signed = f"signed by {by}" if by else "not signed"
     if by and key is None:
         signed += " (untrusted key: specify trusted keys with --key)"
-    return answer(as_json, document, f"{bundle}: sound, {size_text(opened)}, {signed}")
+    return answer(as_json, document, f"{bundle}: sound, {format_size(opened)}, {signed}")
 
 
 @bundle.command(epilog="Example: hil bundle run digits_cnn.hilb --board root@10.0.0.7")
@@ -274,12 +274,12 @@ def run(
     from hil.controller.workloads.bundles.show import print_run
 
     targets = split_targets(settings, "board", "hw_type")
-    job = with_project(Job(models=(bundle,), **settings))
+    job = add_project_settings(Job(models=(bundle,), **settings))
     with Screen(quiet=as_json) as screen:
         if len(targets) > 1:
-            from hil.controller.workloads.matrix.workloads import bundle_matrix
+            from hil.controller.workloads.matrix.workloads import run_bundle_matrix
 
-            made = bundle_matrix(job, targets, methods, key, cases=cases, screen=screen)
+            made = run_bundle_matrix(job, targets, methods, key, cases=cases, screen=screen)
             add_to_history(made[0])
             return answer_matrix(as_json, *made)
         record = run_bundle(job, methods, key, cases=cases, screen=screen)
@@ -325,18 +325,18 @@ def _free(path: Path) -> Path:
 
 def _save(bundle: Bundle, path: Path, key: Path | None, as_json: bool) -> int:
     from hil.bundles import Bundle
-    from hil.bundles.signature import fingerprint
-    from hil.controller.storage.runs import storing
+    from hil.bundles.signature import format_fingerprint
+    from hil.controller.storage.runs import convert_write_errors
     from hil.controller.workloads.bundles.methods import LEFT_OUT
-    from hil.controller.workloads.bundles.show import describe_bundle, size_text
+    from hil.controller.workloads.bundles.show import describe_bundle, format_size
 
-    with storing(path.parent.absolute(), "-o"):
+    with convert_write_errors(path.parent.absolute(), "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
     head = bundle.save(path, key=key)
     if as_json:
         return answer(True, describe_bundle(Bundle.open(path), path))
-    signed = f", signed by {fingerprint(head.public_key)}" if head.signature else ""
-    click.echo(f"{path}: {head.size:,} bytes, {size_text(bundle)}{signed}")
+    signed = f", signed by {format_fingerprint(head.public_key)}" if head.signature else ""
+    click.echo(f"{path}: {head.size:,} bytes, {format_size(bundle)}{signed}")
     for line in bundle.made.get(LEFT_OUT, ()):
-        say(f"left out: {line}")
+        print_message(f"left out: {line}")
     return 0

@@ -7,25 +7,25 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
     board_options,
-    chosen_board,
+    choose_board,
     compile_profile_option,
     json_option,
     model_options,
     run_settings,
     verbose_option,
 )
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.controller.storage.paths import is_folder
 from hil.core.files import copy_file
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
 
-@command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
+@make_command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
 @click.argument("model", type=FILE)
 @board_options
 @model_options
@@ -43,24 +43,24 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.pipeline.stages import check_options
     from hil.controller.records.commands.models import CompiledProgram
     from hil.controller.storage.run_context import open_context
-    from hil.controller.storage.runs import storing
-    from hil.formats.xla_program import VALUES, values_name
+    from hil.controller.storage.runs import convert_write_errors
+    from hil.formats.xla_program import VALUES, make_values_name
 
     profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
     for kind, folder in profile.items():
         check_folder(folder, kind)
-    choice = chosen_board(settings)
+    choice = choose_board(settings)
     options = run_settings(settings)
     check_options(options, choice)
     if output is not None and is_folder(output):
         raise UsageError(f"-o {output} is a directory", hint="specify a program file")
     config = choice.config
     if not knows_target(config, options.runtime):
-        with BoardPool("hil compile", say=say) as pool:
+        with BoardPool("hil compile", say=print_message) as pool:
             seen = pool.session(choice, runtimes=(options.runtime,)).board
             config = seen.config
-            say(f"compiling for {seen.target or seen.name}")
-    with temporary_folder("hil-") as folder, open_context(1) as context:
+            print_message(f"compiling for {seen.target or seen.name}")
+    with make_temporary_folder("hil-") as folder, open_context(1) as context:
         (Path(folder) / "logs").mkdir()
         runner = Runner(context, lasting=False)
         case = runner.compile(runner.begin(model, options, Path(folder), want_inputs=False), config)
@@ -70,15 +70,15 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     artifact = case.artifact
     assert artifact is not None
     for note in (note for profile in profiles for note in profile.notes):
-        say(f"note: {note}")
+        print_message(f"note: {note}")
     target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
     named = {artifact.main: target.name}
     if artifact.runtime == XLA_AOT:  # name the variables after the program: other programs may be in the same directory
-        named |= dict.fromkeys((VALUES, values_name(artifact.main)), values_name(target.name))
-    with storing(target.parent.absolute(), "-o"):
+        named |= dict.fromkeys((VALUES, make_values_name(artifact.main)), make_values_name(target.name))
+    with convert_write_errors(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
         if artifact.runtime == XLA_AOT:  # remove variables from an older program with this name
-            (target.parent / values_name(target.name)).unlink(missing_ok=True)
+            (target.parent / make_values_name(target.name)).unlink(missing_ok=True)
         written = []
         for name, path in artifact.files.items():
             path_to = target.parent / named.get(name, name)

@@ -9,16 +9,16 @@ import click
 
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     board_options,
-    chosen_board,
-    given_options,
+    choose_board,
+    combine_options,
     limit_options,
-    options,
+    list_given_options,
     run_option,
     run_options,
-    with_project,
 )
-from hil.controller.cli.running.bisect import board_values, repeat_options
+from hil.controller.cli.running.bisect import read_board_values, repeat_options
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
@@ -36,7 +36,7 @@ _OWN = (
 )
 _OTHERS = ("group", "start", "end", "save", "node_data", "by", "values", "inputs")
 
-dispatch_options = options(
+dispatch_options = combine_options(
     click.option("--dispatches", is_flag=True, help="Run each dispatch of the IREE program alone on the board."),
     click.option(
         "--dispatch",
@@ -60,7 +60,7 @@ def split_dispatch_settings(settings: dict[str, Any]) -> dict[str, Any] | None:
     Raises:
         UsageError: an option needs --dispatches, or --dispatches excludes it.
     """
-    wanted, given = settings.pop("dispatches"), given_options()
+    wanted, given = settings.pop("dispatches"), list_given_options()
     own = {name: settings.pop(name) for name in _OWN}
     for name in _OTHERS if wanted else _OWN:
         if name in given:
@@ -75,10 +75,10 @@ def run_dispatches(model: Path, settings: dict[str, Any], *, as_json: bool) -> i
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
 
-    where = board_values(settings)
-    choice = chosen_board(settings)
+    where = read_board_values(settings)
+    choice = choose_board(settings)
     more = {name: settings.pop(name) for name in ("keys", "faults", "wait_s", "out")}
-    options = with_project(Options(**settings))
+    options = add_project_settings(Options(**settings))
     repeat = repeat_options(where, options, more["faults"])
     with Screen(quiet=as_json) as screen, open_context() as context:
         found = check_dispatches(
@@ -92,25 +92,25 @@ def run_dispatches(model: Path, settings: dict[str, Any], *, as_json: bool) -> i
 
 def _print_dispatches(found: DispatchList) -> None:
     from hil.controller.analysis.dispatches.check import list_reasons
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.storage.screen.texts import seconds, table
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.screen.texts import format_seconds, make_table
     from hil.core.results import Outcome
 
     has_counts = any(one.instructions is not None for one in found.dispatches)
     rows = []
     for one in found.dispatches:
-        time = seconds(None if one.device_p50_ns is None else float(one.device_p50_ns) / 1e9)
+        time = format_seconds(None if one.device_p50_ns is None else float(one.device_p50_ns) / 1e9)
         nodes = ", ".join(one.nodes) or "-"
         sides = (_describe_specs(one.inputs), _describe_specs(one.outputs))
-        compiled = seconds(None if one.compile_s is None else float(one.compile_s))
+        compiled = format_seconds(None if one.compile_s is None else float(one.compile_s))
         error = _describe_error(one.finding)
         counted = "-" if one.instructions is None else f"{one.instructions:,.0f}"
         counts = [counted] if has_counts else []
         rows.append((one.key, nodes, *sides, one.finding.outcome.value, error, time, *counts, compiled))
     numbers = ("max abs", "p50", *["instructions"] * has_counts, "compile")
-    console = table_console()
+    console = make_table_console()
     heads = ("dispatch", "nodes", "inputs", "outputs", "outcome", *numbers)
-    console.print(table(heads, rows, numbers=numbers, whole=("outcome",)))
+    console.print(make_table(heads, rows, numbers=numbers, whole=("outcome",)))
     for reason in list_reasons(found):
         console.print(reason, style="dim", markup=False, highlight=False, soft_wrap=True)
     passed = sum(one.finding.outcome is Outcome.PASS for one in found.dispatches)

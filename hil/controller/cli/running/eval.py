@@ -8,24 +8,24 @@ from typing import Any
 import click
 
 from hil.controller.cli.automatic_history import add_to_history
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     board_options,
     json_option,
     label_option,
     limit_options,
     model_options,
-    refuse_beside_resume,
+    refuse_with_resume,
     run_option,
     runs_option,
-    with_project,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
 
 
-@command(
+@make_command(
     "eval",
     epilog="Example: hil eval examples/digits/digits_cnn.onnx --dataset examples/digits/digits_test.npz --metric top1",
 )
@@ -70,14 +70,14 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
     """
     from hil.controller.pipeline.settings.options import Job
     from hil.controller.records.evaluation import EvaluationSettings
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
     from hil.controller.workloads.evaluation.job import run_evaluation
     from hil.controller.workloads.evaluation.show import print_evaluation
 
     own = {name: settings.pop(name) for name in ("dataset", "metric", "scored_output", "max_drop", "reference_model")}
     chosen = None
     if resume:
-        refuse_beside_resume("resume", "out", "as_json")
+        refuse_with_resume("resume", "out", "as_json")
     else:
         given = {"MODEL": model, "--dataset": own["dataset"], "--metric": own["metric"]}
         if missing := [name for name, value in given.items() if not value]:
@@ -89,11 +89,11 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
             reference_model=str(own["reference_model"] or ""),
             max_drop=own["max_drop"],
         )
-    job = with_project(Job(models=(model,) if model else (), **settings))
+    job = add_project_settings(Job(models=(model,) if model else (), **settings))
     with Screen(quiet=as_json) as screen:
         record = run_evaluation(job, chosen, resume=resume, screen=screen)
     add_to_history(record.folder)
-    return answer(as_json, record, show=lambda: print_evaluation(table_console(), record))
+    return answer(as_json, record, show=lambda: print_evaluation(make_table_console(), record))
 
 
 # The verb's name, which is also a built-in function.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.options import FILE, board_options, json_option, seconds, wait_option
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, wait_option
 from hil.controller.cli.screen import Screen, answer
 from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hil.controller.records.gate import GateRecord
 
 
-def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
     """Parse --fail-on."""
     from hil.controller.records.gate import GATE_VERDICTS
     from hil.controller.workloads.gate.run import UNMEASURED
@@ -36,14 +36,14 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     return named
 
 
-@command(epilog="Example: hil gate --baseline main --markdown gate.md")
+@make_command(epilog="Example: hil gate --baseline main --markdown gate.md")
 @click.option("--baseline", default="", metavar="BRANCH", help="Branch to compare with (default: main, or hil.toml's).")
 @click.option("--commit", default="", metavar="ID", help="Commit to judge (default: the working tree's commit).")
 @click.option(
     "--fail-on",
     default="regressed,broken",
     show_default=True,
-    callback=_verdicts,
+    callback=_parse_verdicts,
     metavar="VERDICTS",
     help="Verdicts that cause exit code 1, separated by commas.",
 )
@@ -55,7 +55,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     "budget_s",
     default=300.0,
     show_default=True,
-    callback=seconds,
+    callback=check_seconds,
     metavar="S",
     help="Maximum board time for all suspects together, and for each commit of --bisect.",
 )
@@ -76,7 +76,7 @@ def _verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, .
     "build_timeout_s",
     default=1800.0,
     show_default=True,
-    callback=seconds,
+    callback=check_seconds,
     metavar="S",
     help="Maximum duration of the command of --bisect.",
 )
@@ -148,13 +148,13 @@ def gate(
 
 
 def _print_gate(record: GateRecord) -> None:
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.storage.screen.texts import table
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.screen.texts import make_table
     from hil.controller.workloads.gate.verdict_texts import HEADS, describe_total, describe_verdict, list_details
 
-    console = table_console()
+    console = make_table_console()
     rows = [describe_verdict(one) for one in record.verdicts]
-    console.print(table(HEADS, rows, numbers=("baseline", "this commit", "rounds"), whole=("verdict",)))
+    console.print(make_table(HEADS, rows, numbers=("baseline", "this commit", "rounds"), whole=("verdict",)))
     for one in record.verdicts:
         if details := list(list_details(one)):
             click.echo(f"{one.key.case}: {one.verdict}")

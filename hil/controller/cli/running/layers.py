@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options
 from hil.controller.cli.running.dispatches import dispatch_options, run_dispatches, split_dispatch_settings
-from hil.controller.cli.running.node_data import export_layers, node_data_options
+from hil.controller.cli.running.node_data import export_layers, make_node_data_options
 from hil.controller.cli.screen import answer
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hil.core.tensors import TensorSpec
 
 
-@command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
+@make_command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
 @click.argument("model", type=FILE)
 @group_option
 @click.option(
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--to", "end", default="", metavar="B", help="End of the part: tensor, node or layer.")
 @click.option("--save", type=FILE, metavar="DIR", help="Save models, their inputs and expected outputs.")
-@node_data_options("max_abs")
+@make_node_data_options("max_abs")
 @click.option(
     "--values",
     type=FOLDER,
@@ -62,7 +62,7 @@ def layers(
     """
     if (dispatch_settings := split_dispatch_settings(settings)) is not None:
         return run_dispatches(model, dispatch_settings, as_json=as_json)
-    from hil.controller.analysis.layers import TIMEOUT_S, activations, cut, layers_of
+    from hil.controller.analysis.layers import TIMEOUT_SECONDS, compute_activations, cut, extract_layers
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
@@ -74,7 +74,7 @@ def layers(
             "--node-data and --values require each other",
             hint="pass the directory of a bisection or suite run to --values",
         )
-    with open_context(1) as tools, temporary_folder("hil-layers-") as scratch:
+    with open_context(1) as tools, make_temporary_folder("hil-layers-") as scratch:
         how: dict[str, Any] = {"cache": tools.cache, "isolated": tools.isolated, "log": Path(scratch) / "layers.log"}
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None
@@ -85,10 +85,10 @@ def layers(
         if start or end:
             found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **how),)
         else:
-            found = layers_of(read, group=settings["group"], inputs=inputs, **how)
+            found = extract_layers(read, group=settings["group"], inputs=inputs, **how)
         saved, written = [], []
         if save is not None and inputs is not None:
-            computed = activations(read, inputs, recompute=False, timeout=TIMEOUT_S, **how)
+            computed = compute_activations(read, inputs, recompute=False, timeout=TIMEOUT_SECONDS, **how)
             saved = [save_layer(layer, computed, save) for layer in found]
         if node_data is not None and values is not None:
             written = export_layers(read, found, values, node_data, by, how)
@@ -99,13 +99,13 @@ def layers(
 
 
 def _describe_layers(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> list[LayerDescription]:
-    from hil.controller.analysis.layers import layer_specs
+    from hil.controller.analysis.layers import get_layer_specs
     from hil.controller.pipeline.records.record import record_specs
     from hil.controller.records.commands.models import LayerDescription, LayerFiles
 
     rows = []
     for number, layer in enumerate(found):
-        takes, gives = map(record_specs, layer_specs(layer))
+        takes, gives = map(record_specs, get_layer_specs(layer))
         row = LayerDescription(**{**vars(layer), "path": str(layer.path), "inputs": takes, "outputs": gives})
         if saved:
             one = saved[number]
@@ -117,25 +117,27 @@ def _describe_layers(found: Sequence[Layer], saved: Sequence[SavedLayer]) -> lis
 
 def _print_table(found: Sequence[Layer]) -> None:
     """Print layers with the same signature as one line with their count."""
-    from hil.controller.analysis.layers import layer_specs
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.storage.screen.texts import counted, table
+    from hil.controller.analysis.layers import get_layer_specs
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.screen.texts import format_count, make_table
 
     copies = Counter(layer.same_as or layer.name for layer in found)
     rows = [
-        (str(layer.depth), layer.name, layer.op, *_sides(layer_specs(layer)), str(copies[layer.name]))
+        (str(layer.depth), layer.name, layer.op, *_list_types(get_layer_specs(layer)), str(copies[layer.name]))
         for layer in found
         if not layer.same_as
     ]
-    table_console().print(table(("depth", "layer", "op", "inputs", "outputs", "x"), rows, numbers=("depth", "x")))
-    total = counted(len(found), "layer")
+    make_table_console().print(
+        make_table(("depth", "layer", "op", "inputs", "outputs", "x"), rows, numbers=("depth", "x"))
+    )
+    total = format_count(len(found), "layer")
     click.echo(f"{total} of {len(copies)} signatures" if len(copies) < len(found) else total)
     for layer in found:
         if layer.by_chance:
             click.echo(f"note: {layer.name} generates random numbers: runs give different values")
 
 
-def _sides(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:
+def _list_types(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:
     """Return the types of inputs and outputs. A tensor with unknown rank is ?."""
     from hil.core.tensors import type_text
 

@@ -8,23 +8,23 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
     board_options,
-    given_options,
     input_options,
     iteration_options,
     json_option,
     label_option,
     limit_options,
+    list_given_options,
     model_options,
     reference_options,
-    refuse_beside_resume,
+    refuse_with_resume,
     runs_option,
     tolerance_options,
-    with_project,
 )
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
@@ -33,7 +33,7 @@ from hil.errors import UsageError
 _OF_REDUCTION = frozenset({"source", "case", "max_runs", "out", "signing_key", "as_json", "board", "hw_type", "faults"})
 
 
-@command(
+@make_command(
     epilog="""\b
 Examples:
   hil reduce examples/digits/digits_cnn.onnx --runtime onnxruntime --fault crash:needs=conv2
@@ -95,11 +95,11 @@ def reduce(
     from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.reduce.reducing import reduce_model
     from hil.controller.workloads.reduce.show import print_reduction
-    from hil.controller.workloads.reduce.sources import find_reduction, job_of_run
+    from hil.controller.workloads.reduce.sources import find_reduction, restore_job
 
     where: Path | None = None
     if resume:
-        refuse_beside_resume("resume", "out", "as_json", "signing_key")
+        refuse_with_resume("resume", "out", "as_json", "signing_key")
         where = find_reduction(settings["out"], resume)
         job = Job(out=settings["out"])
     elif source is None:
@@ -107,13 +107,13 @@ def reduce(
     elif is_file(source):
         if case:
             raise UsageError("--case needs a stored run", hint="hil reduce RUN --case NAME")
-        job = with_project(Job(models=(source,), **settings))
+        job = add_project_settings(Job(models=(source,), **settings))
     else:
-        for name, option in given_options().items():
+        for name, option in list_given_options().items():
             if name not in _OF_REDUCTION:
                 raise UsageError(f"{option} cannot be given with a stored run", hint="hil uses the options of the run")
-        job = job_of_run(settings["out"], str(source), case)
-        given = {name: settings[name] for name in ("board", "hw_type", "faults") if name in given_options()}
+        job = restore_job(settings["out"], str(source), case)
+        given = {name: settings[name] for name in ("board", "hw_type", "faults") if name in list_given_options()}
         job = replace(job, **given)
     with Screen(quiet=as_json) as screen, open_context() as context:
         record = reduce_model(

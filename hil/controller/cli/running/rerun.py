@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import command
-from hil.controller.cli.options import board_options, json_option, runs_option, with_project
+from hil.controller.cli.commands import make_command
+from hil.controller.cli.options import add_project_settings, board_options, json_option, runs_option
 from hil.controller.cli.screen import Screen, answer
 
 if TYPE_CHECKING:
     from hil.controller.records.rerun import RerunRecord
 
 
-@command(epilog="Example: hil rerun latest --settle 60")
+@make_command(epilog="Example: hil rerun latest --settle 60")
 @click.argument("run")
 @board_options
 @click.option(
@@ -33,7 +33,7 @@ def rerun(run: str, as_json: bool, settle_s: float | None, min_effect: float, **
     from hil.controller.analysis.bench.rerun import rerun_bench
     from hil.controller.pipeline.settings.options import Job
 
-    job = with_project(Job(models=(), **settings))
+    job = add_project_settings(Job(models=(), **settings))
     with Screen(quiet=as_json) as screen:
         found = rerun_bench(run, job, settle_s=settle_s, min_effect=min_effect / 100, screen=screen)
     return answer(as_json, found, show=lambda: _print_rerun(found))
@@ -41,16 +41,16 @@ def rerun(run: str, as_json: bool, settle_s: float | None, min_effect: float, **
 
 def _print_rerun(found: RerunRecord) -> None:
     from hil.controller.analysis.bench.show import format_median
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.storage.screen.texts import show, table, units
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.screen.texts import keep_units, make_table, show
 
-    console = table_console()
+    console = make_table_console()
     rows = [
-        (title, one.outcome, one.grade.grade if one.grade else "-", units(format_median(one.times)), one.id)
+        (title, one.outcome, one.grade.grade if one.grade else "-", keep_units(format_median(one.times)), one.id)
         for title, one in (("stored", found.stored), ("now", found.now))
         if one.times
     ]
-    show(console, table(("", "outcome", "grade", "median", "run"), rows))
+    show(console, make_table(("", "outcome", "grade", "median", "run"), rows))
     lines = [f"not comparable: {reason}" for reason in found.not_comparable]
     if found.comparison is not None:
         interval = found.comparison.interval

@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from hil.controller.cli.automatic_history import add_to_history
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    add_project_settings,
     arithmetic_option,
     cache_options,
+    choose_profiled_counts,
     generate_option,
     input_options,
     instructions_option,
@@ -21,20 +23,18 @@ from hil.controller.cli.options import (
     label_option,
     limit_options,
     profile_options,
-    profiled_counts,
     reference_options,
-    refuse_beside_resume,
+    refuse_with_resume,
     runs_option,
     split_targets,
     target_options,
     target_program_options,
     tolerance_options,
-    with_project,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
 
 
-@command(
+@make_command(
     epilog="""\b
 Examples:
   hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3
@@ -70,16 +70,16 @@ def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -
     from hil.controller.workloads.run_job import run_job
 
     if resume:
-        refuse_beside_resume("models", "resume", "out", "as_json")
-    settings |= profiled_counts(settings)
+        refuse_with_resume("models", "resume", "out", "as_json")
+    settings |= choose_profiled_counts(settings)
     targets = split_targets(settings, "runtime", "board", "hw_type")
-    job = with_project(Job(models=models, **settings))
-    stored = RunStore(job.out).folder_of(resume) if resume else None
+    job = add_project_settings(Job(models=models, **settings))
+    stored = RunStore(job.out).find_folder(resume) if resume else None
     with Screen(quiet=as_json) as screen:
         if len(targets) > 1 or (stored and (stored / MATRIX).exists()):
-            from hil.controller.workloads.matrix.workloads import job_matrix, resume_job_matrix
+            from hil.controller.workloads.matrix.workloads import resume_job_matrix, run_job_matrix
 
-            made = resume_job_matrix(stored, screen=screen) if stored else job_matrix(job, targets, screen=screen)
+            made = resume_job_matrix(stored, screen=screen) if stored else run_job_matrix(job, targets, screen=screen)
             add_to_history(made[0])
             return answer_matrix(as_json, *made)
         record = run_job(job, resume=resume, screen=screen)

@@ -13,7 +13,7 @@ from hil.controller.cli.options import (
     FILE,
     FOLDER,
     board_options,
-    chosen_board,
+    choose_board,
     json_option,
     label_option,
     run_option,
@@ -71,10 +71,10 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
     The result has a row for each experiment and compiler, with the failed stage and its message, or with the
     differences of the values.
     """
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.workloads.study.record import Asked, read_study, summary
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.workloads.study.record import Asked, read_study, summarize_rows
     from hil.controller.workloads.study.run import run_study
-    from hil.controller.workloads.study.show import failures, terminal_table
+    from hil.controller.workloads.study.show import list_failures, make_terminal_table
     from hil.controller.workloads.study.toolchains import TOOLCHAINS
 
     toolchains = [name.strip() for name in compilers.split(",")]
@@ -87,10 +87,10 @@ def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **se
         list(dict.fromkeys(toolchains)),
         **{name: settings[name] for name in Asked.__dataclass_fields__ if name in settings},
     )
-    choice = chosen_board(settings)
+    choice = choose_board(settings)
     with Screen(quiet=as_json) as screen:
         study = run_study(asked, choice, wait_s=settings["wait_s"], screen=screen)
     add_to_history(asked.out)
     rows = study.rows
-    lines = [*failures(rows), f"{summary(rows)}; stored in {asked.out}"]
-    return answer(as_json, study, *lines, show=lambda: table_console().print(terminal_table(rows)))
+    lines = [*list_failures(rows), f"{summarize_rows(rows)}; stored in {asked.out}"]
+    return answer(as_json, study, *lines, show=lambda: make_table_console().print(make_terminal_table(rows)))

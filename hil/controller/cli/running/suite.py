@@ -13,36 +13,36 @@ from hil.controller.cli.options import (
     FILE,
     FOLDER,
     SSH,
+    add_project_settings,
     arithmetic_option,
     boards_options,
     cache_options,
+    choose_profiled_counts,
+    combine_options,
     fault_option,
-    flow_option,
     flow_runtime_option,
     group_option,
     iteration_options,
     json_option,
     label_option,
-    options,
+    make_flow_option,
     profile_options,
-    profiled_counts,
-    refuse_beside_resume,
+    refuse_with_resume,
     run_option,
     run_options,
     split_targets,
     tolerance_options,
     verbose_option,
     wait_option,
-    with_project,
 )
-from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, say
+from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, print_message
 from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import MatrixTarget
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.SuiteRequest.
-case_options = options(
+case_options = combine_options(
     click.option(
         "--filter",
         "filters",
@@ -68,7 +68,7 @@ case_options = options(
     ),
     click.option("--no-merge", "merge", flag_value="none", help="Same as --merge none."),
 )
-suite_options = options(case_options, run_option("dims"))
+suite_options = combine_options(case_options, run_option("dims"))
 
 
 @group(epilog="Example: hil suite run @models --flow iree")
@@ -83,7 +83,7 @@ Examples:
   hil suite run @models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
 )
 @click.argument("source", required=False, metavar="@operators|@models|PATH")
-@flow_option("iree", repeats=True)
+@make_flow_option("iree", repeats=True)
 @flow_runtime_option
 @run_options("compile_flags")
 @suite_options
@@ -135,15 +135,15 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
             "a suite or --resume is required", hint="for example hil suite run @models; see hil suite run --help"
         )
     if resume is not None:
-        refuse_beside_resume("resume", "as_json")
-    settings |= profiled_counts(settings)
-    targets = _targets(settings)
+        refuse_with_resume("resume", "as_json")
+    settings |= choose_profiled_counts(settings)
+    targets = _list_targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
         if len(targets) > 1:
-            from hil.controller.workloads.matrix.workloads import suite_matrix
+            from hil.controller.workloads.matrix.workloads import run_suite_matrix
 
             request = _request(str(source), settings)
-            made = suite_matrix(request, targets, out=out, screen=screen)
+            made = run_suite_matrix(request, targets, out=out, screen=screen)
             add_to_history(made[0])
             return answer_matrix(as_json, *made)
         if resume is not None and (resume / MATRIX).exists():
@@ -163,11 +163,11 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
         print_summary(Console(), stored.folder)
     else:
         chosen = " that match the options" if stored.head.suite_ids else ""
-        say(f"hil: no cases ran: {stored.head.source} has no cases{chosen}")
+        print_message(f"hil: no cases ran: {stored.head.source} has no cases{chosen}")
     return stored.head.exit_code or 0
 
 
-def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
+def _list_targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
     """Return the targets of repeated options.
 
     Without --each-board multiple boards are a single target and share the cases.
@@ -181,7 +181,7 @@ def _targets(settings: dict[str, Any]) -> tuple[MatrixTarget, ...]:
 
 
 def _request(source: str, settings: dict[str, Any]) -> Any:
-    from hil.controller.pipeline.settings.options import CaseSettings, specs_of
+    from hil.controller.pipeline.settings.options import CaseSettings, list_specs
     from hil.controller.workloads.suites.request import Settings, SuiteRequest
 
     ssh = {name: settings.pop(name) for name in SSH}
@@ -189,15 +189,15 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     profiles = {kind: str(folder.absolute()) for kind, folder in folders.items() if folder}
     if len(profiles) > len(set(profiles.values())):
         raise UsageError("--profile and --compile-time-profile need different directories")
-    names = specs_of(CaseSettings)
-    how = with_project(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
+    names = list_specs(CaseSettings)
+    how = add_project_settings(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
     return SuiteRequest(source, **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
 @click.argument("source", metavar="@operators|@models|PATH")
-@flow_option("iree")
+@make_flow_option("iree")
 @click.option("--runtime", default="", metavar="NAME", help="Runtime (default: the flow's).")
 @suite_options
 @json_option
@@ -205,16 +205,19 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     """List a suite's cases. PATH is a model, or a directory of models."""
     from hil.controller.records.commands.models import CaseList, ListedCase
     from hil.controller.storage.run_context import open_context
-    from hil.controller.workloads.suites.cases.sources import flow_of, open_suite
+    from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
     request = SuiteRequest(source, flow, **settings)
     with open_context() as context:
-        found = open_suite(request, flow_of(request), context)
+        found = open_suite(request, choose_flow(request), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]
     code = EXIT_OK if cases else EXIT_NOTHING_RAN
-    for line in (*(f"left out: {one}" for one in found.left_out), *request.remarks([one.id for one in found.cases])):
-        say(line)
+    for line in (
+        *(f"left out: {one}" for one in found.left_out),
+        *request.list_remarks([one.id for one in found.cases]),
+    ):
+        print_message(line)
     rows = [ListedCase(id=one.id, model=one.model, layer=one.layer, op=one.op) for one in cases]
     return answer(as_json, CaseList(suite=found.name, cases=rows, exit_code=code), *(one.id for one in cases))
 
@@ -246,12 +249,12 @@ def diff(first: Path, second: Path, markdown: bool, as_json: bool) -> int:
     Exits with 1 if a case broke, or a new case fails.
     """
     from hil.controller.storage.screen.console import Console
-    from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff, record_diff
+    from hil.controller.workloads.suites.reports.diff import compare_runs, format_diff_markdown, print_diff, record_diff
 
-    found = diff_runs(first, second)
+    found = compare_runs(first, second)
     document = record_diff(found)
     if markdown:
-        return answer(as_json, document, diff_markdown(found))
+        return answer(as_json, document, format_diff_markdown(found))
     return answer(as_json, document, show=lambda: print_diff(Console(), found))
 
 
@@ -266,14 +269,14 @@ def matrix(folders: tuple[Path, ...], out: Path | None, markdown: bool, as_json:
     A RUN is a result of `hil suite run`, `hil run`, `hil bundle run` or pytest's --hil-out. A matrix counts as a RUN
     for each of its targets. Exits with the most severe exit code of the runs.
     """
-    from hil.controller.workloads.matrix.files import matrix_markdown, write_matrix
-    from hil.controller.workloads.matrix.report import matrix_of
+    from hil.controller.workloads.matrix.files import format_matrix_markdown, write_matrix
+    from hil.controller.workloads.matrix.report import combine_runs
 
-    report = matrix_of(folders)
+    report = combine_runs(folders)
     if out is not None:
         write_matrix(report, out)
     if markdown and not as_json:
-        click.echo(matrix_markdown(report))
+        click.echo(format_matrix_markdown(report))
         return report.exit_code
     return answer_matrix(as_json, out, report)
 

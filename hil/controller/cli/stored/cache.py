@@ -39,7 +39,7 @@ def ls(every: bool, as_json: bool) -> None:
     for entry in shown:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.last_used))
         key = entry.key[len(entry.kind) + 1 :][:8]
-        click.echo(f"{entry.kind:12} {key}  {entry.size:>13,} bytes  {used}  {_what(entry.meta)}".rstrip())
+        click.echo(f"{entry.kind:12} {key}  {entry.size:>13,} bytes  {used}  {_describe_entry(entry.meta)}".rstrip())
     if len(shown) < len(entries):
         click.echo(f"... {_count(len(entries) - len(shown))} more: hil cache ls --all")
     kinds: dict[str, list[int]] = {}
@@ -50,7 +50,7 @@ def ls(every: bool, as_json: bool) -> None:
     click.echo(f"{_count(len(entries))}, {sum(entry.size for entry in entries):,} bytes in {held.root}")
 
 
-def _what(meta: Mapping[str, Any]) -> str:
+def _describe_entry(meta: Mapping[str, Any]) -> str:
     """Describe an entry: the model, then other short values."""
     notes = [value for name, value in meta.items() if name != "model" and isinstance(value, str) and value]
     return "  ".join([*([str(meta["model"])] if meta.get("model") else []), ", ".join(notes)]).strip()
@@ -72,7 +72,7 @@ def gc(max_mb: int | None, older_than: float | None, as_json: bool) -> None:
     held = Cache()
     gone = held.gc(max_bytes=limit, max_age=age)
     freed = sum(entry.size for entry in gone)
-    in_use = held.in_use() & {entry.key for entry in held.ls()}
+    in_use = held.list_in_use() & {entry.key for entry in held.ls()}
     answer(
         as_json,
         DeletedEntries(dropped=[entry.key for entry in gone], freed_bytes=freed),

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, json_option, run_option, run_options, runs_option
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.screen import answer, print_message
 from hil.errors import UsageError
 
 
-@command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
+@make_command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
 @click.argument("a")
 @click.argument("b")
 @run_option("rtol", help="Relative tolerance (default: by dtype).")
@@ -27,18 +27,18 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
     from hil.compare.tolerance import check_tolerance
     from hil.compare.verdict import Verdict
     from hil.compare.verdict import compare as compare_results
-    from hil.controller.pipeline.records.next_steps import hint_for_blind
+    from hil.controller.pipeline.records.next_steps import make_blind_hint
     from hil.controller.pipeline.records.print_case import print_verdict
     from hil.controller.pipeline.records.record import record_verdict
     from hil.controller.pipeline.verdicts.accepting import load_rules
     from hil.controller.records.commands.models import CompareResult
     from hil.controller.storage.screen.console import Console
-    from hil.controller.storage.screen.texts import say as say_line
+    from hil.controller.storage.screen.texts import print_labelled as say_line
     from hil.core.results import Outcome, exit_code_of
 
     check_tolerance(tolerance["rtol"], tolerance["atol"])
     tolerance["accept"] = load_rules(tolerance["accept"])
-    left, right = _results(a, out), _results(b, out)
+    left, right = _read_results(a, out), _read_results(b, out)
     if len(left) == len(right) == 1:
         right = dict(zip(left, right.values(), strict=True))
     pairs = [(name, one, other) for name, one in left.items() if one and (other := right.get(name))]
@@ -63,7 +63,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
             console.print(name, markup=False, highlight=False)
             print_verdict(console, record)
             if record.outcome is Outcome.BLIND:
-                say_line(console, "hint", hint_for_blind(record))
+                say_line(console, "hint", make_blind_hint(record))
 
     document = CompareResult(verdicts=records, plot=str(plot) if drawn else None, exit_code=code)
     return answer(as_json, document, *([f"  plot in      {plot}"] if drawn else ()), show=show)
@@ -72,7 +72,7 @@ def compare(a: str, b: str, as_json: bool, plot: Path | None, out: Path | None, 
 def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any]) -> bool:
     """Draw the worst drawable output. If none is drawable, print the reason to stderr and return False."""
     from hil.controller.analysis.plot import is_drawable, plot_difference
-    from hil.controller.storage.runs import storing
+    from hil.controller.storage.runs import convert_write_errors
 
     found = []
     for case, one, other in pairs:
@@ -85,15 +85,15 @@ def _draw(plot: Path, pairs: list[tuple[str, Any, Any]], verdicts: dict[str, Any
     if not drawable:
         why = [f"{output.name}: {output.reason or f'the values are {output.dtype}s'}" for *_, output, _, _ in found]
         why = why or [verdict.reason for verdict in verdicts.values()]
-        say(f"hil: no plot written: {'; '.join(why[:3])}")
+        print_message(f"hil: no plot written: {'; '.join(why[:3])}")
         return False
     _, _, output, actual, reference = max(drawable, key=lambda item: item[:2])
-    with storing(plot.parent.absolute(), "--plot"):
+    with convert_write_errors(plot.parent.absolute(), "--plot"):
         plot_difference(plot, output.name, actual, reference, output)
     return True
 
 
-def _results(name: str, out: Path | None) -> dict[str, Any]:
+def _read_results(name: str, out: Path | None) -> dict[str, Any]:
     """Return results by case from a stored run or .npy file; None for a case without outputs."""
     from hil.controller.storage.runs import RunStore
     from hil.core.npy import load_npy

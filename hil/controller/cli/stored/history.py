@@ -12,8 +12,8 @@ import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.history_place import make_history_option
-from hil.controller.cli.options import FILE, json_option, options
-from hil.controller.cli.screen import answer, say
+from hil.controller.cli.options import FILE, combine_options, json_option
+from hil.controller.cli.screen import answer, print_message
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hil.controller.storage.history.store import HistoryStore
 
 history_option = make_history_option("[history] in hil.toml, or hil-runs/history")
-source_options = options(
+source_options = combine_options(
     click.option("--commit", default="", metavar="ID", help="Commit of the results (default: the run's)."),
     click.option("--branch", default="", metavar="NAME", help="Branch of the results (default: the run's)."),
 )
@@ -55,13 +55,13 @@ def add(runs: Sequence[str], commit: str, branch: str, chosen: HistorySettings |
     RUN is a directory, a name or the start of a name in hil-runs or hil-suites, or `latest`. Adding a run again has no
     effect. Programs that are still available are stored, too.
     """
-    from hil.controller.web.publish.publisher import session_folder
+    from hil.controller.web.publish.publisher import find_session_folder
     from hil.controller.workloads.history.collect import Collector
     from hil.controller.workloads.history.source_state import SourceOptions
 
     collector = Collector(SourceOptions(commit, branch))
     for run in runs:
-        collector.collect(session_folder(run))
+        collector.collect(find_session_folder(run))
     found = collector.found
     with open_history(chosen, create=True) as store:
         report = store.add(found.entries, found.programs.values())
@@ -106,15 +106,15 @@ def import_files(
 
 
 def _show_added(report: AddedEntries, as_json: bool) -> int:
-    from hil.controller.storage.screen.texts import counted
+    from hil.controller.storage.screen.texts import format_count
 
     if not as_json:
         for text in report.skipped:
-            say(f"skipped: {text}")
+            print_message(f"skipped: {text}")
     present = f", {report.present} present" if report.present else ""
-    evicted = f", {counted(report.evicted, 'program')} deleted to fit the quota" if report.evicted else ""
+    evicted = f", {format_count(report.evicted, 'program')} deleted to fit the quota" if report.evicted else ""
     entries = f"{report.added} {'entry' if report.added == 1 else 'entries'}"
-    text = f"added {entries}{present}, {counted(report.programs, 'program')}{evicted}"
+    text = f"added {entries}{present}, {format_count(report.programs, 'program')}{evicted}"
     return answer(as_json, report, text)
 
 
@@ -223,7 +223,7 @@ def accept(target: str, chosen: HistorySettings | None, as_json: bool) -> int:
 
 
 def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
-    from hil.controller.storage.screen.console import table_console
-    from hil.controller.storage.screen.texts import show, table
+    from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.screen.texts import make_table, show
 
-    show(table_console(), table(heads, rows, numbers=numbers, whole=heads[:1]))
+    show(make_table_console(), make_table(heads, rows, numbers=numbers, whole=heads[:1]))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import json_option, options, runs_option, seconds
-from hil.controller.cli.running.node_data import export_values, node_data_options
+from hil.controller.cli.options import check_seconds, combine_options, json_option, runs_option
+from hil.controller.cli.running.node_data import export_values, make_node_data_options
 from hil.controller.cli.screen import answer
 from hil.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 # Options that select a profile among several, and the directory with stored runs.
-_choice = options(
+_choice = combine_options(
     click.option("--case", default="", metavar="NAME", help="Model, if the run has more than one."), runs_option
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Number of rows to show.")
@@ -43,9 +43,9 @@ def _find(text: str, case: str, out: Path | None) -> Path:
 
 
 def _read(text: str, case: str, out: Path | None) -> Profile:
-    from hil.controller.analysis.profile.store import folder_of, read_profile
+    from hil.controller.analysis.profile.store import find_folder, read_profile
 
-    return read_profile(folder_of(_find(text, case, out)))
+    return read_profile(find_folder(_find(text, case, out)))
 
 
 @profile.command("open", epilog="Example: hil profile open latest")
@@ -62,11 +62,11 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
     import webbrowser
 
     from hil.controller.analysis.profile.perfetto import TraceViewer, has_screen
-    from hil.controller.analysis.profile.store import title_of, trace_of
+    from hil.controller.analysis.profile.store import read_title, trace_of
 
     found = _find(run, case, out)
     trace = trace_of(found)
-    with TraceViewer(trace, title=title_of(found), port=port) as viewer:
+    with TraceViewer(trace, title=read_title(found), port=port) as viewer:
         click.echo(f"{trace} is shown at {viewer.address}\nStop with Ctrl-C.")
         if not no_browser and has_screen():
             # Some browsers block the terminal until they exit.
@@ -91,13 +91,13 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     """Show a run's time per operation, or a compilation's time per phase."""
     from hil.controller.analysis.profile import show as shown
     from hil.controller.analysis.profile.compilation.compile_totals import is_compile_profile
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
     folder = _find(run, case, out)
     if is_compile_profile(folder):
         if as_json or plot:
             raise UsageError("compilation profiles do not support --json and --plot", hint=f"see {folder}/*.csv")
-        shown.print_compile_profile(table_console(), folder, top=top)
+        shown.print_compile_profile(make_table_console(), folder, top=top)
         return
     found = _read(run, case, out)
     if plot:
@@ -106,7 +106,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         as_json,
         shown.summarize_profile(found, by=by, top=top, plot=plot),
         *([f"drawn in {plot}"] if plot else ()),
-        show=lambda: shown.print_profile(table_console(), found, by=by, top=top),
+        show=lambda: shown.print_profile(make_table_console(), found, by=by, top=top),
     )
 
 
@@ -119,7 +119,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
     "--timeout",
     default=120.0,
     show_default=True,
-    callback=seconds,
+    callback=check_seconds,
     metavar="S",
     help="Timeout for the whole query, in seconds.",
 )
@@ -130,12 +130,12 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 
     With several statements, shows the rows of the last statement.
     """
+    from hil.controller.analysis.profile.perfetto import format_table, record_table
     from hil.controller.analysis.profile.perfetto import query as ask
-    from hil.controller.analysis.profile.perfetto import record_table, table_text
     from hil.controller.analysis.profile.store import trace_of
 
     table = ask(trace_of(_find(run, case, out)), sql, timeout=timeout)
-    answer(as_json, record_table(table), *filter(None, [table_text(table).removesuffix("\n")]))
+    answer(as_json, record_table(table), *filter(None, [format_table(table).removesuffix("\n")]))
 
 
 @profile.command(epilog="Example: hil profile diff monday tuesday --trace both.pftrace.gz")
@@ -153,7 +153,7 @@ def diff(
     from hil.controller.analysis.profile.diff import compare_profiles
     from hil.controller.analysis.profile.show import plot_diff, print_diff
     from hil.controller.analysis.profile.trace import write_comparison
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
     before, after = _read(a, case, out), _read(b, case, out)
     found = compare_profiles(before, after)
@@ -165,7 +165,7 @@ def diff(
         as_json,
         found.record(plot, trace),
         *(f"written: {path}" for path in (plot, trace) if path),
-        show=lambda: print_diff(table_console(), found, top=top),
+        show=lambda: print_diff(make_table_console(), found, top=top),
     )
 
 
@@ -190,7 +190,7 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
 
 @profile.command(epilog="Example: hil profile export latest --node-data times.json --model net.onnx")
 @click.argument("run", metavar="RUN")
-@node_data_options("time_ns", required=True)
+@make_node_data_options("time_ns", required=True)
 @click.option(
     "--model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -204,11 +204,11 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
 
     The time of a fused operation cannot be divided: each of its nodes gets the full time.
     """
-    from hil.controller.analysis.graphs.dispatches import timed_operations
-    from hil.controller.analysis.graphs.values import of_totals
+    from hil.controller.analysis.graphs.dispatches import sum_operations
+    from hil.controller.analysis.graphs.values import map_totals
     from hil.controller.records.commands.stored import NodeDataFile
 
-    values = of_totals(timed_operations(_read(run, case, out).rows))
+    values = map_totals(sum_operations(_read(run, case, out).rows))
     count = export_values(values, node_data, by, model)
     document = NodeDataFile(node_data=str(node_data), nodes=count)
     answer(as_json, document, f"written: {node_data}, {count} nodes")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from hil.controller.cli.commands import command
+from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
-from hil.controller.cli.screen import Bars, answer, say
+from hil.controller.cli.screen import Bars, answer, print_message
 
 
-@command(epilog="Example: hil publish latest --to http://localhost:8790")
+@make_command(epilog="Example: hil publish latest --to http://localhost:8790")
 @click.argument("session", metavar="RUN")
 @click.option("--to", "address", required=True, metavar="URL", help="Address that `hil web` prints.")
 @click.option("--token", default="", metavar="TEXT", envvar="HIL_WEB_TOKEN", help="Token of the server.")
@@ -26,12 +26,12 @@ def publish(
     hil-runs or hil-suites, or `latest`. hil sends only files that the server lacks. After Ctrl-C, the same command
     continues. The server shows the session when all files have arrived.
     """
-    from hil.controller.web.publish.publisher import Publisher, read_folder, session_folder
+    from hil.controller.web.publish.publisher import Publisher, find_session_folder, read_folder
 
     with Publisher(address, token, plain_http=plain_http) as server:
-        folder = read_folder(session_folder(session), name, tensors=not no_tensors)
+        folder = read_folder(find_session_folder(session), name, tensors=not no_tensors)
         for one in folder.left_out:
-            say(f"left out: {one}")
+            print_message(f"left out: {one}")
         with Bars(as_json, ("spinner", "{task.description}", "bar", "{task.percentage:.0f} %", "time"), 32) as bars:
             task = bars.add(f"sending {folder.parcel.id}", folder.parcel.size)
             found = server.publish(folder, lambda done, total: bars.update(task, completed=done, total=total))

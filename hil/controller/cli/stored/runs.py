@@ -25,7 +25,7 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     from hil.controller.records.commands.stored import RunList
     from hil.controller.storage.runs import RunStore
 
-    rows = RunStore(out).summaries()
+    rows = RunStore(out).list_summaries()
     width = max((len(row.id) for row in rows), default=0)
     # The run's name contains the time in UTC.
     lines = [
@@ -45,14 +45,14 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
     Specify an ID, the start of an ID, `latest`, a directory, or MATRIX/TARGET for one run of a matrix.
     """
-    from hil.controller.storage.origin import origin_text
+    from hil.controller.storage.origin import format_origin
     from hil.controller.storage.runs import RECORD, RunStore
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
     from hil.controller.workloads.evaluation.show import print_evaluation
     from hil.controller.workloads.evaluation.stored import find_evaluation
 
     store = RunStore(out)
-    folder = store.folder_of(run)
+    folder = store.find_folder(run)
     if not (folder / RECORD).exists():
         from hil.controller.workloads.matrix.report import load_matrix
 
@@ -60,14 +60,14 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
         return
     found = store.open(run)
     record = found.record.replace(folder=str(found.folder))
-    origin = origin_text(record.origin)
+    origin = format_origin(record.origin)
     evaluation = find_evaluation(found)
 
     def print_record() -> None:
         if evaluation is None:
             print_cases(record)
         else:
-            print_evaluation(table_console(), evaluation)
+            print_evaluation(make_table_console(), evaluation)
 
     answer(as_json, record, *([f"from {origin}"] if origin else []), show=print_record)
 

@@ -14,7 +14,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, FOLDER
-from hil.controller.cli.screen import say
+from hil.controller.cli.screen import print_message
 from hil.errors import HilError, UsageError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def web(
     except ModuleNotFoundError as error:
         raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 
-    from hil.controller.farm.paths import farm_address, farm_home, own_address
+    from hil.controller.farm.paths import choose_farm_address, get_farm_home, own_address
 
     roots = runs or (Path(),)
     for root in roots:
@@ -104,17 +104,17 @@ def web(
     store = PublishedStore((published or roots[0] / PUBLISHED).resolve(), int(published_gb * 1e9))
     made = secrets.token_urlsafe(24) if farm and not token and is_loopback(host) else ""
 
-    def listening(address: str) -> None:
+    def print_address(address: str) -> None:
         click.echo(f"{address}{f'?token={made}' if made else ''}\nStop with Ctrl-C.")
 
-    where = own_address if farm == "local" else lambda: farm_address(farm)
-    name = str(farm_home()) if farm == "local" else farm
+    where = own_address if farm == "local" else lambda: choose_farm_address(farm)
+    name = str(get_farm_home()) if farm == "local" else farm
     if farm and farm != "local":
         where()  # report missing connection settings immediately
     access = AccessRules(host, token or made)
     history = chosen.place if chosen else _find_farm_history(farm) or _find_history(roots)
     link = where if farm else None
-    serve(roots, access, port, listening=listening, farm=link, farm_name=name, published=store, history=history)
+    serve(roots, access, port, listening=print_address, farm=link, farm_name=name, published=store, history=history)
 
 
 def _find_farm_history(farm: str) -> HistoryPlace | None:
@@ -148,7 +148,7 @@ def _find_history(roots: Sequence[Path]) -> HistoryPlace | None:
             places = (root / DEFAULT_PATH, root / DEFAULT_PATH.name)
             found += [HistoryPlace(one) for one in places if one.resolve().is_relative_to(root.resolve())]
         except (HilError, OSError, RuntimeError) as error:
-            say(f"hil: history not shown: {error}")
+            print_message(f"hil: history not shown: {error}")
     return next((one for one in found if one.may_exist()), next(iter(found), None))
 
 
@@ -171,10 +171,10 @@ def diff(a: Path, b: Path, port: int, opens: bool) -> None:
 
     from hil.controller.analysis.profile.perfetto import has_screen
 
-    def listening(address: str) -> None:
+    def print_address(address: str) -> None:
         click.echo(f"{address}\nStop with Ctrl-C.")
         if opens and has_screen():
             # Some browsers block the terminal until they exit.
             threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
-    serve_pair(a, b, port, listening=listening)
+    serve_pair(a, b, port, listening=print_address)

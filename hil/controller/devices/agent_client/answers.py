@@ -42,32 +42,32 @@ MESSAGE_LIMITS = {
 }
 # Maximum characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
-READINGS_MOST = 1000
+MAX_READINGS = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
-_RANK_MOST = 32
-_ANSWERS_MOST = 1000
+_MAX_RANK = 32
+_MAX_ANSWERS = 1000
 # An agent stores the outputs for at most this many different results. Same value as `hil.agent.iterations.MAX_KEPT`.
-_KEPT_MOST = 4
-_ELEMENTS_MOST = 1 << 48
-_NAME_MOST = 4096
+_MAX_STORED_ANSWERS = 4
+_MAX_ELEMENTS = 1 << 48
+_MAX_NAME = 4096
 _PROBLEM_MOST = 1000
 _INT64_MOST = (1 << 63) - 1
 # Maximum characters in the owner and in the purpose of a session.
 _HOLDER_CHARACTERS = 200
-_TTL_MOST_S = 3600.0
+_MAX_TTL_SECONDS = 3600.0
 # gRPC metadata values allow only these characters.
 _TOKEN = re.compile(r"[\x21-\x7e]{1,1024}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 # Name, dtype, shape and data size of an output; the size is None if the output has no data.
 _Head: TypeAlias = "tuple[str, str, tuple[int, ...], int | None]"
 # Cache successful output checks only for calls with at most this many outputs.
-_KEPT_OUTPUTS = 64
+_MAX_CACHED_OUTPUTS = 64
 # Outputs may be larger than the program declares, by this number of bytes. Some runtimes only warn about larger
 # outputs.
 _SLACK_BYTES = 64 * MIB
 
 
-def service_config() -> str:
+def make_service_config() -> str:
     """Return :data:`MESSAGE_LIMITS` as a gRPC service config."""
     methods = [
         {"name": [{"service": f"{wire.PACKAGE}.{service}", "method": method}], "maxResponseMessageBytes": most}
@@ -77,20 +77,23 @@ def service_config() -> str:
 
 
 @functools.cache
-def most_bytes() -> int:
+def max_output_bytes() -> int:
     """Return the size limit for one call's outputs or one blob: half of this machine's memory."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
 
 
-def expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
-    """Return the size limit for outputs with these specs. The limit is :func:`most_bytes` if any size is unknown."""
+def max_expected_bytes(specs: Sequence[TensorSpec] | None) -> int:
+    """Return the size limit for outputs with these specs.
+
+    The limit is :func:`max_output_bytes` if any size is unknown.
+    """
     if specs is None or not all(spec.dtype and spec.dtype != "string" and spec.is_static for spec in specs):
-        return most_bytes()
-    known = sum(tensors.nbytes_of(spec.dtype, [int(dim or 0) for dim in spec.shape]) for spec in specs)
-    return min(known * 2 + _SLACK_BYTES, most_bytes())
+        return max_output_bytes()
+    known = sum(tensors.count_bytes(spec.dtype, [int(dim or 0) for dim in spec.shape]) for spec in specs)
+    return min(known * 2 + _SLACK_BYTES, max_output_bytes())
 
 
-def broken(what: str) -> ProtocolBroken:
+def make_protocol_error(what: str) -> ProtocolBroken:
     """Return the error for an invalid response."""
     return ProtocolBroken(
         f"invalid agent response: {what}",
@@ -100,10 +103,10 @@ def broken(what: str) -> ProtocolBroken:
 
 def _expect(sane: bool, otherwise: str) -> None:
     if not sane:
-        raise broken(otherwise)
+        raise make_protocol_error(otherwise)
 
 
-def given(reply: Any) -> Any:
+def require_reply(reply: Any) -> Any:
     """Return the response, or raise ProtocolBroken if it is None: a call can end successfully without a response."""
     _expect(reply is not None, "the response is missing")
     return reply
@@ -112,30 +115,30 @@ def given(reply: Any) -> Any:
 def check_description(reply: pb.DescribeReply) -> None:
     """Check the response of Describe."""
     _expect(reply.HasField("machine"), "the machine description is missing")
-    _few(reply.runtimes, _RUNTIMES_MOST, "runtimes")
-    _names([one.name for one in reply.runtimes], "runtimes")
-    _readings(reply.readings)
-    _finite(reply.holder.held_s, "time the board is in use")
+    _check_count(reply.runtimes, _RUNTIMES_MOST, "runtimes")
+    _check_names([one.name for one in reply.runtimes], "runtimes")
+    _check_readings(reply.readings)
+    _check_finite(reply.holder.held_s, "time the board is in use")
 
 
 def check_opened(reply: pb.SessionOpened, fence: int) -> None:
     """Check the response to opening a session. If the requested ``fence`` is 0, the agent may choose any fence."""
     _expect(bool(_TOKEN.fullmatch(reply.token)), "the session token must be a short text without spaces")
-    _expect(0 < reply.ttl_s <= _TTL_MOST_S, f"invalid session TTL: {reply.ttl_s:g} s")
+    _expect(0 < reply.ttl_s <= _MAX_TTL_SECONDS, f"invalid session TTL: {reply.ttl_s:g} s")
     _expect(fence in (0, reply.fence), f"the session has fence {reply.fence}, expected {fence}")
 
 
-def waiting_text(reply: pb.SessionWaiting) -> str:
+def describe_holder(reply: pb.SessionWaiting) -> str:
     """Describe the current holder of the board for messages."""
     holder = reply.holder
-    _finite(holder.held_s, "time the board is in use")
+    _check_finite(holder.held_s, "time the board is in use")
     owner, purpose = holder.owner[:_HOLDER_CHARACTERS], holder.purpose[:_HOLDER_CHARACTERS]
     return f"{owner} has used the board for {holder.held_s:.0f} s ({purpose})"
 
 
-def missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:
+def read_missing_blobs(reply: pb.MissingReply, asked: Collection[str]) -> dict[str, int]:
     """Return the digests of the missing blobs, each with the number of bytes that the board already has."""
-    _few(reply.missing, len(asked), "missing blobs")
+    _check_count(reply.missing, len(asked), "missing blobs")
     missing = {blob.digest: int(blob.have_bytes) for blob in reply.missing}
     sane = len(missing) == len(reply.missing) and missing.keys() <= set(asked)
     _expect(sane, "it lists missing blobs that hil did not request")
@@ -156,14 +159,14 @@ def check_stored(replies: Iterable[pb.PutReply], sent: Sequence[str]) -> None:
     _expect(len(stored) == len(sent), "it does not confirm all sent blobs as stored")
 
 
-def blob_size(reply: Any) -> int:
+def read_blob_size(reply: Any) -> int:
     """Return the size of a blob from the first message of Get."""
     is_start = isinstance(reply, pb.GetReply) and reply.WhichOneof("kind") == "start"
     _expect(is_start, "blob data precedes the blob size")
-    return _fitting(int(reply.start.size), most_bytes(), "a blob")
+    return _check_size(int(reply.start.size), max_output_bytes(), "a blob")
 
 
-def room_for(size: int) -> Array:
+def allocate_buffer(size: int) -> Array:
     """Allocate a buffer for announced data. The kernel provides pages only as data arrives.
 
     Raises ProtocolBroken if this machine cannot allocate ``size`` bytes.
@@ -171,41 +174,41 @@ def room_for(size: int) -> Array:
     try:
         return np.empty(size, np.uint8)
     except (MemoryError, ValueError) as error:
-        raise broken(f"data of {size >> 20} MiB exceeds this machine's memory") from error
+        raise make_protocol_error(f"data of {size >> 20} MiB exceeds this machine's memory") from error
 
 
-def data_of(message: Any, room: int) -> memoryview:
+def read_data(message: Any, room: int) -> memoryview:
     """Return the bytes of a data message, which must fit into ``room`` bytes."""
     if not isinstance(message, memoryview):
-        raise broken("expected the announced data, got a different message")
+        raise make_protocol_error("expected the announced data, got a different message")
     _expect(0 < message.nbytes <= room, "data does not match the announced size")
     return message
 
 
-def specs_of(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, ...]:
+def parse_specs(messages: Sequence[pb.TensorSpec], what: str) -> tuple[TensorSpec, ...]:
     """Parse and check the specs of a program's inputs or outputs."""
-    _few(messages, _TENSORS_MOST, what)
-    specs = tuple(map(wire.spec_from_message, messages))
-    _names([spec.name for spec in specs], what, empty=True)
+    _check_count(messages, _TENSORS_MOST, what)
+    specs = tuple(map(wire.decode_spec, messages))
+    _check_names([spec.name for spec in specs], what, empty=True)
     size = 0
     for spec in specs:
         known = [dim if isinstance(dim, int) else 1 for dim in spec.shape]
-        _dtype(spec.dtype, known=False)
+        _check_dtype(spec.dtype, known=False)
         _shape(known)
         _expect(bool(spec.dtype) or not spec.shape, f"{spec.name[:100]!r} has a shape but no dtype")
         symbols = [dim for dim in spec.shape if isinstance(dim, str)]
         _expect(
-            max(map(len, symbols), default=0) <= _NAME_MOST, f"a dimension name has more than {_NAME_MOST} characters"
+            max(map(len, symbols), default=0) <= _MAX_NAME, f"a dimension name has more than {_MAX_NAME} characters"
         )
         if spec.dtype not in ("", "string"):
-            size += tensors.nbytes_of(spec.dtype, known)
-    _fitting(size, most_bytes(), what)
+            size += tensors.count_bytes(spec.dtype, known)
+    _check_size(size, max_output_bytes(), what)
     return specs
 
 
 def check_loaded(reply: pb.LoadReply) -> None:
-    """Check the response of Load, except tensor specs (see :func:`specs_of`)."""
-    is_named = 0 < len(reply.program_id) <= _NAME_MOST and len(reply.function) <= _NAME_MOST
+    """Check the response of Load, except tensor specs (see :func:`parse_specs`)."""
+    is_named = 0 < len(reply.program_id) <= _MAX_NAME and len(reply.function) <= _MAX_NAME
     _expect(is_named, "a loaded program has an invalid name")
     _expect(min(reply.load_ns, reply.worker_pid) >= 0, "load time or worker PID is negative")
 
@@ -214,28 +217,28 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
     """Check and return the head of an Invoke response. All outputs together may take at most ``most`` bytes."""
     _expect(_is(message, "done"), "output data precedes the result")
     done: pb.InvokeDone = message.done
-    _few(done.outputs, _TENSORS_MOST, "outputs")
+    _check_count(done.outputs, _TENSORS_MOST, "outputs")
     starts, ends = len(done.start_ns), len(done.end_ns)
     if not starts == ends == iterations:
-        raise broken(f"expected {iterations} iterations, got {starts} start and {ends} end times")
-    heads = tuple([_head(tensor) for tensor in done.outputs])
+        raise make_protocol_error(f"expected {iterations} iterations, got {starts} start and {ends} end times")
+    heads = tuple([_check_head(tensor) for tensor in done.outputs])
     # Cache the checks, because consecutive calls usually have outputs with the same shapes.
-    check = _check_outputs if len(heads) <= _KEPT_OUTPUTS else _check_outputs.__wrapped__
+    check = _check_outputs if len(heads) <= _MAX_CACHED_OUTPUTS else _check_outputs.__wrapped__
     check(heads, None if names is None else tuple(names), most)
     if done.HasField("placement"):
-        _few(done.placement.parts, _PARTS_MOST, "parts of a program")
+        _check_count(done.placement.parts, _PARTS_MOST, "parts of a program")
         _expect(
             sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, f"more than {_NODES_MOST} node names"
         )
     if done.HasField("state"):
-        _readings(done.state.readings)
+        _check_readings(done.state.readings)
     return done
 
 
-def calls_of(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:
+def parse_calls(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:
     """Return the calls of a stepped program."""
     _expect(start.HasField("steps") or not done.calls, "it reports steps that hil did not request")
-    _few(done.calls, MAX_CALLS, "calls")
+    _check_count(done.calls, MAX_CALLS, "calls")
     stamps = [stamp for call in done.calls for stamp in (call.start_ns, call.end_ns)]
     _expect(stamps == sorted(stamps) and min(stamps, default=0) >= 0, "times of calls decrease")
     return tuple(StepCall(call.tokens, call.start_ns, call.end_ns) for call in done.calls)
@@ -257,20 +260,22 @@ def instructions_of(done: pb.InvokeDone, iterations: int) -> InstructionCounts |
     return InstructionCounts(found.counter, counts)
 
 
-def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:
+def parse_repetition(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[str, Array]) -> Repetition | None:
     """Return the comparison of the call's runs, or None if the response has none."""
     is_profile = start.HasField("profile")
     if not done.HasField("repetition"):
         return None
     told = done.repetition
-    _few(told.answers, _ANSWERS_MOST, "different answers")
-    _few(told.differing, _TENSORS_MOST, "differing outputs")
+    _check_count(told.answers, _MAX_ANSWERS, "different answers")
+    _check_count(told.differing, _TENSORS_MOST, "differing outputs")
     if not told.answers and is_profile:
         return None  # the profiler returns no outputs
     firsts = [answer.first for answer in told.answers]
     counted = sum(answer.runs for answer in told.answers) + told.others
     is_whole = counted == start.warmup + start.iterations and firsts[:1] == [0] and told.answers[0].kept
-    is_bounded = sum(answer.kept for answer in told.answers) <= _KEPT_MOST and all(one.runs for one in told.answers)
+    is_bounded = sum(answer.kept for answer in told.answers) <= _MAX_STORED_ANSWERS and all(
+        one.runs for one in told.answers
+    )
     is_sane = is_whole and is_bounded and firsts == sorted(set(firsts))
     _expect(is_sane, "invalid list of distinct results")
     names = list(outputs)
@@ -286,12 +291,12 @@ def repetition_of(done: pb.InvokeDone, start: pb.InvokeStart, outputs: Mapping[s
     )
 
 
-def output_of(message: pb.Tensor, streamed: Any = None) -> Array:
+def parse_output(message: pb.Tensor, streamed: Any = None) -> Array:
     """Return the tensor of a received output. ``streamed`` is the buffer of streamed data."""
     try:
-        return wire.tensor_from_message(message, streamed)
+        return wire.decode_tensor(message, streamed)
     except (HilError, ValueError, MemoryError, OverflowError) as error:
-        raise broken(f"output {message.name[:100]!r}: {error}") from error
+        raise make_protocol_error(f"output {message.name[:100]!r}: {error}") from error
 
 
 def check_files(names: Iterable[str]) -> None:
@@ -309,17 +314,17 @@ def check_digests(message: Any, computed: Sequence[str]) -> None:
 
 def check_sample(sample: pb.CounterSample) -> None:
     """Check one sample of a board's counters."""
-    _readings(sample.readings)
+    _check_readings(sample.readings)
 
 
 def _is(message: Any, kind: str) -> bool:
     return not isinstance(message, memoryview) and message.WhichOneof("kind") == kind
 
 
-def _head(tensor: pb.Tensor) -> _Head:
+def _check_head(tensor: pb.Tensor) -> _Head:
     shape, kind = tensor.shape, tensor.WhichOneof("payload")
-    if len(shape) > _RANK_MOST:
-        raise broken(f"a tensor has {len(shape)} dimensions")
+    if len(shape) > _MAX_RANK:
+        raise make_protocol_error(f"a tensor has {len(shape)} dimensions")
     size = len(tensor.inline) if kind == "inline" else int(tensor.streamed) if kind == "streamed" else None
     return tensor.name, tensor.dtype, tuple(shape), size
 
@@ -329,59 +334,61 @@ def _check_outputs(heads: tuple[_Head, ...], names: tuple[str, ...] | None, most
     """Check the heads of outputs. Only successful checks are cached."""
     found = [name for name, *_ in heads]
     if names is not None and found != list(names):
-        raise broken(f"outputs do not match the program: got {_listed(found)}, expected {_listed(names)}")
-    _names(found, "outputs", empty=True)
+        raise make_protocol_error(
+            f"outputs do not match the program: got {_join_names(found)}, expected {_join_names(names)}"
+        )
+    _check_names(found, "outputs", empty=True)
     total = 0
     for name, dtype, shape, size in heads:
-        _dtype(dtype, known=True)
+        _check_dtype(dtype, known=True)
         _shape(shape)
         what = f"output {name[:100]!r}"
         if size is None:
-            raise broken(f"{what} has no data")
+            raise make_protocol_error(f"{what} has no data")
         if dtype == "string":
             _expect(size >= 4 * math.prod(shape), f"{what} has {size} bytes, fewer than the shape requires")
         else:
-            needed = tensors.nbytes_of(dtype, shape)
+            needed = tensors.count_bytes(dtype, shape)
             _expect(size == needed, f"{what} has {size} bytes, expected {needed} for the shape")
         total += size
-    _fitting(total, most, "the outputs")
+    _check_size(total, most, "the outputs")
 
 
-def _dtype(name: str, *, known: bool) -> None:
+def _check_dtype(name: str, *, known: bool) -> None:
     _expect(name in tensors.DTYPES or not (known or name), f"unknown dtype {name[:100]!r}")
 
 
 def _shape(dims: Sequence[int]) -> None:
-    _expect(len(dims) <= _RANK_MOST, f"a tensor has {len(dims)} dimensions")
-    _expect(math.prod(max(dim, 1) for dim in dims) <= _ELEMENTS_MOST, "tensor size exceeds the limit")
+    _expect(len(dims) <= _MAX_RANK, f"a tensor has {len(dims)} dimensions")
+    _expect(math.prod(max(dim, 1) for dim in dims) <= _MAX_ELEMENTS, "tensor size exceeds the limit")
 
 
-def _readings(readings: Sequence[pb.Reading]) -> None:
-    _few(readings, READINGS_MOST, "readings")
+def _check_readings(readings: Sequence[pb.Reading]) -> None:
+    _check_count(readings, MAX_READINGS, "readings")
     for reading in readings:
         _expect(bool(reading.name), "missing name of a reading")
-        _finite(reading.value, f"the reading {reading.name[:100]!r}")
+        _check_finite(reading.value, f"the reading {reading.name[:100]!r}")
 
 
-def _finite(value: float, what: str) -> None:
+def _check_finite(value: float, what: str) -> None:
     _expect(math.isfinite(value), f"{what} is {value}")
 
 
-def _few(items: Sequence[Any], most: int, what: str) -> None:
+def _check_count(items: Sequence[Any], most: int, what: str) -> None:
     _expect(len(items) <= most, f"{len(items)} {what}, maximum {most}")
 
 
-def _names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
+def _check_names(names: Sequence[str], what: str, *, empty: bool = False) -> None:
     _expect(len(set(names)) == len(names), f"duplicate name among the {what}")
-    named = all(len(name) <= _NAME_MOST and (name or empty) for name in names)
+    named = all(len(name) <= _MAX_NAME and (name or empty) for name in names)
     _expect(named, f"missing or overlong name among the {what}")
 
 
-def _fitting(size: int, most: int, what: str) -> int:
+def _check_size(size: int, most: int, what: str) -> int:
     _expect(size <= most, f"{what} of {size >> 20} MiB exceeds the limit of {most >> 20} MiB")
     return size
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     text = ", ".join(repr(name[:40]) for name in names[:5])
     return f"{text} and {len(names) - 5} more" if len(names) > 5 else text or "none"

@@ -103,11 +103,11 @@ class Call:
                 self._early_bytes = 0
             return message
         try:
-            message = self._next(self._limit)
-            if message is not None and not self._method.streams_replies and self._next(self._limit) is not None:
-                raise answers.broken("duplicate response")
+            message = self._read_next(self._limit)
+            if message is not None and not self._method.streams_replies and self._read_next(self._limit) is not None:
+                raise answers.make_protocol_error("duplicate response")
         except ConnectionBroken as error:
-            raise _broke(error) from error
+            raise _make_broken_error(error) from error
         return message
 
     def receive_into(self, view: memoryview) -> int:
@@ -121,9 +121,9 @@ class Call:
             # message.
             data = getattr(self._parse(size, self._limit), "data", b"") if kind == MESSAGE else b""
         except ConnectionBroken as error:
-            raise _broke(error) from error
+            raise _make_broken_error(error) from error
         if not 0 < len(data) <= view.nbytes:
-            raise answers.broken("data does not match the announcement")
+            raise answers.make_protocol_error("data does not match the announcement")
         view[: len(data)] = data
         return len(data)
 
@@ -137,42 +137,44 @@ class Call:
 
     def _receive_early(self) -> bool:
         """Receive a message during sending. Such messages must be few and short. Return False at the end."""
-        message = self._next(min(self._limit, _MAX_EARLY_MESSAGE))
+        message = self._read_next(min(self._limit, _MAX_EARLY_MESSAGE))
         self._early.append(message)
         if message is not None:
             self._early_bytes += message.ByteSize() + _MESSAGE_OVERHEAD
         if self._early_bytes > _MAX_EARLY_BYTES:
-            raise answers.broken(f"responses to {self._method.name} exceed the limit")
+            raise answers.make_protocol_error(f"responses to {self._method.name} exceed the limit")
         return message is not None
 
-    def _next(self, limit: int) -> Any:
+    def _read_next(self, limit: int) -> Any:
         """Return the next message of at most ``limit`` bytes, or None at the end."""
         if (begun := self.stream.begin()) is None:
             return None
         kind, size = begun
         if kind != MESSAGE:
-            raise answers.broken("unannounced data")
+            raise answers.make_protocol_error("unannounced data")
         return self._parse(size, limit)
 
     def _parse(self, size: int, limit: int) -> Any:
         if size > limit:
-            raise answers.broken(f"response to {self._method.name} has {size} bytes, over the limit of {limit}")
+            raise answers.make_protocol_error(
+                f"response to {self._method.name} has {size} bytes, over the limit of {limit}"
+            )
         try:
             return parse_message(self._method.reply, self.stream.content(size))
         except DecodeError as error:
-            raise answers.broken(f"cannot decode the response to {self._method.name}") from error
+            raise answers.make_protocol_error(f"cannot decode the response to {self._method.name}") from error
 
     def _explain(self, error: ConnectionBroken) -> Exception:
         """Return the error for a failed send. Raises the agent's error if it has arrived."""
         if not may_go_on(self._method.name):  # another thread reads the replies of a session
-            return _broke(error)
+            return _make_broken_error(error)
         try:
-            while self._next(self._limit) is not None:
+            while self._read_next(self._limit) is not None:
                 pass
         except ConnectionBroken:
-            return _broke(error)
-        return answers.broken("the call ended before the upload finished")
+            return _make_broken_error(error)
+        return answers.make_protocol_error("the call ended before the upload finished")
 
 
-def _broke(error: ConnectionBroken) -> CallFailed:
+def _make_broken_error(error: ConnectionBroken) -> CallFailed:
     return CallFailed("UNAVAILABLE", f"the data connection broke: {error}")

@@ -11,14 +11,14 @@ from hil.controller.devices.agent_client.data_stream import DataConnections, NoD
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.errors import UsageError
 from hil.protocol import wire_errors
-from hil.protocol.data_connection import METHODS, data_path
+from hil.protocol.data_connection import METHODS, get_data_path
 
 if TYPE_CHECKING:
     from hil.controller.devices.agent_client.grpc_stream import GrpcChannel
 
 
 # Timeout in seconds for an agent to accept a call. If the connection is open and silent for longer, the agent hangs.
-OPEN_S = 15.0
+OPEN_SECONDS = 15.0
 
 
 class AgentCalls:
@@ -33,15 +33,15 @@ class AgentCalls:
         self.fallback = ""
         self._target = target
         is_protected = target.ca or target.cert or target.key
-        path = "" if is_protected else data_path(target.address)
+        path = "" if is_protected else get_data_path(target.address)
         self._data = DataConnections(path, target.token) if path else None
         self._grpc: GrpcChannel | None = None
         self._lock = threading.Lock()
         self._open: weakref.WeakKeyDictionary[Call, str] = weakref.WeakKeyDictionary()  # values: session tokens
         if self._data is None:
-            self._over_grpc()
+            self._open_grpc()
 
-    def begin(self, method: str, session: str = "", *, within_s: float = OPEN_S, waits: bool = False) -> Call:
+    def begin(self, method: str, session: str = "", *, within_s: float = OPEN_SECONDS, waits: bool = False) -> Call:
         """Begin a call over a data connection, or over gRPC if no data connection is available.
 
         Args:
@@ -52,8 +52,8 @@ class AgentCalls:
         Raises:
             CallFailed: The agent refuses the call or hangs.
         """
-        stream: CallStream | None = self._over_data(method, session, within_s)
-        call = Call(METHODS[method], stream or self._over_grpc().open(method, session, waits=waits))
+        stream: CallStream | None = self._call_over_data(method, session, within_s)
+        call = Call(METHODS[method], stream or self._open_grpc().open(method, session, waits=waits))
         with self._lock:
             self._open[call] = session
         return call
@@ -68,12 +68,12 @@ class AgentCalls:
     def is_answered(self, within_s: float) -> bool:
         """Return whether an agent accepts calls. A busy agent accepts calls; a hanging agent does not."""
         try:
-            if stream := self._over_data("Clock", "", within_s):
+            if stream := self._call_over_data("Clock", "", within_s):
                 stream.cancel()
                 return True
         except CallFailed as error:
             return error.code != "DEADLINE_EXCEEDED"  # a refusal is also a response
-        return self._over_grpc().is_answered(within_s)
+        return self._open_grpc().is_answered(within_s)
 
     def close(self) -> None:
         """Cancel all calls and disconnect."""
@@ -83,7 +83,7 @@ class AgentCalls:
         if self._grpc is not None:
             self._grpc.close()
 
-    def _over_data(self, method: str, session: str, within_s: float) -> CallStream | None:
+    def _call_over_data(self, method: str, session: str, within_s: float) -> CallStream | None:
         self.fallback = ""
         if self._data is None:
             return None
@@ -95,12 +95,12 @@ class AgentCalls:
             return None
         except CallFailed as error:
             # Agents of an older hil support fewer methods on data connections.
-            if isinstance(wire_errors.from_bytes(error.error), UsageError):
+            if isinstance(wire_errors.decode_error(error.error), UsageError):
                 self.fallback = error.text
                 return None
             raise
 
-    def _over_grpc(self) -> GrpcChannel:
+    def _open_grpc(self) -> GrpcChannel:
         # Import gRPC only if it is used.
         from hil.controller.devices.agent_client.grpc_stream import GrpcChannel
 

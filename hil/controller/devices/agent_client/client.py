@@ -20,7 +20,7 @@ from hil import errors
 from hil.controller.devices.agent_client import answers
 from hil.controller.devices.agent_client.call import Call, CallFailed
 from hil.controller.devices.agent_client.connection import AgentConnection
-from hil.controller.devices.agent_client.session_streams import STALL_S, InvokeStream, receive, transfer_limit_s
+from hil.controller.devices.agent_client.session_streams import STALL_SECONDS, InvokeStream, receive, transfer_limit_s
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.core import clock, digest, tensors
 from hil.core.bounded_json import parse_json
@@ -34,11 +34,11 @@ from hil.core.timeline import Span
 from hil.protocol import wire, wire_steps
 from hil.protocol.v1 import agent_pb2 as pb
 
-_CALL_S = 60.0
+_CALL_SECONDS = 60.0
 # Seconds to wait for the response after a request's timeout. After this time, hil considers the agent lost.
-_GRACE_S = 15.0
+_GRACE_SECONDS = 15.0
 # Write speed of the slowest supported disk.
-_SLOWEST_DISK_BYTES_S = 2_000_000
+_MIN_DISK_BYTES_PER_SECOND = 2_000_000
 # Fields of Describe that change while the board runs, as in pb.State.
 _STATE = ("clock_ns", "wall_ns", "readings")
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -65,14 +65,14 @@ class AgentClient(AgentConnection, BoardClient):
 
     def pings(self, count: int = 8) -> list[clock.Ping]:
         """Ping the board's clock."""
-        with self._seam():
-            return self._pings(count, _CALL_S)
+        with self._translate_errors():
+            return self._ping_clock(count, _CALL_SECONDS)
 
     def missing(self, digests: Collection[str], /) -> dict[str, int]:
         """Return the blobs that the board lacks, each with the bytes that an earlier upload left on the board."""
-        with self._seam():
-            reply = self._answered("Missing", pb.MissingRequest(digests=list(digests)), _CALL_S)
-            return answers.missing_blobs(reply, digests)
+        with self._translate_errors():
+            reply = self._call_unary("Missing", pb.MissingRequest(digests=list(digests)), _CALL_SECONDS)
+            return answers.read_missing_blobs(reply, digests)
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Progress | None = None) -> None:
         """Send blobs, which the board verifies.
@@ -82,36 +82,38 @@ class AgentClient(AgentConnection, BoardClient):
 
         sizes = {name: path.stat().st_size for name, (path, _) in blobs.items()}
         # Allow time for the disk: a send blocks until the board has written the earlier chunks.
-        stall_s = STALL_S + sum(sizes.values()) / _SLOWEST_DISK_BYTES_S
+        stall_s = STALL_SECONDS + sum(sizes.values()) / _MIN_DISK_BYTES_PER_SECOND
 
-        with self._seam():
+        with self._translate_errors():
             for name, (_, offset) in blobs.items():
                 answers.check_offset(offset, sizes[name])
             deadline = time.monotonic() + stall_s + transfer_limit_s(sum(sizes.values()))
-            with self._guarded("Put", stall_s) as (call, guard):
+            with self._guard_call("Put", stall_s) as (call, guard):
                 for name, (path, offset) in blobs.items():
                     call.send(pb.PutRequest(start=pb.PutStart(digest=name, size=sizes[name], offset=offset)))
-                    for piece in _pieces(path, offset):
+                    for piece in _iter_pieces(path, offset):
                         self.payload_bytes_sent += len(piece)
-                        guard.within(min(stall_s, deadline - time.monotonic()))
+                        guard.set_timeout(min(stall_s, deadline - time.monotonic()))
                         call.send(piece)
-                        self._heard()
+                        self._restart_silence()
                         if progress:
                             progress(len(piece))
                 call.end()
-                guard.within(stall_s)
+                guard.set_timeout(stall_s)
                 answers.check_stored(iter(call.receive, None), list(blobs))
 
     def get(self, name: str) -> memoryview:
         """Read a blob from the board and verify it. Raises BoardLost on a digest mismatch."""
-        with self._seam(), self._guarded("Get", STALL_S) as (call, guard):
+        with self._translate_errors(), self._guard_call("Get", STALL_SECONDS) as (call, guard):
             call.send(pb.GetRequest(digest=name))
-            size = answers.blob_size(call.receive())
+            size = answers.read_blob_size(call.receive())
             deadline = time.monotonic() + transfer_limit_s(size)
-            view = memoryview(answers.room_for(size).data)
-            found = receive(call, view, StreamHasher(digest.algorithm_of(name)), guard, deadline, self._heard)
+            view = memoryview(answers.allocate_buffer(size).data)
+            found = receive(
+                call, view, StreamHasher(digest.get_algorithm(name)), guard, deadline, self._restart_silence
+            )
             if call.receive() is not None:
-                raise answers.broken("the agent sent more data than it announced")
+                raise answers.make_protocol_error("the agent sent more data than it announced")
         if found != name:
             raise errors.BoardLost(f"downloaded data does not match {name}", board=self.board)
         return view
@@ -150,10 +152,10 @@ class AgentClient(AgentConnection, BoardClient):
             instructions=instructions,
         )
         self._wait_unloaded()
-        with self._seam("load"):
-            reply = self._answered("Load", request, timeout + _GRACE_S)
+        with self._translate_errors("load"):
+            reply = self._call_unary("Load", request, timeout + _GRACE_SECONDS)
             answers.check_loaded(reply)
-            inputs, outputs = (answers.specs_of(getattr(reply, what), what) for what in ("inputs", "outputs"))
+            inputs, outputs = (answers.parse_specs(getattr(reply, what), what) for what in ("inputs", "outputs"))
         self._outputs[reply.program_id] = tuple(spec.name for spec in outputs)
         return ProgramHandle(reply.program_id, reply.function, inputs, outputs, reply.load_ns, reply.worker_pid, device)
 
@@ -162,14 +164,14 @@ class AgentClient(AgentConnection, BoardClient):
         self._wait_unloaded()
         self._outputs.pop(program_id, None)
         # A lost board has no programs, and the next call reports the loss.
-        with self._seam(), contextlib.suppress(CallFailed):
-            self._unloading = self._asked("Unload", pb.UnloadRequest(program_id=program_id))
+        with self._translate_errors(), contextlib.suppress(CallFailed):
+            self._unloading = self._send_request("Unload", pb.UnloadRequest(program_id=program_id))
 
     def _wait_unloaded(self) -> None:
         unloading, self._unloading = self._unloading, None
         if unloading is not None:
             wrong = contextlib.suppress(CallFailed, errors.ProtocolBroken)
-            with wrong, self._watched(unloading, _CALL_S):
+            with wrong, self._watch_call(unloading, _CALL_SECONDS):
                 unloading.receive()
             unloading.cancel()
 
@@ -195,15 +197,15 @@ class AgentClient(AgentConnection, BoardClient):
         )
         names = self._outputs.get(program_id)
         if steps is not None:
-            start.steps.CopyFrom(wire_steps.steps_to_message(steps))
+            start.steps.CopyFrom(wire_steps.encode_steps(steps))
             names = None
         call = self._call(start, inputs, into or {}, names, most_bytes)
         if call.repetition is None or call.repetition.is_stable:
             return call
         names = names if steps is None else tuple(call.outputs)
-        return replace(call, repetition=self._recalled(program_id, call.repetition, names, most_bytes))
+        return replace(call, repetition=self._fetch_recalled(program_id, call.repetition, names, most_bytes))
 
-    def _recalled(
+    def _fetch_recalled(
         self, program_id: str, repetition: Repetition, names: Sequence[str] | None, most_bytes: int | None = None
     ) -> Repetition:
         """Fetch outputs of differing runs that the board has stored and that were not fetched yet.
@@ -211,21 +213,22 @@ class AgentClient(AgentConnection, BoardClient):
         All fetched outputs together have the size limit of a single call. Outputs beyond the limit are not fetched.
         """
         sizes = [_count_bytes(answer) for answer in repetition.answers]
-        left = answers.most_bytes() - sum(sizes)
+        left = answers.max_output_bytes() - sum(sizes)
         largest = max(most_bytes or 1, *sizes)
 
-        def fetched(number: int, answer: Answer) -> Answer:
+        def fetch_answer(number: int, answer: Answer) -> Answer:
             nonlocal left
             if answer.outputs is not None or not answer.is_kept or left < largest:
                 return answer
-            start = pb.InvokeStart(program_id=program_id, recall=number, timeout_s=_CALL_S)
+            start = pb.InvokeStart(program_id=program_id, recall=number, timeout_s=_CALL_SECONDS)
             most = left if most_bytes is None else most_bytes
             answer = replace(answer, outputs=self._call(start, {}, {}, names, most).outputs)
             left -= _count_bytes(answer)
             return answer
 
         return replace(
-            repetition, answers=tuple(fetched(number, answer) for number, answer in enumerate(repetition.answers, 1))
+            repetition,
+            answers=tuple(fetch_answer(number, answer) for number, answer in enumerate(repetition.answers, 1)),
         )
 
     def profile(
@@ -248,14 +251,14 @@ class AgentClient(AgentConnection, BoardClient):
         )
         call = self._call(start, inputs, {}, None, None)
         assert call.board_ns is not None
-        with self._seam("run"):
+        with self._translate_errors("run"):
             answers.check_files(call.outputs)
         files = {name: memoryview(array.data) for name, array in call.outputs.items()}
         names = self._outputs.get(program_id)
-        repetition = call.repetition and self._recalled(program_id, call.repetition, names)
+        repetition = call.repetition and self._fetch_recalled(program_id, call.repetition, names)
         return ProfilePass(
             files=files,
-            clock_pairs=_clock_pairs(bytes(files.pop(clock.CLOCK_FILE, b'{"pairs": []}'))),
+            clock_pairs=_parse_clock_pairs(bytes(files.pop(clock.CLOCK_FILE, b'{"pairs": []}'))),
             host=Span("profile", *call.host_ns),
             board=Span("profile", *call.board_ns),
             warmup=warmup,
@@ -277,20 +280,20 @@ class AgentClient(AgentConnection, BoardClient):
         left = wire.INLINE_TOTAL
         for name, array in inputs.items():
             data = tensors.to_bytes(array)
-            dtype = tensors.dtype_name(array.dtype)
-            message, streamed = wire.tensor_to_message(name, dtype, array.shape, data, min(left, wire.INLINE_SENT))
+            dtype = tensors.get_dtype_name(array.dtype)
+            message, streamed = wire.encode_tensor(name, dtype, array.shape, data, min(left, wire.INLINE_SENT))
             start.inputs.append(message)
             if streamed:
                 streams.append(data)
             else:
                 left -= data.nbytes
-        with self._seam("run"):
+        with self._translate_errors("run"):
             stream = self._invokes.get(thread)
             if stream is None or stream.broken:
-                stream = self._invokes[thread] = InvokeStream(self._begin("Invoke"), self._heard)
+                stream = self._invokes[thread] = InvokeStream(self._begin("Invoke"), self._restart_silence)
                 stream.fallback = self._calls.fallback
-            most = answers.most_bytes() if most_bytes is None else most_bytes
-            done = stream.call(start, streams, into, start.timeout_s + _GRACE_S, names, most)
+            most = answers.max_output_bytes() if most_bytes is None else most_bytes
+            done = stream.call(start, streams, into, start.timeout_s + _GRACE_SECONDS, names, most)
         if not stream.fallback:
             return done
         note = f"the run used gRPC, which is slower, because the agent's data connection failed: {stream.fallback}"
@@ -308,14 +311,14 @@ class AgentClient(AgentConnection, BoardClient):
         return self._stream("Logs", pb.LogsRequest(follow=True))
 
     def _stream(self, method: str, request: Any) -> Call:
-        with self._seam():
-            return self._asked(method, request)
+        with self._translate_errors():
+            return self._send_request(method, request)
 
     def logs(self, program_id: str = "") -> list[str]:
         """Return the workers' stderr so far, cut after ``LOG_CHARACTERS`` or ``LOG_LINES``."""
         lines: list[str] = []
         left = answers.LOG_CHARACTERS
-        with self._seam(), self._guarded("Logs", _CALL_S) as (call, _):
+        with self._translate_errors(), self._guard_call("Logs", _CALL_SECONDS) as (call, _):
             call.send(pb.LogsRequest(program_id=program_id))
             for line in iter(call.receive, None):
                 left -= len(line.text) + 1
@@ -329,7 +332,7 @@ def _count_bytes(answer: Answer) -> int:
     return sum(array.nbytes for array in (answer.outputs or {}).values())
 
 
-def _pieces(path: Path, offset: int) -> Iterator[memoryview]:
+def _iter_pieces(path: Path, offset: int) -> Iterator[memoryview]:
     """Yield a file's content from an offset. Each piece is valid until the next is requested."""
     room = memoryview(bytearray(wire.CHUNK))
     with open_file(path) as file:
@@ -338,7 +341,7 @@ def _pieces(path: Path, offset: int) -> Iterator[memoryview]:
             yield room[:count]
 
 
-def _clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:
+def _parse_clock_pairs(content: bytes) -> tuple[tuple[int, int], ...]:
     try:
         pairs = tuple((int(file_ns), int(board_ns)) for file_ns, board_ns in parse_json(content)["pairs"])
         if not all(time_ns in _INT64 for pair in pairs for time_ns in pair):

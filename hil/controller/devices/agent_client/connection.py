@@ -17,22 +17,22 @@ from typing import Any
 from hil import errors
 from hil.controller.devices.agent_client import answers
 from hil.controller.devices.agent_client.call import Call, CallFailed
-from hil.controller.devices.agent_client.calls import OPEN_S, AgentCalls
-from hil.controller.devices.agent_client.session_streams import SILENCE_S, STALL_S, Hold, InvokeStream
+from hil.controller.devices.agent_client.calls import OPEN_SECONDS, AgentCalls
+from hil.controller.devices.agent_client.session_streams import SILENCE_SECONDS, STALL_SECONDS, Hold, InvokeStream
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.guard import Guard
 from hil.core import clock
 from hil.protocol import versions, wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
-TTL_S = 15.0
-_CONNECT_S = 10.0
+TTL_SECONDS = 15.0
+_CONNECT_SECONDS = 10.0
 # Timeout in seconds for the description of a busy agent. The agent may still be importing the runtimes.
-_ANSWER_S = 60.0
-_WHOLE_S = 10.0
+_ANSWER_SECONDS = 60.0
+_FULL_ERROR_SECONDS = 10.0
 # Timeout in seconds for a busy agent to accept a call.
-_PRESENCE_S = 2.0
-_LOOK_S = 5.0
+_PRESENCE_SECONDS = 2.0
+_LOOK_SECONDS = 5.0
 # gRPC's text for a call that a busy server refused: HTTP/2's REFUSED_STREAM (RFC 9113, 8.7).
 _REFUSED = "RST_STREAM with error code 7"
 _LATER = "retry in a moment"
@@ -51,7 +51,7 @@ class AgentConnection:
         self._hold: Hold | None = None
         self._invokes: dict[int, InvokeStream] = {}
 
-    def describe(self, timeout: float = _CONNECT_S) -> pb.DescribeReply:
+    def describe(self, timeout: float = _CONNECT_SECONDS) -> pb.DescribeReply:
         """Return the board's description.
 
         Waits at most ``timeout`` seconds for the connection. Raises BoardUnreachable after the timeout.
@@ -60,11 +60,11 @@ class AgentConnection:
             try:
                 reply = self._ask(timeout)
             except CallFailed as error:
-                if error.code != "DEADLINE_EXCEEDED" or not self._calls.is_answered(_PRESENCE_S):
+                if error.code != "DEADLINE_EXCEEDED" or not self._calls.is_answered(_PRESENCE_SECONDS):
                     raise
                 reply = self._ask_again(timeout)
         except CallFailed as error:
-            lost = self._translated(error)
+            lost = self._translate_error(error)
             if type(lost) is errors.BoardLost:
                 raise errors.BoardUnreachable(
                     f"no agent responds at {self._target.address}: {error.text}",
@@ -72,10 +72,10 @@ class AgentConnection:
                     hint="start an agent on the board: python -m hil.agent --listen ... --store ...",
                 ) from error
             raise lost from error
-        with self._seam():
-            reply = answers.given(reply)
+        with self._translate_errors():
+            reply = answers.require_reply(reply)
         versions.check_agent(reply.protocol, reply.agent_version, self.board)
-        with self._seam():
+        with self._translate_errors():
             answers.check_description(reply)
         described: pb.DescribeReply = reply
         return described
@@ -85,7 +85,7 @@ class AgentConnection:
 
         def ask() -> Any:
             left = max(deadline - time.monotonic(), 0.1)
-            with self._guarded("Describe", left, waits=True) as (call, _):
+            with self._guard_call("Describe", left, waits=True) as (call, _):
                 call.send(pb.DescribeRequest())
                 return call.receive()
 
@@ -110,16 +110,16 @@ class AgentConnection:
         over = threading.Event()
 
         def watch() -> None:
-            patience = max(SILENCE_S - waited, _LOOK_S)
+            patience = max(SILENCE_SECONDS - waited, _LOOK_SECONDS)
             try:
                 while not over.is_set():
-                    self._pings(1, patience)
-                    patience = SILENCE_S
-                    over.wait(_LOOK_S)
+                    self._ping_clock(1, patience)
+                    patience = SILENCE_SECONDS
+                    over.wait(_LOOK_SECONDS)
             except (CallFailed, errors.ProtocolBroken):
                 call.cancel()
 
-        with self._guarded("Describe", _ANSWER_S) as (call, _):
+        with self._guard_call("Describe", _ANSWER_SECONDS) as (call, _):
             threading.Thread(target=watch, daemon=True, name="hil-watch").start()
             try:
                 call.send(pb.DescribeRequest())
@@ -127,16 +127,16 @@ class AgentConnection:
             finally:
                 over.set()
 
-    def _pings(self, count: int, limit_s: float) -> list[clock.Ping]:
+    def _ping_clock(self, count: int, limit_s: float) -> list[clock.Ping]:
         """Ping the board's clock. Raises CallFailed."""
         taken = []
-        with self._guarded("Clock", limit_s) as (call, _):
+        with self._guard_call("Clock", limit_s) as (call, _):
             for _ in range(count):
-                sent = clock.now_ns()
+                sent = clock.get_time_ns()
                 call.send(pb.ClockPing())
                 if (pong := call.receive()) is None:
-                    raise answers.broken("a response to a clock request is missing")
-                taken.append(clock.Ping(sent, pong.clock_ns, clock.now_ns()))
+                    raise answers.make_protocol_error("a response to a clock request is missing")
+                taken.append(clock.Ping(sent, pong.clock_ns, clock.get_time_ns()))
             call.end()
             call.receive()
         return taken
@@ -147,7 +147,7 @@ class AgentConnection:
         *,
         fence: int = 0,
         wait_s: float = 60.0,
-        ttl_s: float = TTL_S,
+        ttl_s: float = TTL_SECONDS,
         on_wait: Callable[[str], None],
     ) -> int:
         """Reserve the device.
@@ -161,9 +161,9 @@ class AgentConnection:
             self.close_session()
             if hold.silent:  # the silence ended all calls
                 self._calls = AgentCalls(self._target)
-        with self._seam():
+        with self._translate_errors():
             if self._hold is None:
-                opening = pb.SessionOpen(owner=_me(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
+                opening = pb.SessionOpen(owner=_name_user(), purpose=purpose, ttl_s=ttl_s, fence=fence, wait_s=wait_s)
                 calls = self._calls
                 self._hold = Hold(calls.begin("Hold"), opening, on_wait, calls.close, calls.cancel)
         given: int = self._hold.fence
@@ -189,26 +189,26 @@ class AgentConnection:
         self._closed = True
         self._calls.close()
 
-    def _heard(self) -> None:
+    def _restart_silence(self) -> None:
         """Restart the silence timeout after data on another stream: bulk data may delay the session's replies."""
         if self._hold:
-            self._hold.heard()
+            self._hold.restart_silence()
 
     @contextlib.contextmanager
-    def _seam(self, stage: str = "") -> Iterator[None]:
+    def _translate_errors(self, stage: str = "") -> Iterator[None]:
         if self._closed:
             raise errors.BoardLost("the connection was closed", stage=stage, board=self.board)
         if self._hold and self._hold.silent:
-            raise self._silent().located(stage=stage)
+            raise self._make_silence_error().locate(stage=stage)
         try:
             yield
         except CallFailed as error:
-            raise self._translated(error, stage).located(stage=stage, board=self.board) from error
+            raise self._translate_error(error, stage).locate(stage=stage, board=self.board) from error
         except errors.HilError as error:
-            raise error.located(stage=stage, board=self.board) from error.__cause__
+            raise error.locate(stage=stage, board=self.board) from error.__cause__
 
     @contextlib.contextmanager
-    def _guarded(self, method: str, limit_s: float, *, waits: bool = False) -> Iterator[tuple[Call, Guard]]:
+    def _guard_call(self, method: str, limit_s: float, *, waits: bool = False) -> Iterator[tuple[Call, Guard]]:
         """Begin a call under a guard, and cancel the call at the end of the block.
 
         Args:
@@ -217,17 +217,17 @@ class AgentConnection:
         """
         until = time.monotonic() + limit_s
         call = self._begin(method, limit_s, waits=waits)
-        with self._watched(call, max(until - time.monotonic(), 0.0)) as guard:
+        with self._watch_call(call, max(until - time.monotonic(), 0.0)) as guard:
             try:
                 yield call, guard
             finally:
                 call.cancel()
 
     @contextlib.contextmanager
-    def _watched(self, call: Call, limit_s: float) -> Iterator[Guard]:
+    def _watch_call(self, call: Call, limit_s: float) -> Iterator[Guard]:
         """Guard an open call: it must progress within ``limit_s``, then within the limits set on the guard."""
         guard = Guard(call.cancel)
-        guard.within(limit_s)
+        guard.set_timeout(limit_s)
         try:
             yield guard
         except CallFailed as error:
@@ -237,31 +237,31 @@ class AgentConnection:
         finally:
             guard.close()
 
-    def _begin(self, method: str, limit_s: float = OPEN_S, *, waits: bool = False) -> Call:
+    def _begin(self, method: str, limit_s: float = OPEN_SECONDS, *, waits: bool = False) -> Call:
         """Begin a call, with the session's token if the method needs a session."""
         token = "" if method in _FREE or self._hold is None else self._hold.token
-        return self._calls.begin(method, token, within_s=min(limit_s, OPEN_S), waits=waits)
+        return self._calls.begin(method, token, within_s=min(limit_s, OPEN_SECONDS), waits=waits)
 
-    def _asked(self, method: str, request: Any) -> Call:
+    def _send_request(self, method: str, request: Any) -> Call:
         """Begin a call and send the only message. The caller waits for the response."""
         call = self._begin(method)
-        with self._watched(call, STALL_S):
+        with self._watch_call(call, STALL_SECONDS):
             call.send(request)
         return call
 
-    def _answered(self, method: str, request: Any, limit_s: float) -> Any:
+    def _call_unary(self, method: str, request: Any, limit_s: float) -> Any:
         """Make a call with one message and return the response, which must arrive within ``limit_s``."""
-        with self._guarded(method, limit_s) as (call, _):
+        with self._guard_call(method, limit_s) as (call, _):
             call.send(request)
-            return answers.given(call.receive())
+            return answers.require_reply(call.receive())
 
-    def _silent(self) -> errors.HilError:
-        detail = f"no data from the agent for {SILENCE_S:g} s"
+    def _make_silence_error(self) -> errors.HilError:
+        detail = f"no data from the agent for {SILENCE_SECONDS:g} s"
         return errors.BoardLost("the board stopped responding", board=self.board, detail=detail)
 
-    def _translated(self, error: CallFailed, stage: str = "") -> errors.HilError:
+    def _translate_error(self, error: CallFailed, stage: str = "") -> errors.HilError:
         """Translate a failed call to a hil error. Uses the remote side's typed error if present."""
-        if found := wire_errors.from_bytes(error.error, among=wire_errors.AGENT_KINDS, whole=self._whole):
+        if found := wire_errors.decode_error(error.error, among=wire_errors.AGENT_KINDS, whole=self._fetch_full_error):
             if isinstance(found, errors.UsageError) and not self._target.faults:
                 # hil has already checked the user's input, so a usage error from the agent is not the user's fault.
                 kind = {"load": errors.LoadFailed, "run": errors.RunFailed}.get(stage, errors.ProtocolBroken)
@@ -269,34 +269,34 @@ class AgentConnection:
             if isinstance(found, errors.SessionEnded):
                 if self._hold:
                     self._hold.wait_over()
-                found = self._ended() or found
+                found = self._find_end_error() or found
             elif isinstance(found, errors.BoardBusy) and (why := self._lease_over()):
                 found = errors.SessionEnded(f"the lease ended: {why}")
-            return found.located(board=self.board)
+            return found.locate(board=self.board)
         if error.code == "UNAUTHENTICATED":
             return errors.BoardRefused(f"the agent refused the connection: {error.text}", board=self.board)
         if error.code == "UNIMPLEMENTED":
             return errors.BoardError(f"the server at {self._target.address} is not a hil agent", board=self.board)
         if self._hold and self._hold.silent:
-            return self._silent()
+            return self._make_silence_error()
         if error.code == "UNAVAILABLE" and _REFUSED in error.text:
             return errors.BoardBusy("the agent has reached the limit of active calls", board=self.board, hint=_LATER)
-        if (ended := self._ended()) is not None:
-            return ended.located(board=self.board)
+        if (ended := self._find_end_error()) is not None:
+            return ended.locate(board=self.board)
         how = "did not respond in time" if error.code == "DEADLINE_EXCEEDED" else "stopped responding"
         return errors.BoardLost(f"the board {how}", board=self.board, detail=f"{error.code}: {error.text}")
 
-    def _whole(self, log: str) -> str:
+    def _fetch_full_error(self, log: str) -> str:
         """Return the full text of a truncated error, or "" if the agent does not respond."""
         pieces: list[str] = []
         failed = contextlib.suppress(CallFailed, errors.ProtocolBroken)
-        with failed, self._guarded("Logs", _WHOLE_S) as (call, _):
+        with failed, self._guard_call("Logs", _FULL_ERROR_SECONDS) as (call, _):
             call.send(pb.LogsRequest(error=log))
             while (line := call.receive()) is not None and sum(map(len, pieces)) <= wire_errors.WHOLE_MAX:
                 pieces.append(line.text)
         return "".join(pieces)[: wire_errors.WHOLE_MAX]
 
-    def _ended(self) -> errors.SessionEnded | None:
+    def _find_end_error(self) -> errors.SessionEnded | None:
         """Return the error for an ended session or lease, with the reason.
 
         Return None if neither the session nor the lease is known to have ended.
@@ -312,7 +312,7 @@ def _was_cut(error: BaseException) -> bool:
     return isinstance(error, CallFailed) and error.code == "UNAVAILABLE"
 
 
-def _me() -> str:
+def _name_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -16,8 +16,8 @@ from hil.protocol import wire_errors
 from hil.protocol.v1 import agent_pb2 as pb
 
 # Maximum idle connections.
-_MOST_RESTING = 4
-_LEAST_S = 0.001  # a socket with timeout 0 would not block
+_MAX_RESTING = 4
+_MIN_TIMEOUT_SECONDS = 0.001  # a socket with timeout 0 would not block
 
 
 class NoDataConnection(Exception):
@@ -53,9 +53,9 @@ class DataConnections:
             while True:
                 # An idle connection may be stale: the agent closed it after an idle timeout, or was replaced.
                 with contextlib.suppress(NoDataConnection):
-                    return DataStream(self._resting.pop(), called, deadline - time.monotonic(), self._rest)
-        connected = self._connect(max(deadline - time.monotonic(), _LEAST_S))
-        return DataStream(connected, called, deadline - time.monotonic(), self._rest)
+                    return DataStream(self._resting.pop(), called, deadline - time.monotonic(), self._keep_idle)
+        connected = self._connect(max(deadline - time.monotonic(), _MIN_TIMEOUT_SECONDS))
+        return DataStream(connected, called, deadline - time.monotonic(), self._keep_idle)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -73,8 +73,8 @@ class DataConnections:
             raise NoDataConnection(str(error)) from error
         return frames.Frames(connected)
 
-    def _rest(self, connection: frames.Frames) -> None:
-        if len(self._resting) < _MOST_RESTING:
+    def _keep_idle(self, connection: frames.Frames) -> None:
+        if len(self._resting) < _MAX_RESTING:
             self._resting.append(connection)
         else:
             connection.close()
@@ -143,10 +143,10 @@ class DataStream:
         if not size and self._can_rest:
             self._rest(self._frames)
             return
-        error = self._frames.content(size) if size <= frames.ERROR_MOST else b""
+        error = self._frames.content(size) if size <= frames.MAX_ERROR else b""
         self._frames.cancel()
-        if size > frames.ERROR_MOST:
-            raise answers.broken(f"error of {size} bytes exceeds the limit")
+        if size > frames.MAX_ERROR:
+            raise answers.make_protocol_error(f"error of {size} bytes exceeds the limit")
         if size:
-            found = wire_errors.from_bytes(error)
+            found = wire_errors.decode_error(error)
             raise CallFailed("UNKNOWN", found.message if found else "the agent ended the call with an error", error)

@@ -18,18 +18,18 @@ from hil.controller.devices.board_client import AgentEndpoint
 from hil.core.files import read_file
 from hil.protocol import grpc_calls, wire, wire_errors
 from hil.protocol.data_connection import DATA, MESSAGE, METHODS, ConnectionBroken, RpcMethod
-from hil.protocol.listening import check_tls_files, check_token_way, grpc_address
+from hil.protocol.listening import check_tls_files, check_token_transport, escape_grpc_address
 
-_LOOK_S = 0.2
+_LOOK_SECONDS = 0.2
 # Maximum queued outgoing messages per call.
 _AHEAD = 2
 
 
 class GrpcChannel:
-    """Channel to one agent. Raises the errors of :func:`agent_channel`."""
+    """Channel to one agent. Raises the errors of :func:`open_agent_channel`."""
 
     def __init__(self, target: AgentEndpoint) -> None:
-        self._channel = agent_channel(target)
+        self._channel = open_agent_channel(target)
         calls = InterruptibleChannel(self._channel)
         self._callables = {name: getattr(calls, method.kind)(method.path) for name, method in METHODS.items()}
         self._metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
@@ -69,7 +69,7 @@ class GrpcStream:
     """
 
     def __init__(self, called: Any, method: RpcMethod, **settings: Any) -> None:
-        self._streams_replies, self._has_data = method.streams_replies, wire.carries_data(method.reply)
+        self._streams_replies, self._has_data = method.streams_replies, wire.may_contain_data(method.reply)
         # Begin a unary call without waiting: begin() waits for the reply.
         self._called = partial(called if method.streams_replies else called.future, **settings)
         self._requests: queue.Queue[bytes | None] | None = queue.Queue(_AHEAD) if method.streams_requests else None
@@ -103,7 +103,7 @@ class GrpcStream:
         with _convert_errors():
             if (message := next(self._replies, None)) is None:
                 return None
-        data = grpc_calls.data_of(message) if self._has_data else None
+        data = grpc_calls.find_data(message) if self._has_data else None
         self._content = message if data is None else data
         return MESSAGE if data is None else DATA, len(self._content)
 
@@ -135,14 +135,14 @@ class GrpcStream:
     def _put(self, requests: queue.Queue[bytes | None], request: bytes | None) -> None:
         while True:
             try:
-                return requests.put(request, timeout=_LOOK_S)
+                return requests.put(request, timeout=_LOOK_SECONDS)
             except queue.Full:
                 # If the call has ended, the queue stays full. Stop sending; the replies contain the reason.
                 if not self._call.is_active():
                     raise ConnectionBroken("the call ended before the upload finished") from None
 
 
-def agent_channel(target: AgentEndpoint) -> grpc.Channel:
+def open_agent_channel(target: AgentEndpoint) -> grpc.Channel:
     """Open a channel to an agent. Nothing is sent before the first call.
 
     Raises UsageError if a TLS file cannot be read, TLS options are incomplete, or the token would be sent unencrypted.
@@ -150,17 +150,17 @@ def agent_channel(target: AgentEndpoint) -> grpc.Channel:
     check_tls_files(cert=target.cert, key=target.key, ca=target.ca)
     if target.token:
         hint = "set the agent's certificate authority in the board's config: [connection] ca"
-        check_token_way(target.address, encrypted=target.ca is not None, hint=hint)
+        check_token_transport(target.address, encrypted=target.ca is not None, hint=hint)
     # Do not share connections: a new client would otherwise reuse the failing connection of an older client to the same
     # address.
     options = [
         *grpc_calls.GRPC_OPTIONS,
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.service_config", answers.service_config()),
+        ("grpc.service_config", answers.make_service_config()),
     ]
     if target.ca is None:
-        return grpc.insecure_channel(grpc_address(target.address), options)
+        return grpc.insecure_channel(escape_grpc_address(target.address), options)
     try:
         key = read_file(target.key) if target.key else None
         certificate = read_file(target.cert) if target.cert else None
@@ -177,10 +177,12 @@ def _convert_errors() -> Iterator[None]:
     except grpc.FutureCancelledError as error:
         raise CallFailed("CANCELLED", "the call was cancelled") from error
     except grpc.RpcError as error:
-        code, text, sent = error.code().name, error.details() or "", grpc_calls.error_of(error)
+        code, text, sent = error.code().name, error.details() or "", grpc_calls.read_error(error)
         is_invalid = code == "RESOURCE_EXHAUSTED" or (code == "INTERNAL" and "deserializ" in text)
-        if is_invalid and wire_errors.from_bytes(sent) is None:
-            raise answers.broken(f"it is over the size limit, or is not a protocol message ({text})") from error
+        if is_invalid and wire_errors.decode_error(sent) is None:
+            raise answers.make_protocol_error(
+                f"it is over the size limit, or is not a protocol message ({text})"
+            ) from error
         raise CallFailed(code, text, sent) from error
     except ValueError as error:  # the channel is closed
         raise CallFailed("CANCELLED", str(error)) from error

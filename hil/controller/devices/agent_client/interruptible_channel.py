@@ -23,9 +23,9 @@ import grpc
 
 from hil.protocol import grpc_calls
 
-_LOOK_S = 0.2
+_LOOK_SECONDS = 0.2
 # Time in seconds for a reply in transit to arrive after the call has ended.
-_LOST_S = 2.0
+_LOST_SECONDS = 2.0
 # Maximum queued replies. gRPC's flow control delays further replies.
 _AHEAD = 2
 
@@ -160,11 +160,11 @@ class StreamReader:
 
     def _take(self) -> tuple[Any, BaseException | None]:
         lost_s = 0.0
-        while lost_s < _LOST_S:
+        while lost_s < _LOST_SECONDS:
             try:
-                return self._replies.get(timeout=_LOOK_S)
+                return self._replies.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                lost_s += 0.0 if self._call.is_active() else _LOOK_S
+                lost_s += 0.0 if self._call.is_active() else _LOOK_SECONDS
         return None, StopIteration() if self._call.code() is grpc.StatusCode.OK else self._call
 
 
@@ -183,7 +183,7 @@ def _read_replies(call: Any, replies: queue.Queue[tuple[Any, BaseException | Non
             end = error
         while not released.is_set():
             try:
-                replies.put((reply, end), timeout=_LOOK_S)
+                replies.put((reply, end), timeout=_LOOK_SECONDS)
                 break
             except queue.Full:
                 pass

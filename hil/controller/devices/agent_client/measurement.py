@@ -14,7 +14,7 @@ from hil.errors import HilError, ProtocolBroken
 
 # Interval for a clock fit: the drift is constant for minutes, but not for hours.
 _EVEN_NS = 600_000_000_000
-_MOST = 64
+_MAX_PINGS = 64
 
 
 class BoardClock:
@@ -29,15 +29,15 @@ class BoardClock:
     def add(self, pings: Sequence[clock.Ping]) -> None:
         """Add pings. The pings must be newer than all earlier pings."""
         kept = self._pings
-        if len(kept) > _MOST:
+        if len(kept) > _MAX_PINGS:
             # Keep the ping with the shorter round trip of each pair, because it is more accurate.
             pairs = (kept[at : at + 2] for at in range(0, len(kept), 2))
             kept = [min(pair, key=lambda ping: ping.round_trip_ns) for pair in pairs]
         self._pings = [*kept, *pings]
 
-    def age_ns(self) -> float:
+    def get_age_ns(self) -> float:
         """Return the age of the last ping in nanoseconds; infinity without pings."""
-        return clock.now_ns() - self._pings[-1].received_ns if self._pings else float("inf")
+        return clock.get_time_ns() - self._pings[-1].received_ns if self._pings else float("inf")
 
     def fit(self, since_ns: int, until_ns: int) -> clock.ClockFit:
         """Fit the clock over an interval of the host's clock.
@@ -52,9 +52,9 @@ class BoardClock:
 
 # Above this number of samples, drop every second sample and halve the sampling rate, so that long runs need limited
 # memory.
-_LOOKS_MOST = 10_000
+_MAX_LOOKS = 10_000
 _READINGS_MOST, _BYTES_MOST = 1_000_000, 128 << 20
-_END_S = 2.0
+_END_SECONDS = 2.0
 
 
 class CounterWatch:
@@ -82,7 +82,7 @@ class CounterWatch:
         try:
             self._stream = self._start()
         except HilError as error:
-            self.problem = f"cannot read the board's counters: {_text(error)}"
+            self.problem = f"cannot read the board's counters: {_format_error(error)}"
         else:
             self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-counters")
             self._thread.start()
@@ -93,7 +93,7 @@ class CounterWatch:
         if self._stream is not None:
             self._stream.cancel()
         if self._thread is not None:
-            self._thread.join(_END_S)
+            self._thread.join(_END_SECONDS)
 
     def _collect(self) -> None:
         try:
@@ -104,7 +104,7 @@ class CounterWatch:
                     self._looks.append(look)
                     readings += len(look.readings)
                     size += look.ByteSize()
-                if len(self._looks) > _LOOKS_MOST or readings > _READINGS_MOST or size > _BYTES_MOST:
+                if len(self._looks) > _MAX_LOOKS or readings > _READINGS_MOST or size > _BYTES_MOST:
                     self._looks = self._looks[::2]
                     readings = sum(len(one.readings) for one in self._looks)
                     size = sum(one.ByteSize() for one in self._looks)
@@ -112,11 +112,11 @@ class CounterWatch:
         except (CallFailed, ProtocolBroken) as error:
             self._stream.cancel()
             if not self._leaving:
-                self.problem = f"reading the board's counters stopped: {_text(error)}"
+                self.problem = f"reading the board's counters stopped: {_format_error(error)}"
         else:
             if not self._leaving:
                 self.problem = "the board stopped reporting counters"
 
 
-def _text(error: CallFailed | HilError) -> str:
+def _format_error(error: CallFailed | HilError) -> str:
     return error.message if isinstance(error, HilError) else error.text

@@ -25,19 +25,19 @@ from hil.protocol.v1 import agent_pb2 as pb
 
 # After this many silent seconds, the agent has ended or hangs: it acknowledges keep-alives, and reports to waiting
 # clients every second.
-SILENCE_S = 15.0
-_ALIVE_S = 3.75
+SILENCE_SECONDS = 15.0
+_ALIVE_SECONDS = 3.75
 # Seconds to wait for the reason on the session's stream, because another stream may report the end of the session
 # first.
-_REASON_S = 1.0
+_REASON_SECONDS = 1.0
 # Shortest time between two reports of a busy board.
-_REPORT_S = 0.5
+_REPORT_SECONDS = 0.5
 # Seconds to wait for the agent to end a session.
-_END_S = 2.0
+_END_SECONDS = 2.0
 # When a session ends, the agent ends its calls with an error within this many seconds.
-_GOODBYE_S = 3.0
+_GOODBYE_SECONDS = 3.0
 # Time limit for each step of a transfer: a chunk of 1 MiB, or a whole shorter message.
-STALL_S = 60.0
+STALL_SECONDS = 60.0
 # Slowest supported link in bytes per second, for messages and for bulk data. The limit for bulk data is higher, because
 # an agent may announce a wrong size and then send slowly.
 _SLOWEST_BYTES_S, _SLOWEST_BULK_BYTES_S = 10_000, 1_000_000
@@ -47,7 +47,7 @@ _BULK_BYTES = 64 << 20
 def transfer_limit_s(size: int) -> float:
     """Return the time limit in seconds for transferring ``size`` bytes over a link."""
     bulk = max(size - _BULK_BYTES, 0)
-    return STALL_S + (size - bulk) / _SLOWEST_BYTES_S + bulk / _SLOWEST_BULK_BYTES_S
+    return STALL_SECONDS + (size - bulk) / _SLOWEST_BYTES_S + bulk / _SLOWEST_BULK_BYTES_S
 
 
 class Hold:
@@ -74,9 +74,9 @@ class Hold:
         self._call = call
         self._sending = threading.Lock()
         self._closed, self._closing = threading.Event(), threading.Event()
-        self._guard = Guard(self._silence)
+        self._guard = Guard(self._handle_silence)
         try:
-            opened = self._opened(opening, on_wait)
+            opened = self._wait_for_opening(opening, on_wait)
         except BaseException:
             self._guard.close()
             self._call.cancel()
@@ -100,67 +100,67 @@ class Hold:
         """Whether the session is known to be over."""
         return self._closed.is_set()
 
-    def _opened(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
+    def _wait_for_opening(self, opening: pb.SessionOpen, on_wait: Callable[[str], None]) -> pb.SessionOpened:
         """Wait for the device while the agent responds, at most for the ``wait_s`` of the request."""
-        deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_S
+        deadline = time.monotonic() + max(opening.wait_s, 0.0) + SILENCE_SECONDS
         # An agent reports every second. Limit the messages of a faster agent, which would flood the terminal.
         next_report = 0.0
-        self._guard.within(SILENCE_S)
+        self._guard.set_timeout(SILENCE_SECONDS)
         try:
             self._call.send(pb.HoldRequest(open=opening))
             while (reply := self._call.receive()) is not None:
                 kind = reply.WhichOneof("kind")
                 if kind == "opened":
                     answers.check_opened(reply.opened, opening.fence)
-                    self._guard.within(SILENCE_S)
+                    self._guard.set_timeout(SILENCE_SECONDS)
                     given: pb.SessionOpened = reply.opened
                     return given
                 if kind != "waiting":
-                    raise answers.broken("unexpected message before the session opened")
-                text = answers.waiting_text(reply.waiting)
+                    raise answers.make_protocol_error("unexpected message before the session opened")
+                text = answers.describe_holder(reply.waiting)
                 if time.monotonic() > deadline:
                     raise errors.BoardBusy(text, hint="increase --wait")
                 if time.monotonic() >= next_report:
-                    next_report = time.monotonic() + _REPORT_S
+                    next_report = time.monotonic() + _REPORT_SECONDS
                     on_wait(text)
-                self._guard.within(SILENCE_S)
+                self._guard.set_timeout(SILENCE_SECONDS)
         except CallFailed as error:
             if self.silent:
-                raise errors.BoardLost(f"the agent did not respond for {SILENCE_S:g} s") from error
+                raise errors.BoardLost(f"the agent did not respond for {SILENCE_SECONDS:g} s") from error
             raise
         raise errors.BoardLost("the board closed the new session immediately")
 
     def wait_over(self) -> None:
         """Wait for the reason in :attr:`over`. Call this after a different stream reported the end of the session."""
-        self._closed.wait(_REASON_S)
+        self._closed.wait(_REASON_SECONDS)
 
-    def _silence(self) -> None:
+    def _handle_silence(self) -> None:
         self._call.cancel()
         if self.token:
             self._on_silence()
 
-    def heard(self) -> None:
+    def restart_silence(self) -> None:
         """Restart the silence timeout after data on another stream of the connection."""
-        self._guard.heard()
+        self._guard.restart_timeout()
 
     def _keep_alive(self, ttl_s: float) -> None:
         # Ignore errors, because the listener ends the session if the call has failed.
         with contextlib.suppress(CallFailed, errors.ProtocolBroken):
-            while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_S), 0.1)):
+            while not self._closed.wait(max(min(ttl_s / 4, _ALIVE_SECONDS), 0.1)):
                 with self._sending:
                     self._call.send(pb.HoldRequest(keep_alive=pb.KeepAlive()))
 
     def _listen(self, _: float) -> None:
         try:
             while (reply := self._call.receive()) is not None:
-                self._guard.within(SILENCE_S)
+                self._guard.set_timeout(SILENCE_SECONDS)
                 if reply.WhichOneof("kind") == "over":
                     self.over = reply.over.reason
         except (CallFailed, errors.ProtocolBroken):
             pass  # the next call of the session reports the loss
         self._guard.close()
         self._closed.set()
-        if not self._closing.wait(_GOODBYE_S):
+        if not self._closing.wait(_GOODBYE_SECONDS):
             self._on_end(self.token)
 
     def close(self) -> None:
@@ -169,14 +169,14 @@ class Hold:
         self._guard.close()
         self._closed.set()
         # Wait only for a limited time, because an agent that does not read may block the sending thread.
-        if self._sending.acquire(timeout=_END_S):
+        if self._sending.acquire(timeout=_END_SECONDS):
             ending = Guard(self._call.cancel)
-            ending.within(_END_S)
+            ending.set_timeout(_END_SECONDS)
             with contextlib.suppress(CallFailed, errors.ProtocolBroken):
                 self._call.end()
             ending.close()
             self._sending.release()
-            self._listener.join(_END_S)
+            self._listener.join(_END_SECONDS)
         self._call.cancel()
 
 
@@ -214,25 +214,25 @@ class InvokeStream:
             names: Output names of the program; None if unknown.
             most: Maximum total size of the outputs in bytes.
         """
-        begin = clock.now_ns()
+        begin = clock.get_time_ns()
         try:
-            self._guard.within(STALL_S if streams else limit_s)
+            self._guard.set_timeout(STALL_SECONDS if streams else limit_s)
             self._call.send(pb.InvokeRequest(start=start))
             if streams:
                 self._send(streams)
-                self._guard.within(limit_s)
+                self._guard.set_timeout(limit_s)
             iterations = 0 if start.HasField("profile") or start.recall else start.iterations
-            done = answers.call_of(self._answer(), iterations, names, most)
-            answered = clock.now_ns()
-            outputs = self._outputs(done, into)
+            done = answers.call_of(self._read_answer(), iterations, names, most)
+            answered = clock.get_time_ns()
+            outputs = self._read_outputs(done, into)
         except BaseException as error:
             self.close()
             if isinstance(error, CallFailed) and self._guard.expired:
                 raise errors.BoardLost("the board did not respond in time") from error
             raise
         finally:
-            self._guard.within(float("inf"))
-        end = clock.now_ns()
+            self._guard.set_timeout(float("inf"))
+        end = clock.get_time_ns()
         return Invocation(
             outputs,
             tuple(zip(done.start_ns, done.end_ns, strict=True)),
@@ -246,8 +246,8 @@ class InvokeStream:
             tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
             if done.HasField("placement")
             else None,
-            answers.repetition_of(done, start, outputs),
-            calls=answers.calls_of(done, start),
+            answers.parse_repetition(done, start, outputs),
+            calls=answers.parse_calls(done, start),
             instructions=answers.instructions_of(done, iterations),
             link_ns=max(answered - begin - (done.ready_ns - done.received_ns), 0),
         )
@@ -263,20 +263,20 @@ class InvokeStream:
         hashers = [Hasher() for _ in streams]
         deadline = time.monotonic() + transfer_limit_s(sum(stream.nbytes for stream in streams))
         for stream, hasher in zip(streams, hashers, strict=True):
-            for piece in wire.pieces(stream):
-                self._guard.within(min(STALL_S, deadline - time.monotonic()))
+            for piece in wire.split_pieces(stream):
+                self._guard.set_timeout(min(STALL_SECONDS, deadline - time.monotonic()))
                 self._call.send(piece)
                 self._heard()
                 hasher.update(piece)  # hash while the agent reads
         self._call.send(pb.InvokeRequest(digests=pb.Digests(digests=[hasher.digest() for hasher in hashers])))
 
-    def _answer(self) -> Any:
+    def _read_answer(self) -> Any:
         """Return the next message. Raises ProtocolBroken at the end of the stream."""
         if (message := self._call.receive()) is None:
             raise errors.BoardLost("the board ended the call without a response")
         return message
 
-    def _outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
+    def _read_outputs(self, done: pb.InvokeDone, into: Mapping[str, Array]) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
         computed: list[str] = []
         deadline = time.monotonic() + transfer_limit_s(sum(tensor.streamed for tensor in done.outputs))
@@ -285,17 +285,17 @@ class InvokeStream:
             if tensor.WhichOneof("payload") == "streamed":
                 buffer, value = self._stream(tensor, into.get(tensor.name), deadline)
                 computed.append(value)
-            outputs[tensor.name] = answers.output_of(tensor, buffer)
+            outputs[tensor.name] = answers.parse_output(tensor, buffer)
         if computed:
-            self._guard.within(STALL_S)
-            answers.check_digests(self._answer(), computed)
+            self._guard.set_timeout(STALL_SECONDS)
+            answers.check_digests(self._read_answer(), computed)
         return outputs
 
     def _stream(self, tensor: pb.Tensor, given: Array | None, deadline: float) -> tuple[Any, str]:
         """Receive a tensor's bytes into a given array or a new array. Return the bytes and their digest."""
         size = tensor.streamed
         fits = given is not None and given.nbytes == size and given.flags.c_contiguous and given.flags.writeable
-        target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.room_for(size)
+        target = given.reshape(-1).view(np.uint8) if fits and given is not None else answers.allocate_buffer(size)
         view = memoryview(target.data)
         return view, receive(self._call, view, StreamHasher(), self._guard, deadline, self._heard)
 
@@ -311,7 +311,7 @@ def receive(
     """Fill ``view`` with data until ``deadline`` (monotonic clock). Return the digest."""
     at = 0
     while at < view.nbytes:
-        guard.within(min(STALL_S, deadline - time.monotonic()))
+        guard.set_timeout(min(STALL_SECONDS, deadline - time.monotonic()))
         count = call.receive_into(view[at:])
         heard()
         hasher.update(view[at : at + count])

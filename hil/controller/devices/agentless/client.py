@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil import errors
-from hil.controller.devices.agent_client.answers import broken, expected_bytes, most_bytes
+from hil.controller.devices.agent_client.answers import make_protocol_error, max_expected_bytes, max_output_bytes
 from hil.controller.devices.agentless import scripts, signature
 from hil.controller.devices.agentless.scripts import DETAIL, BoardStore, Item, RunFolder
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
-from hil.controller.devices.deploy.wheels import PACKAGE, iree_tool
+from hil.controller.devices.deploy.wheels import PACKAGE, fetch_iree_tool
 from hil.controller.devices.program_inputs import check_inputs
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.board_config import RuntimeCommand, fill
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.core.files import digest_file, read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Artifact, Part
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.core.timeline import Span
@@ -84,7 +84,7 @@ class CommandClient(BoardClient):
         self._command = command = choice.config.command
         # Description of the command: name, version if known, and values that it does not measure.
         self._title = command.program or Path(command.file).name or iree_command.RUN_TOOL
-        self._version = version(PACKAGE) if command.is_ours else command.version
+        self._version = get_version(PACKAGE) if command.is_ours else command.version
         self._not_measured = NOT_MEASURED if command.is_ours else (DEVICE_TIME, *NOT_MEASURED)
         self._board = board
         self._runtime = choice.runtime or choice.config.runtime
@@ -111,15 +111,15 @@ class CommandClient(BoardClient):
 
         Raises UsageError if hil knows no command for the runtime.
         """
-        if not self._command.runs(self._runtime):
+        if not self._command.can_run(self._runtime):
             raise errors.UsageError(
                 f"board {self._board} has no agent, and no command for the runtime {self._runtime!r}",
                 hint="use --runtime iree, or set a program in the [runtime] table of the board's config",
                 option="--runtime",
             )
-        with errors.locating(board=self._board):
+        with errors.locate_errors(board=self._board):
             parts = self.store.open(self._config.connection.folder)
-        self._machine = scripts.machine(parts)
+        self._machine = scripts.parse_machine(parts)
         shown: dict[str, Any] = {"name": self._runtime, "version": self._version, "command": self._title}
         if self._command.is_ours:
             shown["profile_tool"] = PROFILE_TOOL
@@ -127,7 +127,7 @@ class CommandClient(BoardClient):
             "board_id": parts["board_id"] or self._machine.get("hostname", ""),
             "name": self._machine.get("hostname", ""),
             "machine": self._machine,
-            "readings": scripts.readings(parts["readings"]),
+            "readings": scripts.parse_readings(parts["readings"]),
             "runtimes": [shown],
             "not_measured": list(self._not_measured),
         }
@@ -142,9 +142,9 @@ class CommandClient(BoardClient):
 
     def state(self) -> dict[str, Any]:
         """Return the board state that may have changed since :meth:`info`."""
-        parts = self.store.look()
+        parts = self.store.read_state()
         self._machine = {**self._machine, "boot_id": parts.get("boot_id", "")}
-        return {"machine": self._machine, "readings": scripts.readings(parts.get("readings", ""))}
+        return {"machine": self._machine, "readings": scripts.parse_readings(parts.get("readings", ""))}
 
     # ---- files
 
@@ -154,8 +154,8 @@ class CommandClient(BoardClient):
 
     def missing(self, files: Mapping[str, Path], /) -> dict[str, int]:
         """Return the missing files. Uploads cannot be resumed, so each has 0 bytes on the board."""
-        with errors.locating(stage="push", board=self._board):
-            return {item.digest: 0 for item in self.store.missing(self._items(files))}
+        with errors.locate_errors(stage="push", board=self._board):
+            return {item.digest: 0 for item in self.store.missing(self._list_items(files))}
 
     def put(self, blobs: Mapping[str, tuple[Path, int]], progress: Callable[[int], None] | None = None) -> None:
         """Send complete files (digest -> (file, 0)) and verify them."""
@@ -165,15 +165,15 @@ class CommandClient(BoardClient):
             if progress:
                 progress(size)
 
-        with errors.locating(stage="push", board=self._board):
-            self.store.put(self._items({name: path for name, (path, _) in blobs.items()}), count)
+        with errors.locate_errors(stage="push", board=self._board):
+            self.store.put(self._list_items({name: path for name, (path, _) in blobs.items()}), count)
 
-    def _items(self, files: Mapping[str, Path]) -> list[Item]:
+    def _list_items(self, files: Mapping[str, Path]) -> list[Item]:
         return [Item(path, name, executable=name in self._tools) for name, path in files.items()]
 
     def _place(self, tool: Path) -> str:
         """Return the remote path of a tool."""
-        return next(self.store.place(item) for item in self._items(self._tools) if item.path == tool)
+        return next(self.store.place(item) for item in self._list_items(self._tools) if item.path == tool)
 
     @functools.cached_property
     def _tools(self) -> dict[str, Path]:
@@ -190,16 +190,18 @@ class CommandClient(BoardClient):
             if not path.is_file():
                 raise errors.UsageError(f"[runtime] program of the board not found: {path}")
             return path
-        return self._iree(iree_command.RUN_TOOL)
+        return self._find_iree_tool(iree_command.RUN_TOOL)
 
     @functools.cached_property
     def _timer_path(self) -> Path | None:
         """IREE's timing and profiling tool, which works only with IREE's command."""
-        return self._iree(PROFILE_TOOL) if self._command.is_ours else None
+        return self._find_iree_tool(PROFILE_TOOL) if self._command.is_ours else None
 
-    def _iree(self, tool: str) -> Path:
+    def _find_iree_tool(self, tool: str) -> Path:
         machine = self._machine
-        return iree_tool(tool, machine.get("arch", ""), machine.get("libc", ""), cache=self._cache, board=self._board)
+        return fetch_iree_tool(
+            tool, machine.get("arch", ""), machine.get("libc", ""), cache=self._cache, board=self._board
+        )
 
     # ---- programs
 
@@ -208,12 +210,12 @@ class CommandClient(BoardClient):
 
         Load errors on the board appear at the first run.
         """
-        with errors.locating(stage="load", board=self._board), temporary_folder("hil-command-") as place:
+        with errors.locate_errors(stage="load", board=self._board), make_temporary_folder("hil-command-") as place:
             log = Path(place) / "read.log"
-            taken = signature.signature_of(artifact, self._isolated, log, needs_own=self._command.is_ours)
+            taken = signature.read_signature(artifact, self._isolated, log, needs_own=self._command.is_ours)
             signature.check_signature(taken, self._command)
             paths = {artifact.digests[name]: path for name, path in artifact.files.items()}
-            places = {item.digest: self.store.place(item) for item in self._items(paths)}
+            places = {item.digest: self.store.place(item) for item in self._list_items(paths)}
             files = {name: places[artifact.digests[name]] for name in artifact.files}
             command = self._place(self._program_path) if self._program_path else self.find_command()
         device = device or _DEFAULT_DEVICES.get(artifact.runtime, "")
@@ -264,7 +266,7 @@ class CommandClient(BoardClient):
         device time is unknown.
 
         ``timeout`` is rounded up to whole seconds on the board. Each output is limited by the size of its
-        spec; ``most_bytes`` is ignored.
+        spec; ``max_output_bytes`` is ignored.
         """
         if steps is not None:
             raise errors.NotRun(
@@ -273,11 +275,11 @@ class CommandClient(BoardClient):
                 hint="use a board with Python, or run single steps without --generate",
             )
         program, command = self._programs[program_id], self._command
-        files = signature.output_files(program.signature, command)
-        begin = now_ns()
+        files = signature.name_output_files(program.signature, command)
+        begin = get_time_ns()
         with self._run_folder(program, inputs, command) as (run, arguments):
             outputs_at = [fill(command.output, {"file": f"{run.remote}/{file}"}) for file in files]
-            argv = self._argv(program, program.command, run, arguments, outputs_at)
+            argv = self._build_argv(program, program.command, run, arguments, outputs_at)
             left = timeout
             walls: list[float] = []
             sizes: tuple[int | None, ...] = ()
@@ -292,9 +294,9 @@ class CommandClient(BoardClient):
             times: list[int] = []
             notes: list[str] = []
             if timer:
-                flags = iree_command.timing_flags(warmup + iterations, TIMES_FILE)
-                times, problem = self._times(
-                    program, [*self._argv(program, timer, run, arguments, []), *flags], run, timeout, left
+                flags = iree_command.make_timing_flags(warmup + iterations, TIMES_FILE)
+                times, problem = self._measure_times(
+                    program, [*self._build_argv(program, timer, run, arguments, []), *flags], run, timeout, left
                 )
                 notes += [f"device time not measured: {problem}"] if problem else []
             cold_ns = sum(times[:warmup]) if timer else round(sum(walls.pop(0) for _ in range(warmup)) * 1e9)
@@ -309,7 +311,7 @@ class CommandClient(BoardClient):
             outputs,
             iterations_ns=tuple(zip([0, *ends], ends, strict=False)),
             warmup_ns=cold_ns,
-            host_ns=(begin, now_ns()),
+            host_ns=(begin, get_time_ns()),
             fetch_s=fetch_s,
             state=seen,
             # IREE's tool uses the given device or fails. The placement of other commands is unknown.
@@ -348,14 +350,14 @@ class CommandClient(BoardClient):
                 runs=warmup + iterations,
                 output=PROFILE_FILE,
             )
-            start = now_ns()
+            start = get_time_ns()
             _, (size,) = self._once(program, argv, [PROFILE_FILE], run, timeout, timeout)
             if not size:
                 raise errors.RunFailed("the profiling command succeeded but wrote no profile")
-            if size > (most := most_bytes()):
-                raise broken(f"profile size {size >> 20} MiB exceeds the limit of {most >> 20} MiB")
+            if size > (most := max_output_bytes()):
+                raise make_protocol_error(f"profile size {size >> 20} MiB exceeds the limit of {most >> 20} MiB")
             data = read_file(run.get(PROFILE_FILE, size), size)
-            host = Span("profile", start, now_ns())
+            host = Span("profile", start, get_time_ns())
         return ProfilePass({PROFILE_FILE: memoryview(data)}, (), host, None, warmup, iterations)
 
     # ---- commands
@@ -369,7 +371,7 @@ class CommandClient(BoardClient):
         The directory is removed at the end.
         """
         check_inputs(program.signature.function, program.signature.inputs, inputs)
-        with errors.locating(stage="run", board=self._board), self.store.run_folder() as run:
+        with errors.locate_errors(stage="run", board=self._board), self.store.run_folder() as run:
             try:
                 arguments, files = signature.write_inputs(program.signature, inputs, command, run.local, run.remote)
             except OSError as error:
@@ -380,7 +382,7 @@ class CommandClient(BoardClient):
             run.send(files)
             yield run, arguments
 
-    def _argv(
+    def _build_argv(
         self, program: _Program, command: str, run: RunFolder, inputs: list[str], outputs: list[str]
     ) -> list[str]:
         """Build the command line of a run from the config's flags."""
@@ -424,12 +426,12 @@ class CommandClient(BoardClient):
         if ended.code:
             # The profiling tool does not report whether the program was loaded. The program has run before, so loading
             # works.
-            raise scripts.failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
+            raise scripts.make_failure(ended, err, self._title if is_answer else PROFILE_TOOL, loads=not is_answer)
         if len(ended.sizes) != len(files):
             raise errors.BoardError("the board's shell did not report a file's size", detail=err[-DETAIL:])
         return max(wall - ended.waited_s, 0.0), ended.sizes
 
-    def _times(
+    def _measure_times(
         self, program: _Program, argv: list[str], run: RunFolder, timeout: float, left: float
     ) -> tuple[list[int], str]:
         """Return the duration of every run in nanoseconds, or the reason why timing failed.
@@ -440,7 +442,7 @@ class CommandClient(BoardClient):
             _, (size,) = self._once(program, argv, [TIMES_FILE], run, timeout, left)
             if not size:
                 return [], f"{PROFILE_TOOL} succeeded but wrote no profile"
-            return iree_command.times_ns(read_file(run.get(TIMES_FILE, size))), ""
+            return iree_command.read_times_ns(read_file(run.get(TIMES_FILE, size))), ""
         except (errors.StageError, errors.BoardBusy, errors.BoardUnfit) as error:
             return [], error.message
         except ValueError as error:
@@ -457,7 +459,9 @@ class CommandClient(BoardClient):
                     f"the command succeeded but did not write output {spec.name!r}",
                     hint="check the output pattern of [runtime] in the board's config",
                 )
-            if size > (most := expected_bytes([spec])):
-                raise broken(f"output {spec.name!r} has {size >> 20} MiB, expected at most {most >> 20} MiB")
+            if size > (most := max_expected_bytes([spec])):
+                raise make_protocol_error(
+                    f"output {spec.name!r} has {size >> 20} MiB, expected at most {most >> 20} MiB"
+                )
             outputs[spec.name] = signature.read_output(spec, run.get(file, size))
         return outputs

@@ -22,9 +22,9 @@ from hil import errors
 from hil.controller.devices.agentless.memory import MEMORY_FUNCTIONS, split_memory
 from hil.core import cpuinfo
 from hil.core.files import digest_file, read_text
-from hil.core.memory_faults import out_of_memory
-from hil.core.processes import signal_name
-from hil.core.scratch import temporary_folder
+from hil.core.memory_faults import make_memory_error
+from hil.core.processes import get_signal_name
+from hil.core.scratch import make_temporary_folder
 from hil.formats.iree_errors import load_error
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ class BoardStore:
             BoardUnfit: The directory cannot be used.
             BoardError: The shell is not POSIX.
         """
-        done = self._script(_LOOK + _PROBE, folder, timeout=_CALL_S)
-        found = parts(done.out.decode(errors="replace"))
+        done = self._run_script(_LOOK + _PROBE, folder, timeout=_CALL_S)
+        found = split_parts(done.out.decode(errors="replace"))
         if done.code == _NO_FOLDER:
-            why = _first_line(done.err) or "it belongs to a different user"
+            why = _find_first_line(done.err) or "it belongs to a different user"
             raise errors.BoardUnfit(
                 f"cannot create hil's directory {folder or '.hil'} on the board: {why}",
                 hint="set a different directory in the board's config: [connection] folder",
@@ -107,19 +107,19 @@ class BoardStore:
             )
         complete = {"board_id", "readings", "folder", "end"} <= found.keys()
         if done.code or not complete or not _FOLDER.fullmatch(found["folder"]):
-            raise self._not_posix(done)
+            raise self._make_shell_error(done)
         self.folder = found["folder"]
         return found
 
-    def look(self) -> dict[str, str]:
+    def read_state(self) -> dict[str, str]:
         """Return the state that may have changed since :meth:`open`, with the same parts."""
         end = "part readings; readings; part boot_id; cat /proc/sys/kernel/random/boot_id; part end"
-        return parts(self._script(_LOOK + end, timeout=_CALL_S).out.decode(errors="replace"))
+        return split_parts(self._run_script(_LOOK + end, timeout=_CALL_S).out.decode(errors="replace"))
 
-    def _script(self, script: str, *arguments: str, timeout: float = _CHECK_S) -> Done:
+    def _run_script(self, script: str, *arguments: str, timeout: float = _CHECK_S) -> Done:
         return self._shell.run(["sh", "-c", script, "hil", *arguments], timeout=timeout, check=False)
 
-    def _not_posix(self, done: Done) -> errors.BoardError:
+    def _make_shell_error(self, done: Done) -> errors.BoardError:
         return errors.BoardError(
             "the board's login shell is not POSIX-compatible",
             hint="use a POSIX login shell and /bin/sh, as on Linux; busybox works",
@@ -128,7 +128,7 @@ class BoardStore:
 
     def find(self, program: str) -> str:
         """Return the path of the config's program on the board. Raises BoardUnfit if the program is missing."""
-        done = self._script('command -v -- "$1"', program)
+        done = self._run_script('command -v -- "$1"', program)
         if done.code or not done.text:
             raise errors.BoardUnfit(
                 f"program {program!r} not found on the board",
@@ -147,7 +147,7 @@ class BoardStore:
         """
         if not items:
             return []
-        done = self._script(_HAVE, *map(self.place, items))
+        done = self._run_script(_HAVE, *map(self.place, items))
         if done.code:
             raise errors.BoardUnfit(
                 "the board cannot read a file that hil uploaded",
@@ -155,10 +155,10 @@ class BoardStore:
                 detail=done.err[-DETAIL:],
             )
         try:
-            found = _sizes_and_sums(done.out.decode(errors="replace"))
+            found = _parse_sizes_and_sums(done.out.decode(errors="replace"))
             return [item for item, one in zip(items, found, strict=True) if not item.is_same(one)]
         except ValueError as error:
-            raise self._not_posix(done) from error
+            raise self._make_shell_error(done) from error
 
     def put(self, items: Sequence[Item], progress: Callable[[int], None]) -> None:
         """Send complete files and verify them."""
@@ -171,7 +171,7 @@ class BoardStore:
                 raise
             except errors.BoardError as error:
                 self.make_room(item.path.stat().st_size)
-                raise _unwritable(self.folder, error) from error
+                raise _make_unwritable_error(self.folder, error) from error
         if damaged := self.missing(items):
             raise errors.BoardLost(f"{damaged[0].path.name} was corrupted during upload", stage="push")
 
@@ -190,13 +190,13 @@ class BoardStore:
 
     def free_bytes(self, minutes: int) -> int | None:
         """Remove programs unused for ``minutes``. Return the free bytes after that, or None if unknown."""
-        return free_bytes(self._script(_ROOM, self.folder, str(minutes)).text)
+        return free_bytes(self._run_script(_ROOM, self.folder, str(minutes)).text)
 
     @contextlib.contextmanager
     def run_folder(self) -> Iterator[RunFolder]:
         """Provide a local and a remote directory for a run. Both are removed at the end."""
         remote = f"{self.folder}/runs/{secrets.token_hex(8)}"
-        with temporary_folder("hil-command-") as local:
+        with make_temporary_folder("hil-command-") as local:
             try:
                 yield RunFolder(Path(local), remote, self._shell, self)
             finally:
@@ -225,7 +225,7 @@ class RunFolder:
         except errors.BoardError as error:
             free = self._store.free_bytes(_PRUNE_MINUTES)
             if free is None or free > size + _INPUTS_SPARE_BYTES:
-                raise _unwritable(self._store.folder, error) from error
+                raise _make_unwritable_error(self._store.folder, error) from error
             raise errors.BoardUnfit(
                 f"not enough disk space in {self._store.folder} on the board: "
                 f"the inputs need {size} bytes, but only {free} are free",
@@ -245,7 +245,7 @@ class RunFolder:
             what = "the connection broke or the board hung during the run"
             raise errors.BoardLost(what, detail=error.message) from error
         wall = time.monotonic() - start
-        end = ended(done.out.decode(errors="replace"))
+        end = parse_end(done.out.decode(errors="replace"))
         if end is None or end.how == "gone":
             raise errors.BoardLost("the board ended the run without a result", detail=done.err[-DETAIL:])
         return end, done.err, wall
@@ -259,7 +259,7 @@ class RunFolder:
         return local
 
 
-def _unwritable(folder: str, error: errors.BoardError) -> errors.BoardUnfit:
+def _make_unwritable_error(folder: str, error: errors.BoardError) -> errors.BoardUnfit:
     return errors.BoardUnfit(
         f"the board cannot write to {folder}: {error.message}",
         hint="check for a read-only file system (mount, dmesg), and the owner of the directory",
@@ -270,16 +270,16 @@ def _unwritable(folder: str, error: errors.BoardError) -> errors.BoardUnfit:
 # ---- parsers for the scripts' output
 
 
-def parts(text: str) -> dict[str, str]:
+def split_parts(text: str) -> dict[str, str]:
     """Split the output of a script into parts, and return title -> text."""
     pieces = re.split(r"^hil-command (\w+)\n", text, flags=re.M)
     return {name: body.strip("\n") for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
 
 
-def _sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
+def _parse_sizes_and_sums(text: str) -> list[tuple[int, str] | None]:
     """Parse size and SHA-256 of every file. SHA-256 is "" if the board cannot compute it. A missing file is None."""
     lines = [line.partition(" ") for line in text.splitlines()]
-    return [None if size == "-" else (_whole(size), digest) for size, _, digest in lines]
+    return [None if size == "-" else (_parse_int(size), digest) for size, _, digest in lines]
 
 
 def free_bytes(text: str) -> int | None:
@@ -312,7 +312,7 @@ def run(
     wait_s: int,
     environment: Mapping[str, str],
 ) -> list[str]:
-    """Return the command that runs a program in its run's directory. Parse the output with :func:`ended`.
+    """Return the command that runs a program in its run's directory. Parse the output with :func:`parse_end`.
 
     The program writes ``outputs`` to the run's directory. The command waits up to ``wait_s`` seconds while another run
     uses the board, and kills the program after ``limit_s`` seconds. Both times are whole seconds.
@@ -323,7 +323,7 @@ def run(
     return ["sh", "-c", MEMORY_FUNCTIONS + _RUN, "hil-run", str(limit_s), str(wait_s), folder, *outputs, "--", *whole]
 
 
-def ended(text: str) -> CommandEnd | None:
+def parse_end(text: str) -> CommandEnd | None:
     """Parse the output of :func:`run`. Return None if the end is missing."""
     lines = text.split("\n")
     while lines and lines[0] == ".":
@@ -338,15 +338,15 @@ def ended(text: str) -> CommandEnd | None:
     out = "\n".join(lines[end + 1 :])
     late = head[1] == "late"
     try:
-        sizes = tuple(None if line.strip() == "-" else _whole(line.strip()) for line in lines[1:end])
+        sizes = tuple(None if line.strip() == "-" else _parse_int(line.strip()) for line in lines[1:end])
         return CommandEnd(
-            "late" if late else "exit", 0 if late else _whole(head[1]), _whole(head[2]), sizes, out, found
+            "late" if late else "exit", 0 if late else _parse_int(head[1]), _parse_int(head[2]), sizes, out, found
         )
     except ValueError:
         return None
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     """Parse a decimal integer of at most 15 digits. Raises ValueError otherwise."""
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise ValueError(f"not a number: {text[:40]!r}")
@@ -356,11 +356,11 @@ def _whole(text: str) -> int:
 # ---- description of the board
 
 
-def machine(parts: Mapping[str, str]) -> dict[str, Any]:
+def parse_machine(parts: Mapping[str, str]) -> dict[str, Any]:
     """Return CPU, memory and system from the output of the probe script. Empty values are omitted."""
     arch = parts.get("arch", "")
     shown = parts.get("cpuinfo", "")
-    cpu = cpuinfo.cpu_info(arch, shown, _bytes(parts.get("auxv", "")))
+    cpu = cpuinfo.parse_cpu_info(arch, shown, _parse_bytes(parts.get("auxv", "")))
     memory = _MEMORY.search(parts.get("meminfo", ""))
     found: dict[str, Any] = {
         "hostname": parts.get("hostname", ""),
@@ -378,7 +378,7 @@ def machine(parts: Mapping[str, str]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def _bytes(dump: str) -> bytes:
+def _parse_bytes(dump: str) -> bytes:
     """Parse the output of ``od -An -tx1``. Return b"" if the board has no such tool."""
     try:
         return bytes.fromhex("".join(dump.split()))
@@ -386,20 +386,20 @@ def _bytes(dump: str) -> bytes:
         return b""
 
 
-def readings(text: str) -> list[dict[str, Any]]:
+def parse_readings(text: str) -> list[dict[str, Any]]:
     """Return readings with the agent's names from ``FILE:VALUE`` lines."""
     values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return list(cpuinfo.readings({file: values[file] for file in sorted(values, key=_natural)}))
+    return list(cpuinfo.get_readings({file: values[file] for file in sorted(values, key=_make_natural_key)}))
 
 
-def _natural(text: str) -> list[Any]:
+def _make_natural_key(text: str) -> list[Any]:
     return [int(piece) if number % 2 else piece for number, piece in enumerate(re.split(r"([0-9]{1,15})", text))]
 
 
 # ---- errors of failed commands
 
 
-def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -> errors.HilError:
+def make_failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -> errors.HilError:
     """Return the error for a command's nonzero exit code.
 
     ``loads`` means that the program is known to load on the board, so an IREE error means that the run failed.
@@ -409,7 +409,7 @@ def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -
     name = posixpath.basename(program)
     if ended.code in _CANNOT_START and not _OF_IREE.search(stderr):
         return errors.BoardUnfit(
-            f"the board cannot start the command {name}: {_first_line(stderr) or f'exit code {ended.code}'}",
+            f"the board cannot start the command {name}: {_find_first_line(stderr) or f'exit code {ended.code}'}",
             stage="load",
             hint="the program or a required library (glibc, libstdc++) is missing or built for a different CPU, "
             "or the directory is mounted noexec",
@@ -418,33 +418,33 @@ def failure(ended: CommandEnd, err: str, program: str, *, loads: bool = False) -
     if ended.memory is not None:
         total, freed = ended.memory
         # The memory that is available after the kill was also available to the program.
-        error = out_of_memory(freed, total)
+        error = make_memory_error(freed, total)
         error.detail = detail
         return error
     if ended.code in _SIGNALS:
-        return _crash(ended.code - 128, name, detail)
+        return _make_crash_error(ended.code - 128, name, detail)
     if _OF_IREE.search(stderr) and not loads and not _BEGUN.search(ended.out):
-        error = load_error(f"IREE rejected the program: {_first_line(stderr)}", stderr, detail=detail)
+        error = load_error(f"IREE rejected the program: {_find_first_line(stderr)}", stderr, detail=detail)
         if not error.hint and "no driver" in stderr:
             error.hint = "use a device that the command supports: [devices] in the board's config"
-        return error.located(stage="load")
+        return error.locate(stage="load")
     return errors.RunFailed(
-        f"{name} failed with exit code {ended.code}: {_first_line(stderr)}".rstrip(": "), detail=detail
+        f"{name} failed with exit code {ended.code}: {_find_first_line(stderr)}".rstrip(": "), detail=detail
     )
 
 
-def _crash(number: int, name: str, detail: str) -> errors.HilError:
+def _make_crash_error(number: int, name: str, detail: str) -> errors.HilError:
     hint, code = "", errors.ErrorCode.NONE
     if number == signal.SIGKILL:
         hint = "hil did not send the signal: the board may have run out of memory"
     elif number == signal.SIGILL:
         hint = "the program uses instructions this CPU lacks: check the compile target"
         code = errors.ErrorCode.ILLEGAL_INSTRUCTION
-    message = f"{name} was killed by {signal_name(number)} during run"
+    message = f"{name} was killed by {get_signal_name(number)} during run"
     return errors.RunCrashed(message, hint=hint, detail=detail, code=code)
 
 
-def _first_line(text: str) -> str:
+def _find_first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     best = next((line for line in lines if _OF_IREE.match(line)), lines[0] if lines else "")
     return best[:400]

@@ -22,12 +22,12 @@ from hil.core.board_config import RuntimeCommand, fill
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.npy import load_npy
 from hil.core.results import Artifact
-from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, dtype_name, dtype_of, settled
+from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, get_dtype_name, parse_dtype, settle_spec
 from hil.errors import LoadFailed, RunFailed, UsageError
 from hil.formats.iree_command import NUMBERS, give, is_number
-from hil.formats.iree_values import choose_function, functions_in, read_functions
+from hil.formats.iree_values import choose_function, decode_functions, read_functions
 
-_READ_S = 60.0
+_READ_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CommandSignature:
     outputs: tuple[TensorSpec, ...]
 
 
-def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> CommandSignature:
+def read_signature(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own: bool) -> CommandSignature:
     """Return a program's signature: from the IREE module if this host can read it, else from the import.
 
     Reads the module in an isolated process, because a damaged file may crash that process. With ``needs_own``, an
@@ -51,9 +51,9 @@ def signature_of(artifact: Artifact, isolated: Isolated, log: Path, *, needs_own
     """
     path = str(artifact.files[artifact.main].absolute())
     try:
-        described = isolated.call(read_functions, {"path": path}, timeout=_READ_S, log=log)
-        chosen = choose_function(functions_in(described), artifact.function)
-        return CommandSignature(chosen.name, *chosen.signature())
+        described = isolated.call(read_functions, {"path": path}, timeout=_READ_SECONDS, log=log)
+        chosen = choose_function(decode_functions(described), artifact.function)
+        return CommandSignature(chosen.name, *chosen.make_signature())
     except (IsolatedError, LoadFailed) as error:
         if not needs_own and artifact.inputs is not None and artifact.outputs is not None:
             return CommandSignature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
@@ -72,7 +72,7 @@ def check_signature(signature: CommandSignature, command: RuntimeCommand) -> Non
         if spec.dtype == "string":
             raise LoadFailed(f"{spec}: strings are unsupported for commands", hint=_AGENT)
     for spec in signature.outputs:
-        if _extension(spec, command) != "bin":
+        if _choose_extension(spec, command) != "bin":
             continue
         if not spec.dtype:
             raise LoadFailed(
@@ -94,35 +94,35 @@ def write_inputs(
     files: list[str] = []
     how: dict[str, Any] = {"tensors": command.tensors, "as_text": "{file}" not in command.input}
     for position, (spec, array) in enumerate(zip(signature.inputs, inputs.values(), strict=True)):
-        given = give(settled(spec, array), array, f"i{position}", local, remote, **how)
+        given = give(settle_spec(spec, array), array, f"i{position}", local, remote, **how)
         files += filter(None, [given.file])
         path = f"{remote}/{given.file}" if given.file else ""
         arguments.append(fill(command.input, {"value": given.value, "type": given.type, "file": path}))
     return arguments, files
 
 
-def output_files(signature: CommandSignature, command: RuntimeCommand) -> list[str]:
+def name_output_files(signature: CommandSignature, command: RuntimeCommand) -> list[str]:
     """Return the file names of the outputs, in order."""
-    return [f"o{position}.{_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
+    return [f"o{position}.{_choose_extension(spec, command)}" for position, spec in enumerate(signature.outputs)]
 
 
 def read_output(spec: TensorSpec, file: Path) -> Array:
     """Read an output from the command's file. Raises RunFailed if the content does not match the spec."""
     try:
         if file.suffix == ".npy":
-            return _from_npy(spec, load_npy(file, spec.dtype))
-        return _from_elements(spec, read_file(file, MAX_MODEL_BYTES))
+            return _convert_npy(spec, load_npy(file, spec.dtype))
+        return _convert_elements(spec, read_file(file, MAX_MODEL_BYTES))
     except UsageError as error:
         raise RunFailed(f"cannot read output {spec.name!r}: {error.message}") from error
     except MemoryError as error:
         raise RunFailed(f"cannot read output {spec.name!r}: the stated size exceeds memory") from error
 
 
-def _from_npy(spec: TensorSpec, array: Array) -> Array:
-    dtype_name(array.dtype)  # raises for a dtype that hil does not support
+def _convert_npy(spec: TensorSpec, array: Array) -> Array:
+    get_dtype_name(array.dtype)  # raises for a dtype that hil does not support
     if not spec.dtype:
         return array
-    wanted = dtype_of(spec.dtype)
+    wanted = parse_dtype(spec.dtype)
     if is_number(spec) and array.size == 1 and (array.dtype.kind == "f") == (wanted.kind == "f"):
         # The command returns a scalar in the type of its ABI, which is at least as wide as the wanted type.
         return np.asarray(array.reshape(()).astype(wanted))
@@ -131,9 +131,9 @@ def _from_npy(spec: TensorSpec, array: Array) -> Array:
     return array.view(wanted) if same_bits else array
 
 
-def _from_elements(spec: TensorSpec, data: bytes) -> Array:
+def _convert_elements(spec: TensorSpec, data: bytes) -> Array:
     known = math.prod(dim for dim in spec.shape if isinstance(dim, int))
-    bits = SUB_BYTE_BITS.get(spec.dtype, dtype_of(spec.dtype).itemsize * 8)
+    bits = SUB_BYTE_BITS.get(spec.dtype, parse_dtype(spec.dtype).itemsize * 8)
     count = len(data) * 8 // bits
     unknown = count // known if known else 0
     shape = [dim if isinstance(dim, int) else unknown for dim in spec.shape]
@@ -145,7 +145,7 @@ def _from_elements(spec: TensorSpec, data: bytes) -> Array:
     return tensors.from_bytes(data, spec.dtype, shape)
 
 
-def _extension(spec: TensorSpec, command: RuntimeCommand) -> str:
+def _choose_extension(spec: TensorSpec, command: RuntimeCommand) -> str:
     if command.tensors != "auto":
         return command.tensors
     return "npy" if is_number(spec) or spec.dtype in (*tensors.NUMPY_DTYPES, "") else "bin"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
-from hil.controller.devices.health import changed
+from hil.controller.devices.health import list_changes
 from hil.controller.devices.measure_commands import restore_board
-from hil.controller.devices.power import answering, recover
+from hil.controller.devices.power import connect_with_retry, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # Seconds to wait for a lost board. hil does not know the board's boot time, but small systems reboot in less time.
-_RECONNECT_S = 20.0
+_RECONNECT_SECONDS = 20.0
 
 
 def connect_board(choice: BoardChoice) -> Board:
@@ -40,7 +40,7 @@ def open_board(choice: BoardChoice) -> Board:
             from hil.controller.devices.deploy.packages import COMMAND_HINT, NoAgentHere
 
             wanted = choice.runtime or choice.config.runtime
-            served = choice.config.command.runs(wanted)
+            served = choice.config.command.can_run(wanted)
             if not served:
                 instead = f"no command supports {wanted} programs: use --runtime iree, or a different board"
                 error.hint = error.hint.replace(COMMAND_HINT, instead)
@@ -69,11 +69,11 @@ def reconnect(lost: Board, error: BoardError, reopen: Callable[[], Board]) -> Bo
     if lost.shell is None or not isinstance(error, (BoardLost, SessionEnded)):
         return None
     try:
-        board = answering(reopen, _RECONNECT_S)
+        board = connect_with_retry(reopen, _RECONNECT_SECONDS)
     except (BoardError, UsageError) as gone:
-        error.hint = error.hint or f"the board did not reconnect within {_RECONNECT_S:g} s: {gone.message}"
+        error.hint = error.hint or f"the board did not reconnect within {_RECONNECT_SECONDS:g} s: {gone.message}"
         return None
-    if happened := changed(lost.info, board.info):
+    if happened := list_changes(lost.info, board.info):
         error.add(f"meanwhile {' and '.join(happened)}")
     else:
         error.hint = error.hint or "the board stayed up and responds: the agent or the connection failed"

@@ -12,31 +12,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_choice import BoardChoice, is_lent
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.agent import AGENT_KIND
 from hil.controller.devices.links.link import Capabilities, Link, LinkKind
 from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
-from hil.controller.storage.paths import located
+from hil.controller.storage.paths import locate
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
-from hil.core.installed import points
+from hil.core.installed import list_entry_points
 from hil.errors import UsageError
 
 
-def _of_package(address: str) -> bool:
-    return any(address.startswith(f"{entry.name}:") for entry in points("hil.links"))
+def _is_of_package(address: str) -> bool:
+    return any(address.startswith(f"{entry.name}:") for entry in list_entry_points("hil.links"))
 
 
 def _connect_by_package(choice: BoardChoice) -> Link:
-    entry = next(entry for entry in points("hil.links") if choice.target.startswith(f"{entry.name}:"))
+    entry = next(entry for entry in list_entry_points("hil.links") if choice.target.startswith(f"{entry.name}:"))
     return connect_by_package(entry, choice)
 
 
 # Order matters: the first matching kind opens the board.
-KINDS = (COMMAND_KIND, SIM_KIND, LENT_KIND, LinkKind("package", _connect_by_package, _of_package), SSH_KIND, AGENT_KIND)
+KINDS = (
+    COMMAND_KIND,
+    SIM_KIND,
+    LENT_KIND,
+    LinkKind("package", _connect_by_package, _is_of_package),
+    SSH_KIND,
+    AGENT_KIND,
+)
 
 
 def is_address(text: str) -> bool:
@@ -48,7 +55,7 @@ def _find_kind(choice: BoardChoice) -> LinkKind | None:
     return next((kind for kind in KINDS if kind.is_for(choice)), None)
 
 
-def capabilities_of(choice: BoardChoice) -> Capabilities:
+def read_capabilities(choice: BoardChoice) -> Capabilities:
     """Return the features and requirements of a board, without connecting."""
     return (_find_kind(choice) or AGENT_KIND).capabilities
 
@@ -105,29 +112,29 @@ def choose(
     Raises:
         UsageError: The board or type does not exist, or they do not match.
     """
-    board = board or named_board(hw_type)
+    board = board or get_named_board(hw_type)
     of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
     try:
         # A relative path in an environment variable depends on the current directory. So do not trust it like a path
         # that the user typed.
-        choice = _chosen(board, hw_type, typed=not of_variable or Path(board).is_absolute())
+        choice = _choose_config(board, hw_type, typed=not of_variable or Path(board).is_absolute())
     except UsageError as error:
         if of_variable:
             error.add(f"set by the variable {BOARD_VARIABLE}")
         raise
     files = {"identity": identity, "known_hosts": known_hosts}
-    given: dict[str, Any] = {key: str(located(path, Path.cwd())) for key, path in files.items() if path}
+    given: dict[str, Any] = {key: str(locate(path, Path.cwd())) for key, path in files.items() if path}
     if accept_new_host_key:
         given["accept_new_host_key"] = True
     connection = replace(choice.config.connection, **given)
     return replace(choice, config=replace(choice.config, connection=connection))
 
 
-def _chosen(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
+def _choose_config(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
     name = _name_config(board, hw_type)
     config = load_board(name, typed=typed or name != board).config
-    if is_lent(board):
-        return _of_farm(board, hw_type, config)
+    if is_provider_address(board):
+        return _choose_farm_board(board, hw_type, config)
     if name != board:
         return BoardChoice(config, board)
     if hw_type and config.hw_type != hw_type:
@@ -139,17 +146,17 @@ def _name_config(board: str, hw_type: str) -> str:
     """Return the name or file of the config for a board and a hardware type."""
     if not board:
         return hw_type or DEFAULT_HW_TYPE
-    if is_lent(board):
+    if is_provider_address(board):
         return GENERIC
     return hw_type or GENERIC if is_address(board) else board
 
 
-def named_board(hw_type: str) -> str:
+def get_named_board(hw_type: str) -> str:
     """Return the board from ``HIL_BOARD``, or "" if it is unset or ``hw_type`` is given."""
     return "" if hw_type else os.environ.get(BOARD_VARIABLE, "")
 
 
-def _of_farm(board: str, hw_type: str, config: BoardConfig) -> BoardChoice:
+def _choose_farm_board(board: str, hw_type: str, config: BoardConfig) -> BoardChoice:
     """Return the choice for a board of a provider.
 
     Before the provider lends a board, only the requested type is known.

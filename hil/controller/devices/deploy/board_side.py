@@ -32,9 +32,9 @@ from typing import Any
 
 # Timeout in seconds for the next byte. After this time, the sender is considered lost, and this process exits to
 # release the lock.
-STALL_S = 30
-LEAVE_S = 3.0
-START_S = 90.0
+STALL_SECONDS = 30
+LEAVE_SECONDS = 3.0
+START_SECONDS = 90.0
 LOG_TAIL = 4000
 # Same text as in board_side.sh.
 MARKER = "hil keeps its agent here; hil board clean removes it.\n"
@@ -61,7 +61,7 @@ class Frame:
     def read(self, size: int = _PIECE) -> bytes:
         """Read at most ``size`` bytes; b"" at the frame's end."""
         # Limit only the time for reading, because writes to a slow memory card may take long.
-        signal.alarm(STALL_S)
+        signal.alarm(STALL_SECONDS)
         data = self._stream.read1(min(size, self._left))
         signal.alarm(0)
         if self._left and not data:
@@ -190,13 +190,13 @@ def install(place: BoardDirectory, stream: BufferedReader, frames: list[dict[str
     sync(place.packages)
 
 
-def make_way(place: BoardDirectory, build: str) -> int:
+def stop_other_agent(place: BoardDirectory, build: str) -> int:
     """Stop an agent of a different build. Return the PID of a running agent of this build, or 0."""
     pid, old = place.running()
     if pid and old != build:
         with contextlib.suppress(ProcessLookupError):  # it just exited
             os.kill(pid, signal.SIGHUP)
-        deadline = time.monotonic() + LEAVE_S
+        deadline = time.monotonic() + LEAVE_SECONDS
         while place.running()[0] == pid:
             if time.monotonic() > deadline:
                 raise Refused("busy", build=old)
@@ -234,7 +234,7 @@ def start(place: BoardDirectory, order: dict[str, Any]) -> subprocess.Popen[byte
 
 def wait_until_up(place: BoardDirectory, process: subprocess.Popen[bytes] | None) -> None:
     """Wait until the agent accepts connections. ``process`` is the new agent, or None if it already ran."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_SECONDS
     while not place.accepts():
         # Do not use running() for a new process: it checks the command line, which may not be final yet.
         ended = not place.running()[0] if process is None else process.poll() is not None
@@ -243,7 +243,11 @@ def wait_until_up(place: BoardDirectory, process: subprocess.Popen[bytes] | None
             lines = log.strip().splitlines()
             # A hint may follow the agent's error line.
             last = next((line for line in reversed(lines) if line.startswith("hil.agent: ")), (lines or [""])[-1])
-            why = (last or "it exited immediately") if ended else f"it did not accept connections within {START_S:g} s"
+            why = (
+                (last or "it exited immediately")
+                if ended
+                else f"it did not accept connections within {START_SECONDS:g} s"
+            )
             raise Refused("failed", why=f"the agent did not start: {why}", errno=0, log=log)
         time.sleep(0.02)
 
@@ -271,7 +275,7 @@ def record(place: BoardDirectory, order: dict[str, Any]) -> None:
 
 def carry_out(stream: BufferedReader) -> dict[str, Any]:
     """Execute the order on the stream and return the response."""
-    signal.alarm(STALL_S)
+    signal.alarm(STALL_SECONDS)
     order = json.loads(stream.readline())
     signal.alarm(0)
     os.umask(0o077)
@@ -282,7 +286,7 @@ def carry_out(stream: BufferedReader) -> dict[str, Any]:
         missing = [name for name in order["packages"] if not (place.packages / name).is_dir()]
         if missing:
             raise Refused("missing", packages=missing)
-        process = None if make_way(place, order["build"]) else start(place, order)
+        process = None if stop_other_agent(place, order["build"]) else start(place, order)
         wait_until_up(place, process)
         record(place, order)
     except Refused as refused:

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.deploy import packages as packing
-from hil.controller.devices.deploy.packages import File, Interpreter, NoAgentHere, NoWheels, Package, megabytes
+from hil.controller.devices.deploy.packages import File, Interpreter, NoAgentHere, NoWheels, Package, format_megabytes
 from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
-from hil.controller.devices.deploy.wheels import WheelGroup, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import WheelGroup, fetch_packages, make_agent_group, make_runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
-from hil.core.disk_faults import FULL, disk_unfit
+from hil.core.disk_faults import FULL, make_disk_error
 from hil.core.files import open_file
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnfit, locating
-from hil.protocol.local_socket import LONGEST_PATH
+from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnfit, locate_errors
+from hil.protocol.local_socket import MAX_PATH_LENGTH
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _BOARD_SIDE = Path(__file__).with_name("board_side.py")
 # Idle timeout of the agent in seconds. The next run restarts the agent within one or two seconds.
-IDLE_EXIT_S = 900
+IDLE_EXIT_SECONDS = 900
 # Time limit of a push: start time on a slow board plus transfer time on the slowest supported link.
-_BASE_S = 180.0
+_BASE_SECONDS = 180.0
 # Optional text fields of the response.
 _TEXTS = ("status", "socket", "why", "log")
-_SLOWEST_BYTES_S = 50_000
+_MIN_BYTES_PER_SECOND = 50_000
 # Program that reads and runs the script, and leaves the rest of stdin unread. It is short, because small SSH servers
 # limit command lengths.
 _LOADER = (
@@ -65,7 +65,7 @@ def install(
         "recipe": agent.recipe,
         "runtimes": agent.runtimes,
         "packages": agent.packages,
-        "options": [f"--idle-exit={IDLE_EXIT_S}", "--claim-board"],
+        "options": [f"--idle-exit={IDLE_EXIT_SECONDS}", "--claim-board"],
         "frames": [{"id": one.id, "size": one.size, "sha256": one.sha256} for one in pushed],
     }
     command = [agent.python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))]
@@ -78,8 +78,8 @@ def install(
         stream.flush()
         total = stream.tell()
         progress = packing.ProgressPrinter(say, "pushing")
-        timeout = _BASE_S + total / _SLOWEST_BYTES_S
-        count: dict[str, Any] = {"progress": lambda size: progress.more(size, total)}
+        timeout = _BASE_SECONDS + total / _MIN_BYTES_PER_SECOND
+        count: dict[str, Any] = {"progress": lambda size: progress.add_progress(size, total)}
         done = shell.run(command, stdin=Path(stream.name), timeout=timeout, check=False, **count)
     for line in reversed(done.text.splitlines()):
         with contextlib.suppress(ValueError, RecursionError):
@@ -105,14 +105,14 @@ _TRIED_PYTHON = (3, 13)
 _NEWEST_PYTHON = (3, 14)
 # Space in addition to the packages: bytecode, the log, and a first program.
 _MARGIN_BYTES = 16 << 20
-_POLL_S = 0.5
+_POLL_SECONDS = 0.5
 # Status -> maximum wait in seconds, for a concurrent deploy over a slow link or for a session of a different agent.
-_WAIT_S = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
+_WAIT_SECONDS = {"locked": 600.0, "busy": 60.0, "missing": 60.0}
 _WAITING = {
     "locked": "waiting until another deploy to this board finishes",
     "busy": "waiting for the board: an agent of a different version is in use",
 }
-_NAMED = 3
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class AgentRecipe:
     @staticmethod
     def of(runtimes: Sequence[str]) -> AgentRecipe:
         """Return the recipe of this hil with these runtimes."""
-        groups = tuple(map(runtime_group, dict.fromkeys(runtimes)))
-        return AgentRecipe(packing.own_files(), agent_group(), groups)
+        groups = tuple(map(make_runtime_group, dict.fromkeys(runtimes)))
+        return AgentRecipe(packing.own_files(), make_agent_group(), groups)
 
     @property
     def digest(self) -> str:
@@ -146,8 +146,8 @@ class AgentRecipe:
 
         Agents with the same digest are interchangeable, except for runtimes.
         """
-        own = hashlib.sha256(packing.archive_of(self.files)).hexdigest()
-        parts = [str(packing.FORMAT), packing.package_id(packing.own_title(), own)]
+        own = hashlib.sha256(packing.archive_files(self.files)).hexdigest()
+        parts = [str(packing.FORMAT), packing.make_package_id(packing.own_title(), own)]
         parts += sorted(one.loose for one in self.agent.wanted)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -156,11 +156,11 @@ class AgentRecipe:
         """Names of the runtimes, with the version if it is pinned: ``iree=3.13.0``."""
         return tuple(sorted(group.name for group in self.runtimes))
 
-    def joined(self, others: Sequence[str]) -> AgentRecipe:
+    def add_runtimes(self, others: Sequence[str]) -> AgentRecipe:
         """Return the recipe with the runtimes on the board added, so that users do not remove each other's runtimes."""
         have = {group.name.partition("=")[0] for group in self.runtimes}
         names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
-        return replace(self, runtimes=self.runtimes + tuple(runtime_group(name) for name in names))
+        return replace(self, runtimes=self.runtimes + tuple(make_runtime_group(name) for name in names))
 
 
 def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
@@ -178,7 +178,7 @@ def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, 
         BoardLost: The board stopped responding.
         StorageError: This machine lacks space for the packages.
     """
-    with locating(stage="deploy", board=board):
+    with locate_errors(stage="deploy", board=board):
         return _put(shell, recipe, folder=folder, board=board, say=say)
 
 
@@ -191,22 +191,22 @@ def _put(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: Tex
         seen = ask(shell, "probe", folder, recipe.digest, *recipe.runtime_names, board=board)
         if seen.running:
             return AgentPlace(f"{seen.folder}/run/agent.sock", seen.folder, seen.running[1], seen.python, pushed_bytes)
-        with packing.at_home(), temporary_folder("hil-own-") as place:
+        with packing.translate_storage_errors(), make_temporary_folder("hil-own-") as place:
             agent, packages = _plan(seen, recipe, Path(place), say)
             missing = [package for package in packages if package.id not in seen.packages]
             # The other deploy may be sending the same packages, so check first whether it has finished.
             sent = [] if status == "locked" else missing
             if sent:
                 _check_room(seen, sent)
-                say(f"pushing {_named(sent)}")
+                say(f"pushing {_name_packages(sent)}")
             if status == "":
                 say("starting the agent")
             answer = install(shell, seen.folder, agent, sent, say=say)
         if answer["status"] == "ok":
             pushed_bytes += sum(package.size for package in sent)
             return AgentPlace(answer["socket"], seen.folder, agent.build, agent.python, pushed_bytes)
-        if answer["status"] not in _WAIT_S:
-            raise _failed(answer, seen)
+        if answer["status"] not in _WAIT_SECONDS:
+            raise _make_deploy_error(answer, seen)
         status = answer["status"]
         _wait(status, since, say)
 
@@ -214,11 +214,11 @@ def _put(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: Tex
 def _wait(status: str, since: dict[str, float], say: TextSink) -> None:
     if status not in since and status in _WAITING:
         say(_WAITING[status])
-    if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_S[status]:
+    if time.monotonic() - since.setdefault(status, time.monotonic()) > _WAIT_SECONDS[status]:
         used = "an agent of a different version on the board is in use"
         what = used if status == "busy" else "the running deploy to the board did not finish"
         raise BoardBusy(what, hint="retry later, or stop the other deploy with `hil board clean --force`")
-    time.sleep(_POLL_S)
+    time.sleep(_POLL_SECONDS)
 
 
 def _plan(seen: Seen, recipe: AgentRecipe, own: Path, say: TextSink) -> tuple[AgentBuild, list[Package]]:
@@ -227,7 +227,7 @@ def _plan(seen: Seen, recipe: AgentRecipe, own: Path, say: TextSink) -> tuple[Ag
     if seen.complete and seen.installed:
         return seen.installed, []
     if seen.installed:
-        recipe = recipe.joined(seen.installed.runtimes)
+        recipe = recipe.add_runtimes(seen.installed.runtimes)
     interpreter, packages = _choose(seen, recipe, say)
     packages = [packing.write_package(packing.own_title(), recipe.files, own), *packages]
     names = tuple(package.id for package in packages)
@@ -239,15 +239,15 @@ def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter
     """Return the board's best Python with available packages, and these packages."""
     groups = (recipe.agent, *recipe.runtimes)
     refused: list[NoWheels] = []
-    for interpreter in usable_interpreters(seen):
+    for interpreter in list_usable_interpreters(seen):
         try:
-            return interpreter, packages_for(interpreter, groups, say=say, cache=Cache())
+            return interpreter, fetch_packages(interpreter, groups, say=say, cache=Cache())
         except NoWheels as error:
             refused.append(error)
     raise refused[0]
 
 
-def usable_interpreters(seen: Seen) -> list[Interpreter]:
+def list_usable_interpreters(seen: Seen) -> list[Interpreter]:
     """Return a board's Pythons that can run an agent, the best first. Raises NoAgentHere if no Python can."""
     if seen.system not in ("", "Linux"):
         raise NoAgentHere(f"the agent requires Linux, but the board runs {seen.system}")
@@ -272,7 +272,7 @@ def _check_folder(seen: Seen) -> None:
         problem = f"is unusable: {seen.unusable}"
     elif seen.noexec:
         problem = "is on a file system mounted noexec"
-    elif len(f"{seen.folder}/run/agent.sock".encode()) > LONGEST_PATH:
+    elif len(f"{seen.folder}/run/agent.sock".encode()) > MAX_PATH_LENGTH:
         problem = "exceeds the maximum length of a Unix socket path"
     elif ":" in seen.folder or not seen.folder.isprintable():
         problem = "contains a character that is invalid in a path list"
@@ -283,17 +283,17 @@ def _check_folder(seen: Seen) -> None:
 def _check_room(seen: Seen, packages: Sequence[Package]) -> None:
     needed = sum(package.disk_bytes for package in packages) + _MARGIN_BYTES
     if seen.free_bytes is not None and seen.free_bytes < needed:
-        have = megabytes(seen.free_bytes)
+        have = format_megabytes(seen.free_bytes)
         raise BoardUnfit(
-            f"the agent needs {megabytes(needed)} in {seen.folder} on the board, but only {have} are free",
+            f"the agent needs {format_megabytes(needed)} in {seen.folder} on the board, but only {have} are free",
             hint='free disk space, or set a different directory in the board\'s config: [connection] folder = "/..."',
         )
 
 
-def _failed(answer: dict[str, Any], seen: Seen) -> BoardError:
+def _make_deploy_error(answer: dict[str, Any], seen: Seen) -> BoardError:
     number = answer.get("errno")
     if number in {*FULL, errno.EROFS}:
-        return disk_unfit(OSError(number, os.strerror(number)), Path(seen.folder), is_here=False)
+        return make_disk_error(OSError(number, os.strerror(number)), Path(seen.folder), is_here=False)
     return (BoardLost if number == errno.EPIPE else BoardUnfit)(
         f"installing the agent failed: {answer.get('why')}",
         hint="remove the old files with `hil board clean`; the next run installs the agent",
@@ -301,8 +301,8 @@ def _failed(answer: dict[str, Any], seen: Seen) -> BoardError:
     )
 
 
-def _named(packages: Sequence[Package]) -> str:
+def _name_packages(packages: Sequence[Package]) -> str:
     ordered = sorted(packages, key=lambda package: -package.size)
-    names = ", ".join(f"{package.title} ({megabytes(package.size)})" for package in ordered[:_NAMED])
-    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return f"{names}{more}, {megabytes(sum(package.size for package in packages))}"
+    names = ", ".join(f"{package.title} ({format_megabytes(package.size)})" for package in ordered[:_MAX_LISTED])
+    more = f" and {len(ordered) - _MAX_LISTED} more" if len(ordered) > _MAX_LISTED else ""
+    return f"{names}{more}, {format_megabytes(sum(package.size for package in packages))}"

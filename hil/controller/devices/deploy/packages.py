@@ -78,7 +78,7 @@ class Package:
     disk_bytes: int  # disk space of the files
 
 
-def package_id(title: str, digest: str) -> str:
+def make_package_id(title: str, digest: str) -> str:
     """Return a package's name on a board, given the SHA-256 digest of the content."""
     return f"{title.replace(' ', '-')}-{digest[:16]}"
 
@@ -95,10 +95,10 @@ class _Hashed(io.RawIOBase):
         return self._target.write(data)
 
 
-def archive_of(files: Mapping[str, File]) -> bytes:
+def archive_files(files: Mapping[str, File]) -> bytes:
     """Return a reproducible tar of files."""
     buffer = io.BytesIO()
-    _archive(sorted(files.items()), _Hashed(buffer))
+    _write_archive(sorted(files.items()), _Hashed(buffer))
     return buffer.getvalue()
 
 
@@ -113,13 +113,13 @@ def _pack(title: str, files: Iterable[tuple[str, File]], folder: Path) -> Packag
         compressed = _Hashed(target)
         with gzip.GzipFile("", "wb", _LEVEL, compressed, mtime=0) as packing:
             content = _Hashed(packing)
-            disk = _archive(files, content)
-    name = package_id(title, content.hash.hexdigest())
+            disk = _write_archive(files, content)
+    name = make_package_id(title, content.hash.hexdigest())
     path = Path(target.name).rename(folder / f"{name}.tar.gz")
     return Package(name, title, path, path.stat().st_size, compressed.hash.hexdigest(), disk)
 
 
-def _archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
+def _write_archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
     """Write a reproducible tar. Return the disk space of the files in bytes."""
     blocks = 0
     folders: set[Path] = set()
@@ -135,15 +135,15 @@ def _archive(files: Iterable[tuple[str, File]], target: _Hashed) -> int:
     return (blocks + len(folders)) * _BLOCK
 
 
-def wheel_title(wheel: Path) -> tuple[str, str]:
+def read_wheel_title(wheel: Path) -> tuple[str, str]:
     """Return a wheel's normalized name and version, from the file name."""
     name, version = wheel.name.split("-")[:2]
     return name.replace("_", "-").lower(), version
 
 
-def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
+def iter_wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
     """Yield a wheel's files for a board, sorted by name. Open each file before requesting the next."""
-    name, _ = wheel_title(wheel)
+    name, _ = read_wheel_title(wheel)
     left_out = (*_LEFT_OUT.get(name, ()), *_LEFT_OUT_ALWAYS)
     found: dict[str, zipfile.ZipInfo] = {}
     with zipfile.ZipFile(wheel) as source:
@@ -159,7 +159,7 @@ def wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
 
 def write_wheels(wheels: Iterable[Path], folder: Path) -> None:
     """Pack wheels into packages in a directory, and write the index for :func:`read_index`."""
-    packages = [_pack(" ".join(wheel_title(wheel)), wheel_files(wheel), folder) for wheel in wheels]
+    packages = [_pack(" ".join(read_wheel_title(wheel)), iter_wheel_files(wheel), folder) for wheel in wheels]
     entries = [{**asdict(package), "path": package.path.name} for package in packages]
     (folder / "index.json").write_text(json.dumps(entries, indent=1))
 
@@ -194,7 +194,7 @@ def own_files() -> dict[str, File]:
     return files
 
 
-_EVERY_S = 10.0
+_EVERY_SECONDS = 10.0
 
 
 class ProgressPrinter:
@@ -206,19 +206,19 @@ class ProgressPrinter:
         self._told = time.monotonic()
         self._done = 0
 
-    def more(self, size: int, total: int) -> None:
+    def add_progress(self, size: int, total: int) -> None:
         """Add ``size`` bytes to the progress."""
         self._done += size
-        self.at(self._done, total)
+        self.set_progress(self._done, total)
 
-    def at(self, done: int, total: int) -> None:
+    def set_progress(self, done: int, total: int) -> None:
         """Set the progress to ``done`` of ``total`` bytes."""
-        if time.monotonic() - self._told >= _EVERY_S:
+        if time.monotonic() - self._told >= _EVERY_SECONDS:
             self._told = time.monotonic()
-            self._say(f"{self._what}: {megabytes(done)} of {megabytes(total)}")
+            self._say(f"{self._what}: {format_megabytes(done)} of {format_megabytes(total)}")
 
 
-def megabytes(size: int) -> str:
+def format_megabytes(size: int) -> str:
     """Format a size for messages, such as ``4.7 MB``."""
     return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
 
@@ -227,7 +227,7 @@ COMMAND_HINT = 'use the board without an agent: set runtime.kind = "command" in 
 
 
 @contextlib.contextmanager
-def at_home() -> Iterator[None]:
+def translate_storage_errors() -> Iterator[None]:
     """Translate file errors of this machine to StorageError, so that hil does not report a board error."""
     try:
         yield
@@ -274,7 +274,7 @@ class Interpreter:
         return f"{name}, {self.libc.replace('-', ' ')}" if self.libc else name
 
 
-def platform_tags(interpreter: Interpreter) -> list[str]:
+def list_platform_tags(interpreter: Interpreter) -> list[str]:
     """Return the platform tags of supported wheels, the newest first. Return no tags if the C library is unknown."""
     found = _LIBC.fullmatch(interpreter.libc)
     if not found or found[2] != ("2" if found[1] == "glibc" else "1"):
@@ -290,9 +290,9 @@ def platform_tags(interpreter: Interpreter) -> list[str]:
     return tags
 
 
-def pip_options(interpreter: Interpreter) -> list[str]:
+def make_pip_options(interpreter: Interpreter) -> list[str]:
     """Return pip options that select wheels for that interpreter instead of this machine's."""
     number = "".join(map(str, interpreter.version))
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={number}"]
     options += [f"--abi={abi}" for abi in (f"cp{number}", "abi3", "none")]
-    return options + [f"--platform={tag}" for tag in platform_tags(interpreter)]
+    return options + [f"--platform={tag}" for tag in list_platform_tags(interpreter)]

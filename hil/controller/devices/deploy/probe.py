@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.devices.deploy.packages import Interpreter
-from hil.errors import BoardBusy, BoardError, locating
+from hil.errors import BoardBusy, BoardError, locate_errors
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SCRIPT = Path(__file__).with_name("board_side.sh")
 # Timeout in seconds. A slow board needs long to start five interpreters, or to remove a thousand files from a memory
 # card.
-_ANSWER_S = 120.0
+_ANSWER_SECONDS = 120.0
 _KIB = 1024
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -82,11 +82,11 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
         BoardError: The board has no usable sh, printed an invalid response, or could not remove a file.
         BoardLost: The board did not respond.
     """
-    with locating(stage="deploy", board=board or shell.address):
-        text = _output_of(shell, act, folder, *arguments)
+    with locate_errors(stage="deploy", board=board or shell.address):
+        text = _run_probe(shell, act, folder, *arguments)
         seen = parse(text)
         if not seen.folder:
-            raise _strange(act, text)
+            raise _make_response_error(act, text)
         if seen.busy:
             raise BoardBusy(
                 "the agent on the board is in use", hint="wait for the session to end, or stop it with --force"
@@ -107,15 +107,15 @@ def ask(shell: Shell, act: str, folder: str, *arguments: str, board: str = "") -
     return seen
 
 
-def _output_of(shell: Shell, act: str, folder: str, *arguments: str) -> str:
+def _run_probe(shell: Shell, act: str, folder: str, *arguments: str) -> str:
     command = ["sh", "-s", "--", act, folder, *arguments]
-    done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_S, check=False)
+    done = shell.run(command, stdin=_SCRIPT.read_bytes(), timeout=_ANSWER_SECONDS, check=False)
     if done.code:  # the script itself always exits with 0
-        raise _strange(act, done.err or done.text)
+        raise _make_response_error(act, done.err or done.text)
     return done.out.decode(errors="replace")
 
 
-def _strange(act: str, answer: str) -> BoardError:
+def _make_response_error(act: str, answer: str) -> BoardError:
     return BoardError(
         f"unexpected response of the board to `{act}`",
         hint="hil requires a login with a POSIX sh on the board",
@@ -130,36 +130,36 @@ def parse(text: str) -> Seen:
         word, *values = line.split("\t")
         found.setdefault(word, []).append(values)
 
-    def one(word: str, index: int = 0) -> str:
+    def find_value(word: str, index: int = 0) -> str:
         values = found.get(word, [()])[-1]
         return values[index] if index < len(values) else ""
 
-    build, recipe, runtimes, python, packages = (one("installed", index) for index in range(5))
+    build, recipe, runtimes, python, packages = (find_value("installed", index) for index in range(5))
     installed = AgentBuild(build, recipe, tuple(runtimes.split()), python, tuple(packages.split()))
-    interpreters = {one.path: one for one in map(_interpreter, found.get("python", [])) if one}
+    interpreters = {one.path: one for one in map(_parse_interpreter, found.get("python", [])) if one}
     return Seen(
-        folder=one("folder"),
-        running=(_number(one("up")) or 0, one("up", 1)) if "up" in found else None,
-        python=one("up", 2),
+        folder=find_value("folder"),
+        running=(_number(find_value("up")) or 0, find_value("up", 1)) if "up" in found else None,
+        python=find_value("up", 2),
         installed=installed if "installed" in found else None,
         complete="complete" in found,
         packages=frozenset(values[0] for values in found.get("package", []) if values),
-        machine=one("machine"),
-        system=one("machine", 1),
+        machine=find_value("machine"),
+        system=find_value("machine", 1),
         interpreters=tuple(interpreters.values()),
         broken=tuple((values[0], values[-1].strip()) for values in found.get("broken", []) if values),
-        free_bytes=_kib(one("free")),
-        used_bytes=_kib(one("used")),
-        unusable=one("unusable"),
+        free_bytes=_parse_kib(find_value("free")),
+        used_bytes=_parse_kib(find_value("used")),
+        unusable=find_value("unusable"),
         noexec="noexec" in found,
         left=tuple((values[0], values[-1]) for values in found.get("left", []) if values),
-        busy=_number(one("busy")) or 0,
-        stopped=_number(one("stopped")) or 0,
+        busy=_number(find_value("busy")) or 0,
+        stopped=_number(find_value("stopped")) or 0,
         deploying="deploying" in found,
     )
 
 
-def _interpreter(values: Sequence[str]) -> Interpreter | None:
+def _parse_interpreter(values: Sequence[str]) -> Interpreter | None:
     if len(values) != 5:
         return None
     version, machine, libc, path, problem = values
@@ -175,12 +175,12 @@ def _number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-def _kib(text: str) -> int | None:
+def _parse_kib(text: str) -> int | None:
     number = _number(text)
     return None if number is None else number * _KIB
 
 
-def status(shell: Shell, folder: str, *, board: str = "") -> Seen:
+def read_status(shell: Shell, folder: str, *, board: str = "") -> Seen:
     """Return the state of hil on a board without changing it. Raises the errors of :func:`ask`."""
     return ask(shell, "status", folder, board=board)
 
@@ -190,7 +190,7 @@ def stop(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> 
 
     With ``force``, also stop a hanging agent, or an agent with the device in use. Return whether an agent ran.
     """
-    return bool(ask(shell, "stop", folder, _manner(force), board=board).stopped)
+    return bool(ask(shell, "stop", folder, _choose_manner(force), board=board).stopped)
 
 
 def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> Seen:
@@ -198,21 +198,21 @@ def clean(shell: Shell, folder: str, *, board: str = "", force: bool = False) ->
 
     Raises the errors of :func:`ask`.
     """
-    before = status(shell, folder, board=board)
-    ask(shell, "clean", folder, _manner(force), board=board)
+    before = read_status(shell, folder, board=board)
+    ask(shell, "clean", folder, _choose_manner(force), board=board)
     return before
 
 
 def reset_fence(shell: Shell, folder: str, *, board: str = "", force: bool = False) -> None:
     """Stop the agent and reset the fence counter. Raises the errors of :func:`ask`."""
-    ask(shell, "reset_fence", folder, _manner(force), board=board)
+    ask(shell, "reset_fence", folder, _choose_manner(force), board=board)
 
 
-def logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
+def read_logs(shell: Shell, folder: str, *, lines: int = 200) -> str:
     """Return the last lines of the agent's log; "" if the log is empty. Raises the errors of :func:`ask`."""
-    with locating(stage="deploy", board=shell.address):
-        return _output_of(shell, "logs", folder, str(lines))
+    with locate_errors(stage="deploy", board=shell.address):
+        return _run_probe(shell, "logs", folder, str(lines))
 
 
-def _manner(force: bool) -> str:
+def _choose_manner(force: bool) -> str:
     return "force" if force else "polite"

@@ -23,14 +23,14 @@ from hil.controller.devices.deploy.packages import (
     NoWheels,
     Package,
     ProgressPrinter,
-    platform_tags,
+    list_platform_tags,
 )
 from hil.controller.storage.cache import Cache
 from hil.core import installed
 from hil.core.files import copy_file
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.core.runtimes import RUNTIMES, Wheel
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import BoardError, LoadFailed, StorageError, UsageError
 from hil.formats.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
 
@@ -44,7 +44,7 @@ _BESIDES = ("typing-extensions",)
 # about 80 MB.
 _FETCH_S, _TOOL_S = 3600.0, 600.0
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*?)\s*(?:;\s*extra == ['\"](\w+)['\"])?")
-_LEAST = re.compile(r">=\s*([0-9.]+)")
+_MIN_VERSION = re.compile(r">=\s*([0-9.]+)")
 _NONE_FITS = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -86,27 +86,29 @@ class WheelGroup:
     wanted: tuple[WheelRequirement, ...]
 
 
-def agent_group() -> WheelGroup:
+def make_agent_group() -> WheelGroup:
     """Return the distributions that every agent needs."""
-    wanted = (*sorted(_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
-    return WheelGroup("agent", tuple(WheelRequirement(name, allowed, _installed(name)) for name, allowed in wanted))
+    wanted = (*sorted(_read_requirements()["agent"].items()), *((name, "") for name in _BESIDES))
+    return WheelGroup(
+        "agent", tuple(WheelRequirement(name, allowed, _get_installed_version(name)) for name, allowed in wanted)
+    )
 
 
-def runtime_group(runtime: str) -> WheelGroup:
+def make_runtime_group(runtime: str) -> WheelGroup:
     """Return the distributions that a runtime adds to an agent.
 
     The group is empty for runtimes without known packages, such as a vendor's runtime. The packages of these runtimes
     must already be on the board.
     """
     # hil's extras specify the versions. All extras with the same package specify the same version.
-    allowed = {name: versions for extra in _requirements().values() for name, versions in extra.items()}
+    allowed = {name: versions for extra in _read_requirements().values() for name, versions in extra.items()}
     wheels = RUNTIMES[runtime].wheels if runtime in RUNTIMES else ()
-    wanted = tuple(_of_runtime(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
+    wanted = tuple(_require_wheel(wheel, allowed.get(wheel.name, "")) for wheel in wheels)
     pins = [one.loose for one in wanted if one.pinned]
     return WheelGroup("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
 
 
-def packages_for(
+def fetch_packages(
     interpreter: Interpreter, groups: Iterable[WheelGroup], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
     """Return the packages of wheel groups for a board's Python, from the cache or fetched with pip.
@@ -126,14 +128,14 @@ def packages_for(
             format=packages.FORMAT,
             wanted=parts,
             python=list(interpreter.version),
-            platforms=platform_tags(interpreter),
+            platforms=list_platform_tags(interpreter),
         )
         meta = {"packages": group.name, "for": interpreter.text}
 
         def make(folder: Path, group: WheelGroup = group) -> None:
             what = f"fetching {group.name.partition('=')[0]} for {interpreter.text}"
             say(what)
-            with temporary_folder("hil-wheels-") as place:
+            with make_temporary_folder("hil-wheels-") as place:
                 _fetch(interpreter, group, Path(place), _FETCH_S, ProgressPrinter(say, what))
                 packages.write_wheels(sorted(Path(place).glob("*.whl")), folder)
 
@@ -149,15 +151,17 @@ def _fetch(
 
     If a version is not available, fetch the newest allowed version.
     """
-    if not platform_tags(interpreter):
+    if not list_platform_tags(interpreter):
         raise NoWheels(f"no packages are published for {interpreter.text}", hint=COMMAND_HINT)
     loose: set[str] = set()
     while True:
         chosen = [one.loose if one.name in loose else one.exact for one in group.wanted]
-        command = module_command("pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "-vv")
+        command = make_module_command(
+            "pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "-vv"
+        )
         # Set retries, because pip reports an unreachable index only if it retries.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
-        command += [*packages.pip_options(interpreter), *chosen]
+        command += [*packages.make_pip_options(interpreter), *chosen]
         code, printed = _call(command, limit_s, progress)
         if code == 0:
             return
@@ -174,24 +178,24 @@ def _fetch(
         missing = _NONE_FITS.search(printed)
         name = missing[1].lower().replace("_", "-") if missing else ""
         one = next((one for one in group.wanted if one.name == name), None)
-        if one is None or one.loose in chosen or _unreached(printed):
-            raise _not_had(name, one.loose if one else name, printed, interpreter)
+        if one is None or one.loose in chosen or _is_index_unreachable(printed):
+            raise _make_fetch_error(name, one.loose if one else name, printed, interpreter)
         loose.add(name)
 
 
-def _unreached(printed: str) -> bool:
+def _is_index_unreachable(printed: str) -> bool:
     """Return whether an index did not respond, so that the available packages are unknown."""
     return bool(_NO_NETWORK.search(printed) or _UNFETCHED.search(printed))
 
 
-def _not_had(name: str, requirement: str, printed: str, interpreter: Interpreter) -> BoardError:
+def _make_fetch_error(name: str, requirement: str, printed: str, interpreter: Interpreter) -> BoardError:
     """Return the error for a package that could not be fetched: not published, or no index available.
 
     ``name`` is "" if pip failed before it searched for the package.
     """
     detail = printed.strip()[-4000:]
     looked = _LOOKED.search(printed)
-    if name and looked and not _unreached(printed):
+    if name and looked and not _is_index_unreachable(printed):
         hint = _CPU_HINT if requirement.endswith("+cpu") else COMMAND_HINT
         return NoWheels(f"{requirement} is not published for {interpreter.text}", hint=hint, detail=detail)
     if "No module named pip" in printed:
@@ -219,7 +223,7 @@ def _call(command: Sequence[str], limit_s: float, progress: ProgressPrinter | No
             assert process.stdout
             for line in process.stdout:
                 if progress and (at := _PROGRESS.match(line)):
-                    progress.at(int(at[1]), int(at[2]))
+                    progress.set_progress(int(at[1]), int(at[2]))
                 elif _LOOKED.match(line) or _UNFETCHED.match(line):
                     searched.append(line)
             code = process.wait()
@@ -232,16 +236,16 @@ def _call(command: Sequence[str], limit_s: float, progress: ProgressPrinter | No
         return code, "".join(searched) + printed.read()
 
 
-def _of_runtime(wheel: Wheel, allowed: str) -> WheelRequirement:
-    here = _installed(wheel.name)
+def _require_wheel(wheel: Wheel, allowed: str) -> WheelRequirement:
+    here = _get_installed_version(wheel.name)
     if wheel.cpu_build:
-        least = _LEAST.search(allowed)
+        least = _MIN_VERSION.search(allowed)
         release = here.partition("+")[0] or (least[1] if least else "")
         return WheelRequirement(wheel.name, f"=={release}+cpu", f"{release}+cpu")
     return WheelRequirement(wheel.name, allowed, here, wheel.same_version)
 
 
-def _installed(name: str) -> str:
+def _get_installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
@@ -249,7 +253,7 @@ def _installed(name: str) -> str:
 
 
 @once
-def _requirements() -> dict[str, dict[str, str]]:
+def _read_requirements() -> dict[str, dict[str, str]]:
     """Return hil's requirements: extra ("" for none) -> distribution -> allowed versions."""
     try:
         lines = requires("hil") or []
@@ -274,7 +278,7 @@ _ARCHES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64":
 _LIBC = "glibc-2.35"
 
 
-def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
+def fetch_iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache: Cache, board: str) -> Path:
     """Return one of IREE's tools for a Linux board, from the cache if possible.
 
     Args:
@@ -295,7 +299,7 @@ def iree_tool(tool: str, arch: str, libc: str = "", *, version: str = "", cache:
         raise LoadFailed(
             f"the {tool} of {PACKAGE} requires glibc, but the board has {libc}", board=board, hint=_BUILD_HINT
         )
-    wanted = version or installed.version(PACKAGE)
+    wanted = version or installed.get_version(PACKAGE)
     newest = libc.replace(" ", "-") or _LIBC
     key = Cache.key("tool", package=PACKAGE, version=wanted, arch=family, libc=newest, files=_TOOLS)
     meta = {"package": PACKAGE, "version": wanted, "arch": family}
@@ -309,7 +313,7 @@ def _fill(folder: Path, wanted: str, arch: str, libc: str, board: str) -> None:
         for tool, path in own.items():
             copy_file(str(path), folder / tool)
         return
-    with temporary_folder("hil-wheel-") as place:
+    with make_temporary_folder("hil-wheel-") as place:
         wheel = _download(Path(place), wanted, arch, libc, board)
         with zipfile.ZipFile(wheel) as archive:
             for tool in _TOOLS:
@@ -324,7 +328,7 @@ def _own(tool: str, wanted: str, arch: str) -> Path | None:
     """Return this host's tool if platform and IREE version match, else None."""
     if sys.platform != "linux" or _ARCHES.get(platform.machine().lower()) != arch or not platform.libc_ver()[0]:
         return None
-    return own_tool(tool) if installed.version(PACKAGE) == wanted else None
+    return own_tool(tool) if installed.get_version(PACKAGE) == wanted else None
 
 
 def _download(folder: Path, wanted: str, arch: str, libc: str, board: str) -> Path:

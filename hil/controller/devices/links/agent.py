@@ -9,12 +9,12 @@ import socket
 
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link, LinkKind
-from hil.controller.storage.paths import located
+from hil.controller.storage.paths import locate
 from hil.core.board_config import BoardConfig
 from hil.core.files import read_text
 from hil.errors import BoardUnreachable, UsageError
 
-_PROBE_S = 1.0
+_PROBE_SECONDS = 1.0
 TOKEN_VARIABLE = "HIL_AGENT_TOKEN"
 _PORTS = range(1, 1 << 16)
 _ADDRESS = re.compile(r"unix:.+|[^@/\s]+:\d{1,5}")
@@ -38,7 +38,7 @@ def connect(address: str, config: BoardConfig) -> Link:
         raise UsageError(f"invalid agent address {address!r}", hint="expected unix:PATH or HOST:PORT")
     settings = config.connection
     names = (settings.token_file, settings.ca, settings.cert, settings.key)
-    token_file, ca, cert, key = (located(name, config.path.parent, board=config.name) for name in names)
+    token_file, ca, cert, key = (locate(name, config.path.parent, board=config.name) for name in names)
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token_file:
         try:
@@ -72,11 +72,11 @@ def probe(address: str) -> None:
     """Connect and disconnect. Raises OSError if no process listens."""
     if address.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(_PROBE_S)
+            probe.settimeout(_PROBE_SECONDS)
             probe.connect(address.removeprefix("unix:"))
     else:
         host, _, port = address.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
 
 
 AGENT_KIND = LinkKind("agent", lambda choice: connect(choice.target, choice.config), is_agent_address)

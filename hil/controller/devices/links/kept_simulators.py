@@ -25,12 +25,12 @@ from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
 from hil.core.files import read_file
 from hil.core.processes import signal_group
-from hil.core.scratch import lasting_folder, remove_tree
+from hil.core.scratch import make_lasting_folder, remove_tree
 
-KEPT_S = 300
+IDLE_SECONDS = 300
 # Maximum reusable simulators per kind. Further concurrent commands start temporary simulators.
-_MOST = 4
-_ANSWER_S = 5.0
+_MAX_SIMULATORS = 4
+_ANSWER_SECONDS = 5.0
 PACKAGE = Path(__file__).parents[3]
 # Parts of hil that a simulator does not import.
 _NOT_ITS_CODE = ("controller", "testing", "__pycache__")
@@ -51,7 +51,7 @@ class Loan:
     lock: int
     begins: int  # byte offset in the log at which this loan begins
 
-    def printed(self) -> str:
+    def read_output(self) -> str:
         """Return the simulator's output since the start of this loan, after earlier lines about a missing sandbox."""
         printed = read_file(simulator_process.log_of(self.folder))
         before = [line for line in printed[: self.begins].splitlines() if line.startswith(b"not sandboxed: ")]
@@ -62,7 +62,7 @@ class Loan:
         os.close(self.lock)
 
 
-def borrow(config: BoardConfig) -> Loan | None:
+def borrow_simulator(config: BoardConfig) -> Loan | None:
     """Reserve a running simulator for a board config, or start a reusable simulator.
 
     Returns None if all reusable simulators are in use, or if reuse is not possible on this machine.
@@ -74,17 +74,17 @@ def borrow(config: BoardConfig) -> Loan | None:
     paths = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if sys.platform != "linux" or not all(path.is_absolute() for path in paths):
         return None
-    base = lasting_folder("sim")
+    base = make_lasting_folder("sim")
     if base is None:
         return None
-    kind = _kind(config)
-    for number in range(_MOST):
+    kind = _digest_kind(config)
+    for number in range(_MAX_SIMULATORS):
         folder = base / f"{kind}-{number}"
         lock = _lock(folder)
         if lock is None:
             continue
         try:
-            if not _answers(folder):
+            if not _is_responding(folder):
                 _sweep(base, folder)
                 _start(config, folder)
             return Loan(folder, lock, simulator_process.log_of(folder).stat().st_size)
@@ -96,7 +96,7 @@ def borrow(config: BoardConfig) -> Loan | None:
 
 def _start(config: BoardConfig, folder: Path) -> None:
     process = simulator_process.start(
-        config, folder, "--idle-exit", str(KEPT_S), "--kept", stdin=subprocess.DEVNULL, cwd=folder
+        config, folder, "--idle-exit", str(IDLE_SECONDS), "--kept", stdin=subprocess.DEVNULL, cwd=folder
     )
     process.returncode = 0  # the simulator outlives this process, so suppress Popen's wait and warning
 
@@ -117,13 +117,13 @@ def _lock(folder: Path) -> int | None:
     return None
 
 
-def _answers(folder: Path) -> bool:
+def _is_responding(folder: Path) -> bool:
     """Return whether the directory's simulator responds. Kill a hanging simulator."""
     if not simulator_process.is_served(folder):
         return False
-    address = simulator_process.address_in(folder)
+    address = simulator_process.get_address(folder)
     with contextlib.closing(AgentCalls(AgentEndpoint(address))) as calls:
-        if calls.is_answered(_ANSWER_S):
+        if calls.is_answered(_ANSWER_SECONDS):
             return True
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asked:
         asked.connect(address.removeprefix("unix:"))
@@ -145,10 +145,10 @@ def _sweep(base: Path, mine: Path) -> None:
             os.close(lock)
 
 
-def _kind(config: BoardConfig) -> str:
+def _digest_kind(config: BoardConfig) -> str:
     """Return a short digest of everything that must match to reuse a simulator."""
     environment = sorted((name, value) for name, value in os.environ.items() if name not in _OF_THE_CALLER)
-    code = sorted(_files(PACKAGE))
+    code = sorted(_iter_files(PACKAGE))
     packages = [(path, Path(path).stat().st_mtime_ns) for path in sys.path if path.endswith("-packages")]
     own = Path("/proc/self")
     where = [*map(str, map(Path.readlink, sorted(own.joinpath("ns").iterdir()))), own.joinpath("cgroup").read_text()]
@@ -158,7 +158,7 @@ def _kind(config: BoardConfig) -> str:
     return digest_of(repr(told).encode()).partition(":")[2][:16]
 
 
-def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
+def _iter_files(folder: Path) -> Iterator[tuple[str, int, int]]:
     for part in folder.iterdir():
         if part.name not in _NOT_ITS_CODE:
             for file in part.rglob("*.py") if part.is_dir() else [part]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_lent
+from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_provider_address
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link, LinkKind
-from hil.controller.storage.packages import load, where
+from hil.controller.storage.packages import describe_entry_point, load
 from hil.core.board_config import BoardConfig
 from hil.core.field_types import is_a
-from hil.core.guarded import GuardedObject, guarded, package_of
-from hil.core.installed import points
+from hil.core.guarded import GuardedObject, find_package, guard_plugin
+from hil.core.installed import list_entry_points
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardUnreachable, ProtocolBroken, StageError, UsageError
 
@@ -30,36 +30,36 @@ def connect_by_package(point: EntryPoint, choice: BoardChoice) -> Link:
         BoardError: The function fails or does not return a link.
     """
     connect = load(point)
-    return open_guarded(where(point), lambda: connect(choice.target, choice.config), choice.say)
+    return open_guarded(describe_entry_point(point), lambda: connect(choice.target, choice.config), choice.say)
 
 
 def open_guarded(who: str, connect: Callable[[], Any], say: TextSink) -> Link:
     """Open a link and guard the callbacks. Raises UsageError and BoardError, as :func:`connect_by_package`."""
-    with guarded(who, BoardUnreachable, BoardError, UsageError):
+    with guard_plugin(who, BoardUnreachable, BoardError, UsageError):
         link: Link = connect()
         is_a(Link)(link)
     how = (ProtocolBroken, BoardError, UsageError)
 
     def close() -> None:
         try:
-            with guarded(f"closing {who}", *how):
+            with guard_plugin(f"closing {who}", *how):
                 link.close()
         except (BoardError, UsageError) as error:
             say(error.message)
 
-    def text(read: Callable[[], str]) -> str:
-        with contextlib.suppress(BoardError, UsageError), guarded(who, *how):
+    def read_text(read: Callable[[], str]) -> str:
+        with contextlib.suppress(BoardError, UsageError), guard_plugin(who, *how):
             return str(read())
         return ""
 
     def renew() -> Any:
         assert link.renew is not None
-        with guarded(who, BoardUnreachable, BoardError, UsageError):
+        with guard_plugin(who, BoardUnreachable, BoardError, UsageError):
             return link.renew()
 
-    def client(board: str) -> BoardClient:
+    def connect_client(board: str) -> BoardClient:
         assert link.connect is not None
-        with guarded(who, BoardUnreachable, BoardError, UsageError):
+        with guard_plugin(who, BoardUnreachable, BoardError, UsageError):
             made = link.connect(board)
         allowed = (BoardError, StageError, UsageError)
         return cast(BoardClient, GuardedObject(made, who, ProtocolBroken, *allowed, checks=_CLIENT))
@@ -67,14 +67,14 @@ def open_guarded(who: str, connect: Callable[[], Any], say: TextSink) -> Link:
     return replace(
         link,
         close=close,
-        log=lambda: text(link.log),
-        over=lambda: text(link.over),
+        log=lambda: read_text(link.log),
+        over=lambda: read_text(link.over),
         renew=link.renew and renew,
-        connect=link.connect and client,
+        connect=link.connect and connect_client,
     )
 
 
-def provider_of(address: str) -> tuple[BoardProvider, str]:
+def find_provider(address: str) -> tuple[BoardProvider, str]:
     """Return the provider for an address, and the selector in it.
 
     Raises:
@@ -82,20 +82,20 @@ def provider_of(address: str) -> tuple[BoardProvider, str]:
         BoardUnreachable: The provider fails.
     """
     prefix, _, selector = address.partition(":")
-    for point in points(PROVIDERS):
+    for point in list_entry_points(PROVIDERS):
         if point.name == prefix:
-            return _provider(point), selector.strip()
+            return _load_provider(point), selector.strip()
     raise UsageError(f"board provider not found for {address}")
 
 
-def _provider(point: EntryPoint) -> BoardProvider:
-    who = where(point)
+def _load_provider(point: EntryPoint) -> BoardProvider:
+    who = describe_entry_point(point)
     make = load(point)
-    with guarded(who, BoardUnreachable, BoardError, UsageError):
+    with guard_plugin(who, BoardUnreachable, BoardError, UsageError):
         provider: BoardProvider = make()
         if not all(callable(getattr(provider, name, None)) for name in ("connect", "order")):
             raise TypeError("not a hil.plugins.BoardProvider: connect or order is missing")
-    return _GuardedProvider(provider, who) if package_of(point.group, point.name) else provider
+    return _GuardedProvider(provider, who) if find_package(point.group, point.name) else provider
 
 
 class _GuardedProvider:
@@ -109,19 +109,19 @@ class _GuardedProvider:
         return open_guarded(self._who, lambda: self._provider.connect(selector, **how), say)
 
     def order(self, selector: str, purpose: str) -> BoardLoan:
-        with guarded(self._who, BoardUnreachable, BoardError, UsageError):
+        with guard_plugin(self._who, BoardUnreachable, BoardError, UsageError):
             loan = self._provider.order(selector, purpose)
         return cast(BoardLoan, GuardedObject(loan, self._who, BoardUnreachable, BoardError, UsageError, checks=_LOAN))
 
 
 def _connect(choice: BoardChoice) -> Link:
-    provider, selector = provider_of(choice.target)
+    provider, selector = find_provider(choice.target)
     return provider.connect(
         selector, runtime=choice.runtime, purpose=choice.purpose, wait_s=choice.wait_s, say=choice.say
     )
 
 
-LENT_KIND = LinkKind("lent board", _connect, is_lent)
+LENT_KIND = LinkKind("lent board", _connect, is_provider_address)
 
 
 def _check_info(info: Any) -> None:

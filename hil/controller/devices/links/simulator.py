@@ -10,14 +10,14 @@ from hil.controller.devices.links import kept_simulators, simulator_process
 from hil.controller.devices.links.link import Link, LinkKind
 from hil.core.board_config import BoardConfig
 from hil.core.files import read_end
-from hil.core.installed import points
+from hil.core.installed import list_entry_points
 from hil.core.processes import wait_or_kill
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.scratch import make_folder, remove_tree
 from hil.core.text import TextSink
 
 # Environment variable, and the value "fresh": start a new simulator for each command.
 VARIABLE, FRESH = "HIL_SIMULATOR", "fresh"
-_END_S = 10.0
+_END_SECONDS = 10.0
 
 
 def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextSink = lambda text: None) -> Link:
@@ -32,8 +32,8 @@ def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextS
     """
     faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
     link = None
-    if not faulty and os.environ.get(VARIABLE) != FRESH and not points("hil.runtimes"):
-        link = _kept(config)
+    if not faulty and os.environ.get(VARIABLE) != FRESH and not list_entry_points("hil.runtimes"):
+        link = _borrow_link(config)
     if link is None:
         link = _own(config, faults, faulty)
     if lines := [one for one in link.log().splitlines() if one.startswith("not sandboxed: ")]:
@@ -41,16 +41,16 @@ def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextS
     return link
 
 
-def _kept(config: BoardConfig) -> Link | None:
-    loan = kept_simulators.borrow(config)
+def _borrow_link(config: BoardConfig) -> Link | None:
+    loan = kept_simulators.borrow_simulator(config)
     if loan is None:
         return None
-    return Link(AgentEndpoint(simulator_process.address_in(loan.folder)), loan.give_back, loan.printed)
+    return Link(AgentEndpoint(simulator_process.get_address(loan.folder)), loan.give_back, loan.read_output)
 
 
 def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
     # The paths of Unix sockets are limited (104 bytes on macOS), so do not use the user's directories.
-    folder = new_folder("hil-sim-", for_sockets=True)
+    folder = make_folder("hil-sim-", for_sockets=True)
     try:
         given = [word for fault in faults for word in ("--fault", fault)]
         process = simulator_process.start(config, folder, "--lifeline", *given, stdin=subprocess.PIPE)
@@ -61,10 +61,10 @@ def _own(config: BoardConfig, faults: tuple[str, ...], faulty: bool) -> Link:
     def close() -> None:
         if process.stdin:
             process.stdin.close()
-        wait_or_kill(process, _END_S)
+        wait_or_kill(process, _END_SECONDS)
         remove_tree(folder)
 
-    target = AgentEndpoint(simulator_process.address_in(folder), faults=faulty)
+    target = AgentEndpoint(simulator_process.get_address(folder), faults=faulty)
     return Link(target, close, lambda: read_end(simulator_process.log_of(folder)))
 
 

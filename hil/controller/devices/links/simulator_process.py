@@ -9,17 +9,17 @@ from pathlib import Path
 from hil.controller.devices.links.agent import probe
 from hil.core.board_config import BoardConfig
 from hil.core.files import read_end
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import BoardUnfit, BoardUnreachable, StorageError, UsageError
 
 # Timeout in seconds. A start takes a second, but on a busy machine up to a minute.
-_START_S = 90.0
-_LOOK_S = 0.01
+_START_SECONDS = 90.0
+_LOOK_SECONDS = 0.01
 # Exit code -> error type. A simulator uses this machine's disk, so a disk error becomes a StorageError.
 _REFUSALS: dict[int | None, type[UsageError]] = {UsageError.exit_code: UsageError, BoardUnfit.exit_code: StorageError}
 
 
-def address_in(folder: Path) -> str:
+def get_address(folder: Path) -> str:
     """Return the address of a directory's simulator."""
     return f"unix:{folder}/sim.sock"
 
@@ -42,8 +42,8 @@ def start(
         StorageError: The directory is on a full, read-only or failing disk.
         BoardUnreachable: The simulator exited or did not listen in time.
     """
-    command = module_command("hil.sim", "--config", str(config.path.absolute()), *more)
-    command += ["--listen", address_in(folder), "--store", str(folder / "store")]
+    command = make_module_command("hil.sim", "--config", str(config.path.absolute()), *more)
+    command += ["--listen", get_address(folder), "--store", str(folder / "store")]
     with log_of(folder).open("wb") as log:
         # A separate process session, so that the controller handles Ctrl-C of the terminal.
         process = subprocess.Popen(
@@ -61,7 +61,7 @@ def start(
 
 
 def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path) -> None:
-    until = time.monotonic() + _START_S
+    until = time.monotonic() + _START_SECONDS
     while not is_served(folder):
         code = process.poll()
         if code is not None or time.monotonic() > until:
@@ -69,20 +69,20 @@ def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path) -
             if (kind := _REFUSALS.get(code)) is not None:
                 message, _, hint = printed.removeprefix("hil.sim: ").partition("\n  hint: ")
                 raise kind(message, hint=hint)
-            detail = printed or f"it did not accept connections within {_START_S:g} s"
+            detail = printed or f"it did not accept connections within {_START_SECONDS:g} s"
             raise BoardUnreachable(
                 "the simulator did not start",
                 board=config.name,
                 detail=detail,
                 hint="check the load and the free memory of this machine",
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_SECONDS)
 
 
 def is_served(folder: Path) -> bool:
     """Return whether a simulator listens in the directory."""
     try:
-        probe(address_in(folder))
+        probe(get_address(folder))
     except OSError:
         return False
     return True

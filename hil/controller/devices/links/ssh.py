@@ -45,10 +45,10 @@ class _SshLink:
     def open(self) -> Link:
         """Log in for running shell commands."""
         self._log_in()
-        self.link.connect = self._client
+        self.link.connect = self._make_client
         return self.link
 
-    def _client(self, board: str) -> BoardClient:
+    def _make_client(self, board: str) -> BoardClient:
         from hil.controller.devices.agentless.client import CommandClient
 
         assert self.link.shell is not None

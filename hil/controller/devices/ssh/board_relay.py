@@ -23,11 +23,11 @@ from typing import Any
 PIECE = 1 << 18
 # Exit code if no process listens on the agent's socket.
 NO_AGENT = 69
-TOKEN_S = 10.0
-AGAIN_S = 0.05
+TOKEN_SECONDS = 10.0
+AGAIN_SECONDS = 0.05
 
 
-def connected(path: str) -> socket.socket:
+def connect_agent(path: str) -> socket.socket:
     """Connect to the agent."""
     far = socket.socket(socket.AF_UNIX)
     far.connect(path)
@@ -41,18 +41,18 @@ def copy(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None
             write(data)
 
 
-def half_close(sock: socket.socket) -> None:
+def close_sending_side(sock: socket.socket) -> None:
     """Close the sending side of a socket."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
 
 
-def by_stdio(stdin: Any, far: socket.socket) -> None:
+def relay_stdio(stdin: Any, far: socket.socket) -> None:
     """Relay stdin and stdout."""
 
-    def forth() -> None:
+    def copy_to_agent() -> None:
         copy(stdin.read1, far.sendall)
-        half_close(far)
+        close_sending_side(far)
 
     def write(data: bytes) -> None:
         left = memoryview(data)
@@ -60,18 +60,18 @@ def by_stdio(stdin: Any, far: socket.socket) -> None:
             left = left[os.write(1, left) :]
 
     write(b"ready\n")
-    threading.Thread(target=forth, daemon=True).start()
+    threading.Thread(target=copy_to_agent, daemon=True).start()
     copy(far.recv, write)
 
 
-def by_port(stdin: Any, path: str, token: bytes) -> None:
+def relay_port(stdin: Any, path: str, token: bytes) -> None:
     """Relay connections that present the token, until stdin ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     os.write(1, b"%d\n" % listener.getsockname()[1])
 
     def serve(near: socket.socket) -> None:
         with near:
-            near.settimeout(TOKEN_S)
+            near.settimeout(TOKEN_SECONDS)
             shown = b""
             with contextlib.suppress(OSError):
                 while len(shown) < len(token) and (data := near.recv(len(token) - len(shown))):
@@ -80,16 +80,16 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
                 return
             near.settimeout(None)
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(OSError), connected(path) as far:
+            with contextlib.suppress(OSError), connect_agent(path) as far:
 
-                def back() -> None:
+                def copy_back() -> None:
                     copy(far.recv, near.sendall)
-                    half_close(near)
+                    close_sending_side(near)
 
-                returning = threading.Thread(target=back, daemon=True)
+                returning = threading.Thread(target=copy_back, daemon=True)
                 returning.start()
                 copy(near.recv, far.sendall)
-                half_close(far)
+                close_sending_side(far)
                 returning.join()
 
     def accept() -> None:
@@ -98,7 +98,7 @@ def by_port(stdin: Any, path: str, token: bytes) -> None:
                 near, _ = listener.accept()
             except OSError:
                 # Retry: for example, all file descriptors may be in use.
-                time.sleep(AGAIN_S)
+                time.sleep(AGAIN_SECONDS)
                 continue
             threading.Thread(target=serve, args=(near,), daemon=True).start()
 
@@ -111,15 +111,15 @@ def main(stdin: Any) -> None:
     """Execute the order from stdin."""
     order = json.loads(stdin.readline())
     try:
-        far = connected(order["socket"])
+        far = connect_agent(order["socket"])
     except OSError as error:
         print(f"the agent's socket: {error.strerror}", file=sys.stderr)
         sys.exit(NO_AGENT)
     if order["token"]:
         far.close()
-        by_port(stdin, order["socket"], order["token"].encode())
+        relay_port(stdin, order["socket"], order["token"].encode())
     else:
-        by_stdio(stdin, far)
+        relay_stdio(stdin, far)
     os._exit(0)  # do not wait for blocked threads
 
 

@@ -13,8 +13,13 @@ from hil.controller.devices.ssh.address import Address, parse_address
 from hil.controller.devices.ssh.errors import LoginSlow, TurnedAway
 from hil.controller.devices.ssh.openssh import client
 from hil.controller.devices.ssh.shell import Shell
-from hil.controller.devices.ssh.transport import SLOW_LOGIN_ALIVE_COUNT, SLOW_LOGIN_CONNECT_S, SshDestination, Transport
-from hil.controller.storage.paths import located
+from hil.controller.devices.ssh.transport import (
+    SLOW_LOGIN_ALIVE_COUNT,
+    SLOW_LOGIN_CONNECT_SECONDS,
+    SshDestination,
+    Transport,
+)
+from hil.controller.storage.paths import locate
 from hil.core.board_config import Connection
 from hil.core.files import MAX_TEXT_BYTES, read_file
 from hil.errors import UnreadableFile, UsageError
@@ -37,7 +42,7 @@ def open_shell(address: str, connection: Connection, *, board: str, base: Path, 
     """
     place = parse_address(address)
     files = {name: getattr(connection, name) for name in ("identity", "known_hosts")}
-    absolute: dict[str, Any] = {name: str(located(file, base, board=board)) for name, file in files.items() if file}
+    absolute: dict[str, Any] = {name: str(locate(file, base, board=board)) for name, file in files.items() if file}
     for name, file in absolute.items():
         _check_file(name, Path(file), board)
     settings = replace(connection, **absolute)
@@ -85,7 +90,7 @@ def _log_in(address: Address, settings: Connection, board: str, timeout: float) 
         try:
             return client.OpenSsh(address, settings, board, timeout)
         except LoginSlow:
-            patience = max(timeout, SLOW_LOGIN_CONNECT_S)
+            patience = max(timeout, SLOW_LOGIN_CONNECT_SECONDS)
             return client.OpenSsh(address, settings, board, patience, alive_count=SLOW_LOGIN_ALIVE_COUNT)
     # Avoid half a second of imports if ssh is usable.
     from hil.controller.devices.ssh.paramiko.connect import log_in

@@ -17,8 +17,8 @@ from hil.controller.devices.ssh import askpass
 from hil.controller.storage.screen import prompts
 
 PASSWORD_VARIABLE = "HIL_SSH_PASSWORD"
-_QUESTION_S = 10.0
-_LONGEST = 1 << 16
+_QUESTION_SECONDS = 10.0
+_MAX_PROMPT_BYTES = 1 << 16
 # Secrets that worked (prompt -> secret), so that a reconnect does not prompt a second time.
 _worked: dict[str, str] = {}
 
@@ -64,11 +64,11 @@ class Questions:
             KeyboardInterrupt: The user pressed Ctrl-C at the prompt.
         """
         link = self.listener.accept()[0]
-        link.settimeout(_QUESTION_S)
+        link.settimeout(_QUESTION_SECONDS)
         with contextlib.ExitStack() as kept:
             kept.callback(link.close)
             try:
-                question = json.loads(link.makefile("rb").readline(_LONGEST))
+                question = json.loads(link.makefile("rb").readline(_MAX_PROMPT_BYTES))
                 prompt, kind, ssh = str(question["prompt"]), question["kind"], question["ssh"]
             except (OSError, ValueError, KeyError, TypeError):
                 return
@@ -77,7 +77,7 @@ class Questions:
                 self._notices.append(link)
                 kept.pop_all()
                 return
-            answer = self._confirm(prompt) if kind == "confirm" else self._answer(prompt, ssh == board_ssh)
+            answer = self._confirm(prompt) if kind == "confirm" else self._answer_prompt(prompt, ssh == board_ssh)
             with contextlib.suppress(OSError):
                 link.sendall(json.dumps(answer).encode() + b"\n")
 
@@ -92,7 +92,7 @@ class Questions:
         for one in (self.listener, *self._notices):
             one.close()
 
-    def _answer(self, prompt: str, is_of_board: bool) -> str | None:
+    def _answer_prompt(self, prompt: str, is_of_board: bool) -> str | None:
         if "(yes/no" in prompt:
             return prompts.ask(prompt, echo=True) or "no"
         if self._password and is_of_board and not _is_passphrase(prompt):

@@ -20,16 +20,16 @@ from typing import IO
 
 from hil.controller.devices.ssh.address import Address
 from hil.controller.devices.ssh.transport import CommandReplaced, CommandSession, SessionRefused, TooMuch, Transport
-from hil.core.files import open_file, read_text, replacing
+from hil.core.files import open_file, read_text, replace_file
 from hil.errors import BoardError, BoardLost, BoardRefused, StorageError
 
-MOST_OUT = 16 << 20
+MAX_OUT = 16 << 20
 _LAST_OF_ERR = 64 << 10
 _PIECE = 1 << 20
-_LONGEST_GREETING = 1 << 20
+_MAX_GREETING_LENGTH = 1 << 20
 # Timeout in seconds to start a shell. A login shell runs start-up files first, which may be slow.
-SHELL_START_S = 20.0
-_AGAIN_S = 0.02
+SHELL_START_SECONDS = 20.0
+_AGAIN_SECONDS = 0.02
 
 Sink = Callable[[bytes], object]
 Progress = Callable[[int], None]
@@ -41,7 +41,7 @@ def execute(
     source: IO[bytes] | None,
     sink: Sink,
     timeout: float,
-    most: int = MOST_OUT,
+    most: int = MAX_OUT,
     progress: Progress | None = None,
 ) -> tuple[int, str]:
     """Run a line of POSIX shell. Return the exit code and the end of stderr.
@@ -51,7 +51,7 @@ def execute(
     """
     deadline = time.monotonic() + timeout
 
-    def left() -> float:
+    def seconds_left() -> float:
         seconds = deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
@@ -63,9 +63,9 @@ def execute(
         reading.start()
         taken = 0
         try:
-            pieces = begin(session, line, left)
+            pieces = begin(session, line, seconds_left)
         except CommandReplaced as error:
-            reading.join(_END_S)
+            reading.join(_END_SECONDS)
             error.text = error.text or errors.decode(errors="replace").strip()
             raise
         if source is None:
@@ -79,10 +79,10 @@ def execute(
             if taken > most:
                 raise TooMuch
             sink(piece)
-        reading.join(left())
+        reading.join(seconds_left())
         if reading.is_alive():
             raise TimeoutError
-        return session.wait(left()), errors.decode(errors="replace")
+        return session.wait(seconds_left()), errors.decode(errors="replace")
 
 
 def open_session(transport: Transport, timeout: float) -> CommandSession:
@@ -94,11 +94,11 @@ def open_session(transport: Transport, timeout: float) -> CommandSession:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return transport.start("sh -s", max(deadline - time.monotonic(), _AGAIN_S))
+            return transport.start("sh -s", max(deadline - time.monotonic(), _AGAIN_SECONDS))
         except SessionRefused:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_AGAIN_S)
+            time.sleep(_AGAIN_SECONDS)
 
 
 def begin(session: CommandSession, line: str, left: Callable[[], float | None]) -> Iterator[bytes]:
@@ -106,7 +106,7 @@ def begin(session: CommandSession, line: str, left: Callable[[], float | None]) 
 
     Drops output of the login itself, such as from .bashrc. The caller may write to stdin only after this call, because
     a shell reads ahead and would execute the data. ``left`` returns the seconds that the next piece may take; None
-    means no limit. The start is limited to ``SHELL_START_S`` as well.
+    means no limit. The start is limited to ``SHELL_START_SECONDS`` as well.
 
     Raises CommandReplaced, and the errors of :func:`execute`.
     """
@@ -115,32 +115,32 @@ def begin(session: CommandSession, line: str, left: Callable[[], float | None]) 
         session.sendall(f"echo {mark}; {line}; exit $?\n".encode(errors="surrogateescape"))
     wanted, before = f"{mark}\n".encode(), b""
 
-    def rest(left: Callable[[], float | None]) -> Iterator[bytes]:
+    def iter_rest(left: Callable[[], float | None]) -> Iterator[bytes]:
         session.settimeout(left())
         while piece := session.recv(_PIECE):
             yield piece
             session.settimeout(left())
 
-    deadline = time.monotonic() + SHELL_START_S
+    deadline = time.monotonic() + SHELL_START_SECONDS
 
-    def left_to_start() -> float:
+    def seconds_left_to_start() -> float:
         if (seconds := deadline - time.monotonic()) <= 0:
             raise CommandReplaced(before.decode(errors="replace").strip(), None)
         own = left()
         return seconds if own is None else min(own, seconds)
 
     try:
-        for piece in rest(left_to_start):
+        for piece in iter_rest(seconds_left_to_start):
             before += piece
             if wanted in before:
                 own = before.partition(wanted)[2]
-                return itertools.chain([own] if own else [], rest(left))
-            if len(before) > _LONGEST_GREETING:
+                return itertools.chain([own] if own else [], iter_rest(left))
+            if len(before) > _MAX_GREETING_LENGTH:
                 raise TooMuch
     except TimeoutError:
-        left_to_start()
+        seconds_left_to_start()
         raise
-    raise CommandReplaced(before.decode(errors="replace").strip(), session.wait(left() or _PATIENCE_S))
+    raise CommandReplaced(before.decode(errors="replace").strip(), session.wait(left() or _PATIENCE_SECONDS))
 
 
 def _read_errors(session: CommandSession, kept: bytearray) -> None:
@@ -163,18 +163,18 @@ def _feed(session: CommandSession, source: IO[bytes], progress: Progress | None)
 
 
 # Timeout in seconds for one response of the board, and speed of the slowest supported link.
-_PATIENCE_S = 60.0
-_SLOWEST_BYTES_S = 10_000
+_PATIENCE_SECONDS = 60.0
+_MIN_BYTES_PER_SECOND = 10_000
 _PUT = read_text(Path(__file__).with_name("put.sh"))
 
 
-def _patience_s(size: int) -> float:
+def _compute_patience(size: int) -> float:
     """Return the time limit in seconds for transferring ``size`` bytes."""
-    return _PATIENCE_S + size / _SLOWEST_BYTES_S
+    return _PATIENCE_SECONDS + size / _MIN_BYTES_PER_SECOND
 
 
-_LONGEST_NAME = 80
-_END_S = 3.0
+_MAX_NAME_LENGTH = 80
+_END_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -235,16 +235,16 @@ class Shell:
             BoardLost: The command did not end in time, or the link broke.
         """
         line = shlex.join(argv)
-        name = line if len(line) < _LONGEST_NAME else f"{line[:_LONGEST_NAME]}..."
+        name = line if len(line) < _MAX_NAME_LENGTH else f"{line[:_MAX_NAME_LENGTH]}..."
         out = io.BytesIO()
         source = open_file(stdin) if isinstance(stdin, Path) else io.BytesIO(stdin) if stdin else None
-        with source or contextlib.nullcontext(), self._seam(f"`{name}`", f"`{name}` was not started"):
+        with source or contextlib.nullcontext(), self._translate_errors(f"`{name}`", f"`{name}` was not started"):
             try:
                 code, err = execute(self.transport, line, source, out.write, timeout, progress=progress)
             except TimeoutError:
                 raise BoardLost(f"`{name}` did not respond within {timeout:g} s", board=self.board) from None
             except TooMuch:
-                raise BoardError(f"`{name}` wrote more than {MOST_OUT >> 20} MiB", board=self.board) from None
+                raise BoardError(f"`{name}` wrote more than {MAX_OUT >> 20} MiB", board=self.board) from None
         if check and code:
             raise BoardError(f"`{name}` failed with code {code}", board=self.board, detail=err.strip())
         return Done(tuple(argv), code, out.getvalue(), err)
@@ -258,8 +258,8 @@ class Shell:
         """
         part, size = f"{remote}.{secrets.token_hex(4)}.part", local.stat().st_size
         line = shlex.join(["sh", "-c", _PUT, "sh", part, str(size), f"{mode:o}", remote])
-        with open_file(local) as source, self._seam(f"writing {remote}", f"cannot write {remote}"):
-            self._move(line, source, lambda piece: None, size, MOST_OUT, progress)
+        with open_file(local) as source, self._translate_errors(f"writing {remote}", f"cannot write {remote}"):
+            self._move(line, source, lambda piece: None, size, MAX_OUT, progress)
 
     def get(self, remote: str, local: Path, most: int) -> None:
         """Fetch a file of at most ``most`` bytes. The local file appears only when complete.
@@ -269,29 +269,29 @@ class Shell:
             BoardLost: The link broke.
             StorageError: The local file cannot be written.
         """
-        reading = self._seam(f"reading {remote}", f"cannot read {remote}")
+        reading = self._translate_errors(f"reading {remote}", f"cannot read {remote}")
 
-        def cannot(error: OSError) -> StorageError:
+        def make_write_error(error: OSError) -> StorageError:
             return StorageError(f"cannot write {local}: {error.strerror}")
 
         def write(piece: bytes) -> None:
             try:
                 sink.write(piece)
             except OSError as error:  # an error of this machine, not of the board
-                raise cannot(error) from error
+                raise make_write_error(error) from error
 
         try:
-            with replacing(local) as part, part.open("wb") as sink, reading:
+            with replace_file(local) as part, part.open("wb") as sink, reading:
                 self._move(shlex.join(["cat", "--", remote]), None, write, most, most)
         except OSError as error:  # close() flushes the last piece
-            raise cannot(error) from error
+            raise make_write_error(error) from error
 
     def interactive(self, argv: Sequence[str] = ()) -> int:
         """Run a command or the login shell on the terminal. Return the exit code.
 
         OpenSSH's client reports connection errors itself and exits with 255.
         """
-        with self._seam("the terminal", "no terminal"):
+        with self._translate_errors("the terminal", "no terminal"):
             return self.transport.interactive(_line_for_any_shell(argv) if argv else "")
 
     def close(self) -> None:
@@ -305,28 +305,30 @@ class Shell:
     def _move(
         self, line: str, source: IO[bytes] | None, sink: Sink, size: int, most: int, progress: Progress | None = None
     ) -> None:
-        code, err = execute(self.transport, line, source, sink, _patience_s(size), most=most, progress=progress)
+        code, err = execute(self.transport, line, source, sink, _compute_patience(size), most=most, progress=progress)
         if code:
             raise _CommandFailed(err.strip() or f"code {code}")
 
     @contextlib.contextmanager
-    def _seam(self, what: str, failed: str) -> Iterator[None]:
+    def _translate_errors(self, what: str, failed: str) -> Iterator[None]:
         """Translate transport errors: BoardLost if the link broke during ``what``, else BoardError (``failed``)."""
         try:
             yield
         except CommandReplaced as error:
-            raise self._replaced(error) from error
+            raise self._make_replaced_error(error) from error
         except (EOFError, OSError) as error:
             # A session detects the end before the transport does, so wait a moment for the transport.
-            within_s = 0.0 if isinstance(error, (TooMuch, SessionRefused, _CommandFailed)) else _END_S
+            within_s = 0.0 if isinstance(error, (TooMuch, SessionRefused, _CommandFailed)) else _END_SECONDS
             if isinstance(error, TimeoutError) or self.transport.has_ended(within_s):
                 raise BoardLost(f"the connection to {self.address} broke during {what}", board=self.board) from error
             raise BoardError(f"{failed}: {error}", board=self.board) from error
 
-    def _replaced(self, error: CommandReplaced) -> BoardRefused:
-        words = error.text.rpartition("\n")[2][:_LONGEST_NAME]
+    def _make_replaced_error(self, error: CommandReplaced) -> BoardRefused:
+        words = error.text.rpartition("\n")[2][:_MAX_NAME_LENGTH]
         wrote = f"wrote {words!r} and " if words else ""
-        ended = f"did not end within {SHELL_START_S:g} s" if error.code is None else f"ended with code {error.code}"
+        ended = (
+            f"did not end within {SHELL_START_SECONDS:g} s" if error.code is None else f"ended with code {error.code}"
+        )
         return BoardRefused(
             f"{self.address} does not run hil's commands: a different program {wrote}{ended}",
             board=self.board,

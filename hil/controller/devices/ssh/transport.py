@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 # A link is considered lost after 12 s without data. It survives an interruption of 5 s.
-ALIVE_INTERVAL_S = 3
+ALIVE_INTERVAL_SECONDS = 3
 ALIVE_COUNT = 4
 # ssh applies the same limit while it waits for a login. Use this higher count for servers that check logins slowly.
 SLOW_LOGIN_ALIVE_COUNT = 40
 # Connect timeout if a jump host or proxy checks logins slowly.
-SLOW_LOGIN_CONNECT_S = 60.0
+SLOW_LOGIN_CONNECT_SECONDS = 60.0
 # Prefer ciphers with hardware support, and key exchanges that take few milliseconds on a small board.
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 FAST_KEX = ("curve25519-sha256", "curve25519-sha256@libssh.org")

@@ -24,11 +24,11 @@ from pathlib import Path
 from hil.controller.devices.ssh.board_relay import NO_AGENT
 from hil.controller.devices.ssh.shell import Shell, begin, open_session
 from hil.controller.devices.ssh.transport import CommandSession, Forward, TooMuch, Transport
-from hil.core.scratch import new_folder
+from hil.core.scratch import make_folder
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost
-from hil.protocol.data_connection import data_path
-from hil.protocol.local_socket import LONGEST_PATH, LocalSocket, NotCarried
+from hil.protocol.data_connection import get_data_path
+from hil.protocol.local_socket import MAX_PATH_LENGTH, LocalSocket, NotCarried
 
 _PIECE = 1 << 20
 _SCRIPT = Path(__file__).with_name("board_relay.py")
@@ -36,9 +36,9 @@ _LOADER = (
     "import sys; exec(compile(sys.stdin.buffer.read({size}), 'board_relay.py', 'exec'), {{'__name__': '__main__'}})"
 )
 # Timeout in seconds to start the helper, because Python starts slowly on a slow board.
-_RELAY_START_S = 60.0
+_RELAY_START_SECONDS = 60.0
 _LAST_OF_ERR = 4000
-_LONGEST_LINE = 4096
+_MAX_LINE_LENGTH = 4096
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -91,12 +91,12 @@ def open_tunnel(shell: Shell, remote_socket: str) -> SshTunnel:
     Raises:
         BoardLost: The shell's connection is broken.
     """
-    with _opening(shell) as tunnel:
+    with _close_on_failure(shell) as tunnel:
         socket_here = Path(tunnel.address.removeprefix("unix:"))
         tunnel.add(shell.transport.forward(socket_here, remote_socket))
-        remote_data = data_path(f"unix:{remote_socket}")
-        if len(os.fsencode(remote_data)) <= LONGEST_PATH:  # for longer paths the agent does not create the socket
-            tunnel.add(shell.transport.forward(Path(data_path(tunnel.address)), remote_data))
+        remote_data = get_data_path(f"unix:{remote_socket}")
+        if len(os.fsencode(remote_data)) <= MAX_PATH_LENGTH:  # for longer paths the agent does not create the socket
+            tunnel.add(shell.transport.forward(Path(get_data_path(tunnel.address)), remote_data))
     return tunnel
 
 
@@ -113,7 +113,7 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
             return open_tunnel(shell, remote_socket)
         # sshd reports the same reason if the socket is missing, so the helper checks the socket.
         refused = f"the board's sshd does not forward Unix sockets ({refused})"
-        with _opening(shell) as tunnel:
+        with _close_on_failure(shell) as tunnel:
             socket_here = Path(tunnel.address.removeprefix("unix:"))
             relay = TcpRelay(shell.transport, python, remote_socket)
             if no_tcp := relay.refusal():
@@ -135,9 +135,9 @@ def open_any_tunnel(shell: Shell, remote_socket: str, python: str, say: TextSink
 
 
 @contextlib.contextmanager
-def _opening(shell: Shell) -> Iterator[SshTunnel]:
+def _close_on_failure(shell: Shell) -> Iterator[SshTunnel]:
     """Provide a tunnel that is closed if the block fails."""
-    tunnel = SshTunnel(new_folder("hil-ssh-", for_sockets=True))
+    tunnel = SshTunnel(make_folder("hil-ssh-", for_sockets=True))
     try:
         yield tunnel
     except (EOFError, OSError) as error:
@@ -180,13 +180,15 @@ class TcpRelay:
         way = local.with_name("relay.sock")
         self._kept.callback(self._transport.forward(way, self.port).close)
 
-        def carry(near: socket.socket) -> None:
+        def relay_connection(near: socket.socket) -> None:
             with socket.socket(socket.AF_UNIX) as far:
                 far.connect(str(way))
                 far.sendall(self._token.encode())
-                _carry(near, far.sendall, lambda: far.shutdown(socket.SHUT_WR), iter(lambda: far.recv(_PIECE), b""))
+                _relay_connection(
+                    near, far.sendall, lambda: far.shutdown(socket.SHUT_WR), iter(lambda: far.recv(_PIECE), b"")
+                )
 
-        self._socket = LocalSocket(local, carry, "hil-ssh-tunnel")
+        self._socket = LocalSocket(local, relay_connection, "hil-ssh-tunnel")
         self._kept.callback(self._socket.close)
 
     def alive(self) -> bool:
@@ -216,15 +218,15 @@ class StdioRelay:
         self._kept = contextlib.ExitStack()
         self._kept.callback(self._close_unused)
 
-        def carry(near: socket.socket) -> None:
+        def relay_connection(near: socket.socket) -> None:
             try:
                 helper, _, rest = first.pop() if first else _start_helper(transport, python, remote, "")
             except EOFError as error:
                 raise NotCarried(f"{remote}: {error}") from error
             with contextlib.closing(helper):
-                _carry(near, helper.sendall, helper.shutdown_write, rest)
+                _relay_connection(near, helper.sendall, helper.shutdown_write, rest)
 
-        self._socket = LocalSocket(local, carry, "hil-ssh-tunnel")
+        self._socket = LocalSocket(local, relay_connection, "hil-ssh-tunnel")
         self._kept.callback(self._socket.close)
         self.log = self._socket.log
 
@@ -241,18 +243,18 @@ class StdioRelay:
         self._kept.close()
 
 
-def _carry(
+def _relay_connection(
     near: socket.socket, send: Callable[[bytes], object], finish: Callable[[], object], pieces: Iterator[bytes]
 ) -> None:
     """Relay a connection in both directions until both sides have closed."""
 
-    def back() -> None:
+    def copy_back() -> None:
         with contextlib.suppress(OSError):
             for piece in pieces:
                 near.sendall(piece)
             near.shutdown(socket.SHUT_WR)
 
-    returning = threading.Thread(target=back, daemon=True)
+    returning = threading.Thread(target=copy_back, daemon=True)
     returning.start()
     with contextlib.suppress(OSError):
         while piece := near.recv(_PIECE):
@@ -272,24 +274,24 @@ def _start_helper(
 ) -> tuple[CommandSession, str, Iterator[bytes]]:
     """Start a helper. Return the session, the first line, and an iterator over further output."""
     script = _SCRIPT.read_bytes()
-    deadline: float | None = time.monotonic() + _RELAY_START_S
+    deadline: float | None = time.monotonic() + _RELAY_START_SECONDS
 
-    def left() -> float | None:
+    def seconds_left() -> float | None:
         # After the start, wait without a limit, because the connection may be idle.
         return max(deadline - time.monotonic(), 0.01) if deadline else None
 
-    session = open_session(transport, _RELAY_START_S)
+    session = open_session(transport, _RELAY_START_SECONDS)
     try:
         line = shlex.join([python, "-I", "-S", "-B", "-c", _LOADER.format(size=len(script))])
-        pieces = begin(session, line, left)
+        pieces = begin(session, line, seconds_left)
         with contextlib.suppress(OSError):  # a helper that has exited printed the error to stderr
             session.sendall(script + json.dumps({"socket": remote, "token": token}).encode() + b"\n")
         begun = b""
         while b"\n" not in begun:
-            if len(begun) > _LONGEST_LINE:
+            if len(begun) > _MAX_LINE_LENGTH:
                 raise TooMuch
             if not (piece := next(pieces, b"")):
-                raise _helper_error(session)
+                raise _make_helper_error(session)
             begun += piece
     except BaseException:
         session.close()
@@ -300,8 +302,8 @@ def _start_helper(
     return session, first.decode(errors="replace"), itertools.chain([rest] if rest else [], pieces)
 
 
-def _helper_error(session: CommandSession) -> NoRelay:
+def _make_helper_error(session: CommandSession) -> NoRelay:
     """Return the error for a helper that exited before the first line."""
     said = session.recv_stderr(_LAST_OF_ERR).decode(errors="replace").strip().rpartition("\n")[2]
-    code = session.wait(_RELAY_START_S)
+    code = session.wait(_RELAY_START_SECONDS)
     return NoAgent(said) if code == NO_AGENT else NoRelay(said or f"exited with code {code}")

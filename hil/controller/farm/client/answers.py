@@ -18,7 +18,7 @@ from hil.protocol.v1 import farm_pb2 as pb
 _MAX_VALUES = 4_000_000
 # Limits for a result: nesting depth, largest integer (outputs may be uint64), and characters in texts with host paths.
 _MAX_DEPTH, _MAX_INTEGER, _MAX_PATHS_TEXT = 64, 1 << 64, 64 << 10
-_MAX_TIME_S = 253_402_300_800  # start of the year 10000
+_MAX_TIME_SECONDS = 253_402_300_800  # start of the year 10000
 # Limits for a job's status: the job's number in its submission, and characters per text.
 _MAX_JOB, _MAX_STATUS_TEXT = 100_000, 1000
 
@@ -40,10 +40,10 @@ def parse_answer(answer: pb.Json, question: str) -> Any:
         check_value_count(text, _MAX_VALUES)
         return msgspec.json.decode(text, type=ANSWERS[question])
     except (ValueError, RecursionError) as error:
-        raise invalid_answer(error) from error
+        raise make_answer_error(error) from error
 
 
-def invalid_answer(error: Exception, what: str = "response") -> FarmError:
+def make_answer_error(error: Exception, what: str = "response") -> FarmError:
     """Return the error for an invalid response, or for an invalid part of it."""
     text = error.message if isinstance(error, HilError) else str(error)  # without the hint
     why = f"{type(error).__name__}: {text[:200]}"
@@ -84,7 +84,7 @@ def check_suite_part(part: SuitePart) -> None:
 
 def _check_seconds(name: str, value: float | None) -> None:
     """Check a time in seconds since the epoch."""
-    if value is not None and not 0 <= value < _MAX_TIME_S:
+    if value is not None and not 0 <= value < _MAX_TIME_SECONDS:
         raise ValueError(f"{name}: the time is out of range")
 
 
@@ -106,9 +106,9 @@ def check_status(reply: pb.FollowReply, jobs: Set[tuple[int, int | None]]) -> No
     try:
         submission, number = parse_job(name)
     except UsageError as error:
-        raise invalid_answer(error) from error
+        raise make_answer_error(error) from error
     if not jobs & {(submission, number), (submission, None)} or (number or 0) > _MAX_JOB:
-        raise invalid_answer(ValueError(f"job {name} was not requested"))
+        raise make_answer_error(ValueError(f"job {name} was not requested"))
     for field, value in reply.job.ListFields():
         if isinstance(value, str) and len(value) > _MAX_STATUS_TEXT:
             setattr(reply.job, field.name, value[:_MAX_STATUS_TEXT])

@@ -18,40 +18,40 @@ import tenacity
 
 from hil import errors
 from hil.controller.devices.agent_client.interruptible_channel import ChannelClosed, InterruptibleChannel
-from hil.controller.farm.client.answers import check_status, invalid_answer, parse_answer
+from hil.controller.farm.client.answers import check_status, make_answer_error, parse_answer
 from hil.controller.farm.messages import Submission, parse_job
-from hil.controller.farm.paths import FarmAddress, check_way, may_return
-from hil.controller.farm.rpc import FarmStub, submission_message
-from hil.core.files import copy_file, digest_file, open_file, read_file, replacing
-from hil.core.scratch import new_folder
+from hil.controller.farm.paths import FarmAddress, check_address, may_return
+from hil.controller.farm.rpc import FarmStub, encode_submission
+from hil.core.files import copy_file, digest_file, open_file, read_file, replace_file
+from hil.core.scratch import make_folder
 from hil.core.text import TextSink
 from hil.errors import HilError
 from hil.protocol import grpc_calls, wire
-from hil.protocol.listening import grpc_address, host_port
+from hil.protocol.listening import escape_grpc_address, parse_host_port
 from hil.protocol.local_socket import LocalSocket, NotCarried
 from hil.protocol.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
 M = TypeVar("M", pb.AskRequest, pb.DoRequest)
 
-CONNECT_S = 5.0
-_CALL_S = 60.0
+CONNECT_SECONDS = 5.0
+_CALL_SECONDS = 60.0
 # A live gateway sends a message on each stream every 5 s; after this long without a message, hil treats the stream as
 # hung. A file transfer may pause for longer.
 SILENT_S, _SILENT_FILE_S = 15.0, 120.0
-_WATCH_S = 0.5
+_WATCH_SECONDS = 0.5
 # Largest response of a gateway: `farm status --json` returns all rows of a farm.
 _MAX_REPLY = 256 << 20
 _MAX_RECEIVE = "grpc.max_receive_message_length"
 # Delay in seconds between attempts to reach an unavailable farm.
-AGAIN_S = 0.5
+AGAIN_SECONDS = 0.5
 # Retry for this many seconds. A restarted gateway or database is usually reachable again within this time.
-_PATIENCE_S = 30.0
+_PATIENCE_SECONDS = 30.0
 # Seconds. A stream that lasts at least _STEADY_S resets the reconnect delay. After a shorter stream, the delay doubles,
 # up to _MAX_PAUSE_S.
 _STEADY_S, _MAX_PAUSE_S = 5.0, 2.0
 # A command that finds no gateway waits this many seconds for a gateway to restart.
-RESTART_S = 10.0
+RESTART_SECONDS = 10.0
 
 
 class FarmClient:
@@ -72,8 +72,8 @@ class FarmClient:
         self,
         address: FarmAddress,
         *,
-        patience_s: float = _PATIENCE_S,
-        call_s: float = _CALL_S,
+        patience_s: float = _PATIENCE_SECONDS,
+        call_s: float = _CALL_SECONDS,
         restart_s: float = 0.0,
         say: TextSink = lambda text: None,
     ) -> None:
@@ -91,17 +91,17 @@ class FarmClient:
             FarmUnreachable: no gateway is reachable.
         """
         self.close()
-        for gateway in gateways_that_listen(self.address):
+        for gateway in iter_listening_gateways(self.address):
             channel = open_channel(gateway, self.address.ca)
             try:
-                grpc.channel_ready_future(channel).result(CONNECT_S)
+                grpc.channel_ready_future(channel).result(CONNECT_SECONDS)
             except grpc.FutureTimeoutError:
                 grpc_calls.close_channel(channel)
                 continue
             self._channel, self.gateway = InterruptibleChannel(channel), gateway
             self.stub = FarmStub(self._channel)
             return
-        raise nobody_answers(self.address)
+        raise make_unreachable_error(self.address)
 
     def _connect_within(self, seconds: float) -> None:
         """Connect, and retry for ``seconds`` while a gateway restarts. Raises the errors of :meth:`connect`."""
@@ -115,7 +115,7 @@ class FarmClient:
             if not is_reported:
                 self._say(f"no farm gateway responds; waiting up to {seconds:g} s for a restart")
                 is_reported = True
-            time.sleep(AGAIN_S)
+            time.sleep(AGAIN_SECONDS)
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
@@ -128,7 +128,7 @@ class FarmClient:
         if channel is not None:
             channel.close()
 
-    def as_bearer(self, token: str) -> FarmClient:
+    def with_token(self, token: str) -> FarmClient:
         """Return a client with another token on the same connection. Close only the original client."""
         other = copy.copy(self)
         other.address = replace(self.address, token=token)
@@ -151,9 +151,7 @@ class FarmClient:
             UsageError: the selector or the submission is invalid.
             AccessRefused: the token lacks permission.
         """
-        reply = self._call_with_retry(
-            "Submit", pb.SubmitRequest(submission=submission_message(submission), trace=trace)
-        )
+        reply = self._call_with_retry("Submit", pb.SubmitRequest(submission=encode_submission(submission), trace=trace))
         return reply.submission, list(reply.jobs)
 
     def ask(self, what: str, **arguments: Any) -> Any:
@@ -169,7 +167,7 @@ class FarmClient:
 
         The client sends the action once and never retries. Returns the same types as :meth:`ask`.
         """
-        with seam():
+        with convert_grpc_errors():
             return parse_answer(
                 self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments)).answer, action
             )
@@ -189,7 +187,7 @@ class FarmClient:
         def begin() -> tuple[Any, Generator[Any, None, None], Any]:
             request = pb.FollowRequest(jobs=names, logs=logs, after=after)
             stream = self.stub.Follow(request, metadata=self.metadata)
-            replies = heard(stream, SILENT_S)
+            replies = iter_with_timeout(stream, SILENT_S)
             return stream, replies, next(replies, None)
 
         while True:
@@ -208,9 +206,9 @@ class FarmClient:
             except grpc.RpcError as error:
                 now = time.monotonic()
                 if not pause or now - began >= _STEADY_S:
-                    pause, deadline = AGAIN_S / 2, now + self._patience_s
+                    pause, deadline = AGAIN_SECONDS / 2, now + self._patience_s
                 if not is_away(error) or now > deadline:
-                    raise translated(error) from error
+                    raise translate_grpc_error(error) from error
             finally:
                 stream.cancel()
                 replies.close()
@@ -231,7 +229,7 @@ class FarmClient:
         """
         sent = 0
 
-        def pieces(lacking: list[str]) -> Iterator[pb.FilePiece]:
+        def iter_pieces(lacking: list[str]) -> Iterator[pb.FilePiece]:
             nonlocal sent
             for name in lacking:
                 yield pb.FilePiece(start=pb.FileStart(digest=name, size=files[name].stat().st_size))
@@ -240,10 +238,10 @@ class FarmClient:
                         sent += len(data)
                         yield pb.FilePiece(data=data)
 
-        def once() -> None:
+        def upload_once() -> None:
             if lacking := list(self._call_gateway("Lacks", pb.LacksRequest(digests=list(files))).digests):
                 # A blocking call would never return if the connection broke during the upload.
-                upload = self.stub.Upload.future(pieces(lacking), metadata=self.metadata)
+                upload = self.stub.Upload.future(iter_pieces(lacking), metadata=self.metadata)
                 try:
                     with _cancel_when_stalled(upload, _SILENT_FILE_S, lambda: sent):
                         upload.result()
@@ -252,7 +250,7 @@ class FarmClient:
                         f"upload stalled: the farm accepted no data for {_SILENT_FILE_S:g} s"
                     ) from error
 
-        self._retry_while_away(once)
+        self._retry_while_away(upload_once)
         return sent
 
     def download(
@@ -267,16 +265,16 @@ class FarmClient:
             FarmError: the store no longer has the file, or the received data does not match the digest.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(to) as part:
+        with replace_file(to) as part:
 
-            def once() -> None:
+            def download_once() -> None:
                 with part.open("wb") as file:
                     stream = self.stub.Download(pb.DownloadRequest(digest=digest), metadata=self.metadata)
-                    for piece in heard(stream, _SILENT_FILE_S):
+                    for piece in iter_with_timeout(stream, _SILENT_FILE_S):
                         on_bytes(len(piece.data))
                         file.write(piece.data)
 
-            self._retry_while_away(once)
+            self._retry_while_away(download_once)
             if digest_file(part, digest.partition(":")[0]) != digest:
                 raise errors.FarmError(
                     f"digest mismatch in a file from the farm's store: expected {digest}",
@@ -296,7 +294,7 @@ class FarmClient:
         """Run an idempotent call. While the gateway is unavailable, reconnect to any gateway and retry."""
 
         def reconnect(state: tenacity.RetryCallState) -> None:
-            if state.attempt_number == 1 and self._patience_s >= RESTART_S:
+            if state.attempt_number == 1 and self._patience_s >= RESTART_SECONDS:
                 self._say(f"the farm does not respond; retrying for up to {self._patience_s:g} s")
             with contextlib.suppress(errors.FarmUnreachable):
                 self.connect()
@@ -308,17 +306,17 @@ class FarmClient:
             before_sleep=reconnect,
             reraise=True,
         )
-        with seam():
+        with convert_grpc_errors():
             return retrying(call)
 
 
 @contextlib.contextmanager
-def reading_answer() -> Iterator[None]:
+def convert_answer_errors() -> Iterator[None]:
     """Convert errors of parsing a gateway's response to FarmError."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise invalid_answer(error) from error
+        raise make_answer_error(error) from error
 
 
 def _build_request(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
@@ -329,18 +327,18 @@ def _build_request(kind: type[M], what: str, arguments: Mapping[str, Any]) -> M:
         raise errors.UsageError(f"invalid arguments for {what!r}: {error}") from error
 
 
-def gateways_that_listen(address: FarmAddress) -> Iterator[str]:
+def iter_listening_gateways(address: FarmAddress) -> Iterator[str]:
     """Probe the gateways in turn and yield those that accept connections.
 
-    Raises the UsageError of :func:`.check_way`.
+    Raises the UsageError of :func:`.check_address`.
     """
     for gateway in address.gateways:
-        check_way(gateway, address.ca)
+        check_address(gateway, address.ca)
         if _accepts_connections(gateway):
             yield gateway
 
 
-def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
+def make_unreachable_error(address: FarmAddress) -> errors.FarmUnreachable:
     """Return the error for a farm without a reachable gateway."""
     return errors.FarmUnreachable(
         f"no farm gateway responds at {', '.join(address.gateways)}",
@@ -349,8 +347,8 @@ def nobody_answers(address: FarmAddress) -> errors.FarmUnreachable:
 
 
 def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
-    """Return a channel of ``grpc`` or ``grpc.aio`` to a gateway. Raises the UsageError of :func:`.check_way`."""
-    check_way(gateway, ca)
+    """Return a channel of ``grpc`` or ``grpc.aio`` to a gateway. Raises the UsageError of :func:`.check_address`."""
+    check_address(gateway, ca)
     options = [
         *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != _MAX_RECEIVE),
         (_MAX_RECEIVE, _MAX_REPLY),
@@ -358,14 +356,14 @@ def open_channel(gateway: str, ca: Path | None, api: Any = grpc) -> Any:
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if ca is None or gateway.startswith("unix:"):
-        return api.insecure_channel(grpc_address(gateway), options)
+        return api.insecure_channel(escape_grpc_address(gateway), options)
     try:
         return api.secure_channel(gateway, grpc.ssl_channel_credentials(read_file(ca)), options)
     except OSError as error:
         raise errors.UsageError(f"cannot read the farm's CA file {ca}: {error}") from error
 
 
-def heard(stream: Any, limit_s: float) -> Generator[Any, None, None]:
+def iter_with_timeout(stream: Any, limit_s: float) -> Generator[Any, None, None]:
     """Yield the replies of a stream. Cancel the stream after ``limit_s`` seconds without a reply."""
     count = 0
     with _cancel_when_stalled(stream, limit_s, lambda: count):
@@ -381,7 +379,7 @@ def _cancel_when_stalled(call: Any, limit_s: float, progress: Callable[[], int])
 
     def watch() -> None:
         last, due = progress(), time.monotonic() + limit_s
-        while not over.wait(_WATCH_S):
+        while not over.wait(_WATCH_SECONDS):
             if (now := progress()) != last:
                 last, due = now, time.monotonic() + limit_s
             elif time.monotonic() > due:
@@ -399,10 +397,10 @@ def _accepts_connections(gateway: str) -> bool:
     try:
         if gateway.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
-                probe.settimeout(CONNECT_S)
+                probe.settimeout(CONNECT_SECONDS)
                 probe.connect(gateway.removeprefix("unix:"))
         else:
-            socket.create_connection(host_port(gateway, what="gateway address"), CONNECT_S).close()
+            socket.create_connection(parse_host_port(gateway, what="gateway address"), CONNECT_SECONDS).close()
     except OSError:
         return False
     return True
@@ -415,18 +413,18 @@ def is_away(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def seam() -> Iterator[None]:
+def convert_grpc_errors() -> Iterator[None]:
     """Convert gRPC errors to hil errors."""
     try:
         yield
     except grpc.RpcError as error:
-        raise translated(error) from error
+        raise translate_grpc_error(error) from error
 
 
-def translated(error: grpc.RpcError) -> errors.HilError:
+def translate_grpc_error(error: grpc.RpcError) -> errors.HilError:
     """Convert a gateway's gRPC error to the typed error that the gateway sent, or to an error for the gRPC status."""
     code = error.code()
-    if reported := grpc_calls.typed_error(error):
+    if reported := grpc_calls.decode_error(error):
         if is_away(error):
             return errors.FarmUnreachable(reported.message, hint=reported.hint, detail=reported.detail)
         return reported
@@ -442,7 +440,7 @@ def translated(error: grpc.RpcError) -> errors.HilError:
 Dial = Callable[[Iterator[pb.Piece]], Any]
 
 # Maximum length of the parent directory in bytes. A socket path has at most 104 bytes on macOS.
-_LONGEST_FOLDER = 60
+_MAX_FOLDER_LENGTH = 60
 
 
 class FarmTunnel:
@@ -454,7 +452,7 @@ class FarmTunnel:
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial
-        self._folder = new_folder("hil-farm-", for_sockets=True)
+        self._folder = make_folder("hil-farm-", for_sockets=True)
         path = self._folder / "agent.sock"
         self.address = f"unix:{path}"  # in a directory that only this user can read
         self._socket = LocalSocket(path, self._forward_connection, "hil-farm-tunnel")
@@ -470,7 +468,7 @@ class FarmTunnel:
 
     def _forward_connection(self, near: socket.socket) -> None:
         try:
-            pass_on(self._dial(pieces_from(near)), near)
+            pass_on(self._dial(iter_pieces(near)), near)
         except HilError as error:
             raise NotCarried(str(error)) from error
         except grpc.RpcError as error:
@@ -478,7 +476,7 @@ class FarmTunnel:
             raise NotCarried(str(details() if details else error)) from error
 
 
-def pieces_from(near: socket.socket) -> Iterator[pb.Piece]:
+def iter_pieces(near: socket.socket) -> Iterator[pb.Piece]:
     """Yield the data received from a socket up to end of file."""
     with contextlib.suppress(OSError):
         while data := near.recv(wire.CHUNK):

@@ -22,31 +22,39 @@ import tomlkit
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.choosing.board_resolver import capabilities_of
+from hil.controller.devices.choosing.board_resolver import read_capabilities
 from hil.controller.devices.links.link import Link
-from hil.controller.farm.client.client import RESTART_S, SILENT_S, FarmClient, FarmTunnel, heard, is_away, translated
+from hil.controller.farm.client.client import (
+    RESTART_SECONDS,
+    SILENT_S,
+    FarmClient,
+    FarmTunnel,
+    is_away,
+    iter_with_timeout,
+    translate_grpc_error,
+)
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
-from hil.controller.farm.paths import FarmAddress, farm_address
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, card_of, grant_of, submission_message
+from hil.controller.farm.paths import FarmAddress, choose_farm_address
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
 from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
-from hil.core.config_files import asks_for, parse_toml
+from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
-_BEAT_S = 1.5
-_PAUSE_S = (0.1, 2.0)
-_CLOSE_S = 5.0
-_DIAL_S = 10.0
-_SLICE_S = 0.2
+_BEAT_SECONDS = 1.5
+_PAUSE_SECONDS = (0.1, 2.0)
+_CLOSE_SECONDS = 5.0
+_DIAL_SECONDS = 10.0
+_SLICE_SECONDS = 0.2
 # Timeout in seconds for the farm's first reply: a grant or a queue position.
-_ANSWER_S = 10.0
+_ANSWER_SECONDS = 10.0
 # Report that the lease is waiting only after this many seconds.
-_QUIET_S = 0.5
-_LOOK_S = 3.0
-_QUEUE_MOST = 10_000
-_PATIENCE_S = 1.0
+_QUIET_SECONDS = 0.5
+_LOOK_SECONDS = 3.0
+_MAX_QUEUE = 10_000
+_PATIENCE_SECONDS = 1.0
 
 
 class LeaseSession:
@@ -58,11 +66,18 @@ class LeaseSession:
     """
 
     def __init__(
-        self, address: FarmAddress, order: Submission, *, wait_s: float = RESTART_S, say: TextSink = lambda text: None
+        self,
+        address: FarmAddress,
+        order: Submission,
+        *,
+        wait_s: float = RESTART_SECONDS,
+        say: TextSink = lambda text: None,
     ) -> None:
         self._order = order
-        restart_s = min(wait_s, RESTART_S)
-        self._client = FarmClient(address, patience_s=_PATIENCE_S, call_s=_LOOK_S, restart_s=restart_s, say=say)
+        restart_s = min(wait_s, RESTART_SECONDS)
+        self._client = FarmClient(
+            address, patience_s=_PATIENCE_SECONDS, call_s=_LOOK_SECONDS, restart_s=restart_s, say=say
+        )
         self._closing = threading.Event()
         self._there = threading.Event()
         self._changed = threading.Condition()
@@ -97,7 +112,7 @@ class LeaseSession:
         if not mine.name or mine.blocked:
             return mine.blocked
         try:
-            queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_QUEUE_MOST)
+            queued = self._client.ask("jobs", state=[JobState.QUEUED.value], limit=_MAX_QUEUE)
         except HilError:
             return f"job {mine.name} is queued"
         own = _make_sort_key(mine.priority, mine.submission)
@@ -126,11 +141,11 @@ class LeaseSession:
             FarmUnreachable: the farm did not reply in that time.
             FarmError: see :meth:`wait`; or another thread closed the lease.
         """
-        begin, last, look = time.monotonic(), "", _QUIET_S
-        if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_S):
+        begin, last, look = time.monotonic(), "", _QUIET_SECONDS
+        if self._wait_for(lambda: self._held is not None or self._is_queued, _ANSWER_SECONDS):
             begin = time.monotonic()
-        elif not self._waiting.name and seconds <= _ANSWER_S:
-            raise FarmUnreachable(f"no response from the farm within {_ANSWER_S:g} s")
+        elif not self._waiting.name and seconds <= _ANSWER_SECONDS:
+            raise FarmUnreachable(f"no response from the farm within {_ANSWER_SECONDS:g} s")
         while not self.wait(min(look, max(begin + seconds - time.monotonic(), 0.0))):
             if self._closing.is_set():
                 raise FarmError("the lease was released")
@@ -142,7 +157,7 @@ class LeaseSession:
                 )
             if text and text != last:
                 say(f"waiting for a farm board: {text}")
-            last, look = text, _LOOK_S
+            last, look = text, _LOOK_SECONDS
         place = _format_location(self.held.card)
         say(f"farm board {self.name}" + (f" ({place})" if place else ""))
 
@@ -158,7 +173,7 @@ class LeaseSession:
         card = self.held.card
         # Only the host's user can open the host's sockets.
         path = card.direct.removeprefix("unix:")
-        if path != card.direct and card.machine == machine_id() and os.access(path, os.W_OK):
+        if path != card.direct and card.machine == get_machine_id() and os.access(path, os.W_OK):
             return card.direct
         self._tunnel = FarmTunnel(self._dial_agent)
         return self._tunnel.address
@@ -166,9 +181,9 @@ class LeaseSession:
     @property
     def config(self) -> BoardConfig:
         """Config of the leased board, valid during the lease. Raises NoSuchBoard if the board has no sessions."""
-        text = leased_config(self.held.card, self.held.grant, self.address)
+        text = make_leased_config(self.held.card, self.held.grant, self.address)
         config = parse_board(text, Path(f"{self.name}.toml"))
-        if not capabilities_of(BoardChoice(config)).sessions:
+        if not read_capabilities(BoardChoice(config)).sessions:
             raise NoSuchBoard(
                 "boards without an agent cannot be leased",
                 board=self.name,
@@ -187,7 +202,7 @@ class LeaseSession:
             self._changed.notify_all()
         if self._tunnel is not None:
             self._tunnel.close()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_SECONDS)
         if self._stream is not None:
             self._stream.cancel()
         self._client.close()
@@ -211,14 +226,14 @@ class LeaseSession:
             deadline = time.monotonic() + seconds
             while not (come() or self._over or self._closing.is_set()) and (left := deadline - time.monotonic()) > 0:
                 # Wait in short slices, so that Ctrl-C works on every platform.
-                self._changed.wait(min(left, _SLICE_S))
+                self._changed.wait(min(left, _SLICE_SECONDS))
             if self._over is not None:
                 raise self._over
             return come()
 
     def _keep_stream(self) -> None:
         """Keep a stream to the farm while the lease lasts."""
-        pause, longest = _PAUSE_S
+        pause, longest = _PAUSE_SECONDS
         while True:
             began = time.monotonic()
             try:
@@ -226,12 +241,12 @@ class LeaseSession:
                 self._record_end(FarmError("the farm ended the lease"))
             except Exception as error:
                 if isinstance(error, grpc.RpcError) and not is_away(error):
-                    self._record_end(translated(error))
+                    self._record_end(translate_grpc_error(error))
                 elif not is_away(error):
                     self._record_end(FarmError(f"invalid response from the farm: {error}"))
             if self._over is not None or self._closing.is_set():
                 return
-            pause = _PAUSE_S[0] if time.monotonic() - began > longest else min(pause * 2, longest)
+            pause = _PAUSE_SECONDS[0] if time.monotonic() - began > longest else min(pause * 2, longest)
             self._closing.wait(pause)
             with contextlib.suppress(HilError):
                 self._client.connect()
@@ -239,13 +254,13 @@ class LeaseSession:
     def _run_stream(self) -> None:
         """Open or resume the lease on a stream, and process the replies."""
         if self._held is None:
-            opening = pb.LeaseRequest(open=submission_message(self._order))
+            opening = pb.LeaseRequest(open=encode_submission(self._order))
         else:
             opening = pb.LeaseRequest(resume=pb.ResumeLease(lease=self._held.grant.lease, key=self._held.key))
         ended = threading.Event()
         self._stream = self._client.stub.Lease(self._yield_requests(opening, ended), metadata=self._client.metadata)
         try:
-            for reply in heard(self._stream, SILENT_S):
+            for reply in iter_with_timeout(self._stream, SILENT_S):
                 self._there.set()
                 self._handle_reply(reply)
         finally:
@@ -255,7 +270,7 @@ class LeaseSession:
     def _yield_requests(self, opening: pb.LeaseRequest, ended: threading.Event) -> Iterator[pb.LeaseRequest]:
         yield opening
         # Ending the requests ends the stream: the farm takes the board back.
-        while not self._closing.wait(_BEAT_S) and not ended.is_set():
+        while not self._closing.wait(_BEAT_SECONDS) and not ended.is_set():
             yield pb.LeaseRequest(beat=pb.Beat())
 
     def _handle_reply(self, reply: pb.LeaseReply) -> None:
@@ -265,7 +280,7 @@ class LeaseSession:
                 self._waiting = reply.waiting
             elif kind == "granted":
                 granted = reply.granted
-                self._held = GrantedLease(grant_of(granted.grant), card_of(granted.card), granted.key)
+                self._held = GrantedLease(decode_grant(granted.grant), decode_card(granted.card), granted.key)
             elif kind == "over":
                 self._record_end(FarmError(reply.over or "the lease has ended"))
             self._changed.notify_all()
@@ -279,7 +294,7 @@ class LeaseSession:
 
     def _dial_agent(self, pieces: Iterator[pb.Piece]) -> Any:
         """Open a stream to the agent. Waits for a gateway that is temporarily unavailable."""
-        self._there.wait(_DIAL_S)
+        self._there.wait(_DIAL_SECONDS)
         held = self.held
         keys = [(LEASE_KEY, str(held.grant.lease)), (LEASE_SECRET_KEY, held.key)]
         try:
@@ -298,7 +313,7 @@ def _make_sort_key(priority: str, submission: int) -> tuple[int, int]:
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # Maximum length in characters, because other users see the purpose.
-_LONGEST_PURPOSE = 200
+_MAX_PURPOSE_LENGTH = 200
 # Maximum bytes in a board config. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
 _MAX_CONFIG = 1 << 16
 # The config comes from the farm, not from the user: a host or gateway must not make the compiler write files or start a
@@ -309,14 +324,19 @@ _TARGET_FLAG = re.compile(r"--[\w-]*target[\w-]*=[^/\s]*")
 _PLAIN_VALUE = re.compile(r"--[\w-]+=(?:true|false|all|\d+|O[0-3sz]|[suib]?[if]\d+|(?:b?float|u?int)\d+)")
 _ACTING_FLAG = re.compile(r"dump|path|file|dir|output|link|tool|load|plugin|save|write|trace")
 # Default limit of a lease in seconds: a day. A lease also needs the holder's heartbeats.
-MOST_S = 86400.0
+MAX_LEASE_SECONDS = 86400.0
 
 
 def lease_order(
-    selector: str, purpose: str, *, for_s: float = MOST_S, priority: Priority = Priority.NORMAL, project: str = ""
+    selector: str,
+    purpose: str,
+    *,
+    for_s: float = MAX_LEASE_SECONDS,
+    priority: Priority = Priority.NORMAL,
+    project: str = "",
 ) -> Submission:
     """Return the submission for a lease. Other users see ``purpose``."""
-    purpose = purpose[:_LONGEST_PURPOSE]
+    purpose = purpose[:_MAX_PURPOSE_LENGTH]
     specs, title = (JobSpec(Kind.LEASE, {"purpose": purpose}),), purpose or "lease"
     return Submission(title, specs, selector=selector, timeout_s=for_s, priority=priority, project=project)
 
@@ -330,7 +350,7 @@ class GrantedLease:
     key: str  # secret that proves ownership of the lease
 
 
-def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
+def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     """Return the config of a leased board as TOML, with the agent at ``address``.
 
     Raises:
@@ -352,7 +372,10 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     # Only the board's host can switch the power or connect without the farm.
     for table in ("connection", "power", "recover", "labgrid"):
         config.pop(table, None)
-    if refused := [*asks_for({**config, "compile_flags": {}}), *_unsafe_flags(config.get("compile_flags", {}))]:
+    if refused := [
+        *list_trusted_settings({**config, "compile_flags": {}}),
+        *list_unsafe_flags(config.get("compile_flags", {})),
+    ]:
         raise FarmError(
             f"the farm's config of {card.name} has settings that are forbidden for leased boards: {', '.join(refused)}",
             hint="set your flags with --compile-flag, or use `hil farm submit`, which compiles on the board's host",
@@ -362,7 +385,7 @@ def leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     return tomlkit.dumps(config)
 
 
-def _unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
+def list_unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the compiler flags that may write files or start programs."""
     return [f"{name} {flag}" for name, some in flags.items() for flag in some if not _is_safe(flag)]
 
@@ -382,7 +405,7 @@ def describe_lease(card: BoardCard, grant: Grant) -> str:
     return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _format_location(card)) if part)
 
 
-def machine_id() -> str:
+def get_machine_id() -> str:
     """Return the boot id of this machine, or the MAC address if unavailable."""
     try:
         return _BOOT_ID.read_text().strip()
@@ -391,7 +414,7 @@ def machine_id() -> str:
 
 
 # After a board error, wait this long for the farm's reason.
-_REASON_S = 5.0
+_REASON_SECONDS = 5.0
 
 
 class FarmProvider:
@@ -399,11 +422,11 @@ class FarmProvider:
 
     def order(self, selector: str, purpose: str) -> LeaseSession:
         """Queue for a board of the farm."""
-        return LeaseSession(farm_address(), lease_order(selector, purpose))
+        return LeaseSession(choose_farm_address(), lease_order(selector, purpose))
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
         """Lease a board and return the link to the board. Closing the link returns the board."""
-        lease = LeaseSession(farm_address(), lease_order(selector, purpose), wait_s=wait_s, say=say)
+        lease = LeaseSession(choose_farm_address(), lease_order(selector, purpose), wait_s=wait_s, say=say)
         try:
             lease.wait_with_progress(wait_s, say)
             config = lease.config
@@ -415,11 +438,11 @@ class FarmProvider:
                 )
 
             def renew() -> AgentEndpoint:
-                if why := lease.ended(_REASON_S):
+                if why := lease.ended(_REASON_SECONDS):
                     raise SessionEnded(f"the lease ended: {why}", board=config.name)
                 return AgentEndpoint(lease.address)
 
-            over = partial(lease.ended, _REASON_S)
+            over = partial(lease.ended, _REASON_SECONDS)
             return Link(AgentEndpoint(lease.address), lease.close, lease.log, renew, config=config, over=over)
         except BaseException:
             lease.close()

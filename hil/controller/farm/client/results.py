@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from hil.controller.farm.client.answers import check_result_values, check_suite_part, invalid_answer
-from hil.controller.farm.client.client import FarmClient, reading_answer
-from hil.controller.farm.job_files import PROGRAMS, typed_request
+from hil.controller.farm.client.answers import check_result_values, check_suite_part, make_answer_error
+from hil.controller.farm.client.client import FarmClient, convert_answer_errors
+from hil.controller.farm.job_files import PROGRAMS, rebuild_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
 from hil.controller.records.base import Record, make_record
 from hil.controller.records.farm import JobResultRow, SuitePart, make_suite_part
@@ -25,17 +25,17 @@ from hil.controller.records.matrix import TargetError
 from hil.controller.records.outputs import Origin
 from hil.controller.records.run import RunRecord, make_run
 from hil.controller.records.suite import CaseRecord, SuiteRecord
-from hil.controller.storage.origin import origin_of_request
-from hil.controller.storage.runs import Run, safe_name, storing
+from hil.controller.storage.origin import find_request_origin
+from hil.controller.storage.runs import Run, convert_write_errors, make_safe_name
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
-from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of, results_of_run
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, convert_run, make_empty_results
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
 from hil.controller.workloads.suites.request import SuiteRequest
-from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import SuiteRun, choose_default_folder, collect_versions
 from hil.core.field_types import check_fields
-from hil.core.results import Outcome, exit_code_of, gravest
-from hil.core.text import numbered
+from hil.core.results import Outcome, choose_exit_code, exit_code_of
+from hil.core.text import make_names_unique
 from hil.errors import EXIT_INTERRUPTED, FarmError, HilError, UsageError
 
 R = TypeVar("R", bound=Record)
@@ -57,9 +57,9 @@ class EndedJob:
     result: JobResult
 
     @classmethod
-    def of_row(cls, row: JobResultRow) -> EndedJob:
+    def from_row(cls, row: JobResultRow) -> EndedJob:
         """Build a job from a row of a farm response. Raises FarmError if the row is invalid."""
-        with _naming_jobs([row.name]):
+        with _name_jobs_in_errors([row.name]):
             values = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not UNSET}
             job = cls(row.name, msgspec.convert(values.get("spec"), JobSpec), msgspec.convert(values, JobResult))
             check_result_values([job.spec.options, job.result.record])
@@ -79,7 +79,7 @@ class EndedJob:
 
 
 @contextlib.contextmanager
-def _naming_jobs(names: Sequence[str]) -> Iterator[None]:
+def _name_jobs_in_errors(names: Sequence[str]) -> Iterator[None]:
     """Convert errors of reading results to a FarmError that names the jobs.
 
     Reports read many fields of a record, so any exception can come from an invalid record.
@@ -89,7 +89,7 @@ def _naming_jobs(names: Sequence[str]) -> Iterator[None]:
     except HilError:
         raise
     except Exception as error:
-        raise invalid_answer(error, f"result of job {', '.join(names[:3])}") from error
+        raise make_answer_error(error, f"result of job {', '.join(names[:3])}") from error
 
 
 def convert_record(job: str, make: Callable[[Any], R], values: Any) -> R:
@@ -97,17 +97,17 @@ def convert_record(job: str, make: Callable[[Any], R], values: Any) -> R:
     try:
         return make(values)
     except UsageError as error:
-        raise invalid_answer(error, f"result of job {job}") from error
+        raise make_answer_error(error, f"result of job {job}") from error
 
 
-def outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
+def read_outcomes(farm: FarmClient, name: str) -> list[EndedJob]:
     """Return the finished jobs of a submission, or a single job.
 
     Raises:
         UsageError: the job does not exist, or a job has not ended.
     """
     rows = farm.ask("result", name=name, specs=True)
-    with reading_answer():
+    with convert_answer_errors():
         return _parse_ended_jobs(name, rows)
 
 
@@ -117,7 +117,7 @@ def _parse_ended_jobs(name: str, rows: Sequence[JobResultRow]) -> list[EndedJob]
     if going := [row for row in rows if row.state not in ENDED]:
         what = f"{len(going)} of {len(rows)} jobs have" if len(rows) > 1 else f"job {name} has"
         raise UsageError(f"{what} not ended: job {going[0].name} is {going[0].state}", hint=f"hil farm logs {name} -f")
-    return [EndedJob.of_row(row) for row in rows]
+    return [EndedJob.from_row(row) for row in rows]
 
 
 def fetch_run(farm: FarmClient, one: EndedJob, folder: Path) -> None:
@@ -145,9 +145,9 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
         UsageError: the directory already contains a run.
         FarmError: the store no longer has a file, or a record is invalid.
     """
-    with _naming_jobs([one.name for one in ended]):
+    with _name_jobs_in_errors([one.name for one in ended]):
         typed = ended[0].spec.options["typed"]
-        folder = out or default_folder(typed["suite"], typed["flow_name"])
+        folder = out or choose_default_folder(typed["suite"], typed["flow_name"])
     run = merge(ended, folder)
     for one in ended:
         cases = {at: digest for at, digest in one.result.files.items() if PurePosixPath(at).parts[:1] == ("cases",)}
@@ -169,8 +169,8 @@ def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) 
         UsageError: a job does not exist or has not ended, or the directory is not empty.
         FarmError: the store no longer has a file.
     """
-    every = {target: outcomes(farm, name) for target, name in names.items()}
-    with _naming_jobs([one.name for ended in every.values() for one in ended]):
+    every = {target: read_outcomes(farm, name) for target, name in names.items()}
+    with _name_jobs_in_errors([one.name for ended in every.values() for one in ended]):
         return _compare_targets(farm, every, out)
 
 
@@ -180,7 +180,7 @@ def _compare_targets(
     suites = [ended[0].spec.options["typed"] for ended in every.values() if ended[0].spec.kind is Kind.SUITE]
     if suites and len(suites) < len(every):
         raise UsageError("suites and models cannot be compared side by side", hint="use jobs of the same kind")
-    folder = out or (default_folder(suites[0]["suite"], "matrix") if suites else None)
+    folder = out or (choose_default_folder(suites[0]["suite"], "matrix") if suites else None)
     targets = []
     for target, ended in every.items():
         place = (folder or Path()) / target
@@ -204,16 +204,16 @@ def _compare_targets(
 def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> TargetResults:
     """Combine the jobs of a model or bundle submission into one column."""
     files = [(one.spec.options.get("models") or [one.name])[0] for one in ended]
-    labels = numbered([safe_name(PurePosixPath(file).stem) for file in files])
+    labels = make_names_unique([make_safe_name(PurePosixPath(file).stem) for file in files])
     runs, failed = [], []
     for one, label in zip(ended, labels, strict=True):
         if not one.result.record.get("cases"):
             failed.append(one)
             continue
-        run = results_of_run(Run(folder, one.run))
+        run = convert_run(Run(folder, one.run))
         runs.append(_rename_cases(run, one, label) if len(ended) > 1 else run)
     whole = replace(
-        nothing_of(folder),
+        make_empty_results(folder),
         suite=", ".join(run.suite for run in runs if run.suite),
         boards=tuple(dict.fromkeys(board for run in runs for board in run.boards)),
         runtime=", ".join(dict.fromkeys(run.runtime for run in runs if run.runtime)),
@@ -226,7 +226,7 @@ def _combine_jobs(target: str, ended: Sequence[EndedJob], folder: Path) -> Targe
 
 def _describe_failures(failed: Sequence[EndedJob]) -> TargetError:
     """Describe the jobs without case results. The worst job determines the outcome and the exit code."""
-    code = gravest([one.result.exit_code for one in failed])
+    code = choose_exit_code([one.result.exit_code for one in failed])
     worst = next((one for one in failed if one.result.exit_code == code), failed[0])
     reasons = [f"job {one.name}: {one.result.reason or 'no result'}" for one in failed]
     return TargetError(outcome=worst.result.outcome, message="; ".join(reasons), hint="", exit_code=code)
@@ -259,7 +259,7 @@ def _download_files(farm: FarmClient, files: Mapping[str, str], folder: Path) ->
 
     pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch")
     try:
-        with storing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for _ in pool.map(lambda digest: farm.download(digest, *places[digest]), places):
                 pass
@@ -277,7 +277,7 @@ def merge(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     Raises:
         FarmError: a record is invalid.
     """
-    with _naming_jobs([part.name for part in parts]):
+    with _name_jobs_in_errors([part.name for part in parts]):
         return _merge_parts(parts, folder)
 
 
@@ -288,13 +288,13 @@ def _merge_parts(parts: Sequence[EndedJob], folder: Path) -> SuiteRun:
     run = SuiteRun.create(
         folder, convert_record(parts[0].name, lambda one: make_record(one, SuiteRecord), head.to_json())
     )
-    request = SuiteRequest.of_json(run.head.request)
+    request = SuiteRequest.from_json(run.head.request)
     check_fields(request)
     found: dict[str, CaseRecord] = {}
     for part in parts:
         found |= {case.id: case for case in _list_cases(part, run, request)}
     outcomes = [Outcome(record.outcome) for record in found.values()]
-    with run.writing():
+    with run.lock_for_writing():
         for case_id in run.head.ids:
             if case_id in found:
                 run.append(found[case_id])
@@ -317,7 +317,7 @@ def read_suite_head(part: EndedJob, name: str) -> SuiteRecord:
     Raises:
         FarmError: the part's record is invalid.
     """
-    with _naming_jobs([part.name]):
+    with _name_jobs_in_errors([part.name]):
         return _build_head([part], [part.part], Path(name))
 
 
@@ -330,7 +330,9 @@ def _read_origin(part: EndedJob) -> Origin | None:
 def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuitePart], folder: Path) -> SuiteRecord:
     options = parts[0].spec.options
     typed = options["typed"]
-    asked = replace(typed_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"]))
+    asked = replace(
+        rebuild_request(options), source=typed["source"], flow=typed["flow"], filters=tuple(typed["filters"])
+    )
     listed = [case[0] for part in parts for case in part.spec.options["cases"]]
     all_ids = next((head.suite_ids for head in heads if head.suite_ids), listed)
     order = {case_id: number for number, case_id in enumerate(all_ids)}
@@ -347,12 +349,12 @@ def _build_head(parts: Sequence[EndedJob], heads: Sequence[SuitePart], folder: P
         boards=sorted({board for head in heads for board in head.boards}),
         board_info={board: info for head in heads for board, info in head.board_info.items()},
         command="",
-        versions=next((head.versions for head in heads if head.versions), versions()),
+        versions=next((head.versions for head in heads if head.versions), collect_versions()),
         ids=sorted(listed, key=lambda case_id: order.get(case_id, len(order))),
         suite_ids=all_ids,
         models={name: file for head in heads for name, file in head.models.items()},
         expected=typed["expected"],
-        origin=_read_origin(parts[0]) or origin_of_request(request),
+        origin=_read_origin(parts[0]) or find_request_origin(request),
         left_out=typed.get("left_out", []),
         interrupted=False,
         started=min((head.started for head in heads if head.started), default=time.time()),

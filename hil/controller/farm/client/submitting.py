@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.farm.client.client import FarmClient
-from hil.controller.farm.job_files import DIRTY, MODEL_PATH, JobFiles, affinity, packed_bundle, packed_run
+from hil.controller.farm.job_files import DIRTY, MODEL_PATH, JobFiles, make_affinity_key, pack_bundle, pack_run
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
-from hil.controller.farm.telemetry import span
-from hil.controller.models.flows import BESIDE, flows
+from hil.controller.farm.telemetry import record_span
+from hil.controller.models.flows import FLOWS_FILE, load_flows
 from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.importers import SAVED_MODEL, import_model
-from hil.controller.models.sizing.dimensions import own_sizes, sizes_of_models
+from hil.controller.models.sizing.dimensions import choose_model_sizes, own_sizes
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import is_tree_dirty, origin_of
-from hil.controller.storage.paths import exists
+from hil.controller.storage.origin import find_origin, is_tree_dirty
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.history.source_state import shorten_model
-from hil.controller.workloads.suites.cases.model_scan import brings_cases, scan_models
-from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of, source_hint
+from hil.controller.workloads.suites.cases.model_scan import may_contain_cases, scan_models
+from hil.controller.workloads.suites.cases.sources import choose_flow, make_source_hint, open_suite, place_of
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, SuiteModel
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.core.files import read_text
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import HilError, StorageError, UsageError
 
 BUNDLE_SUFFIX = ".hilb"
@@ -65,7 +65,7 @@ class SubmitReceipt:
     sent: int  # number of bytes uploaded
 
 
-def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
+def choose_kind(words: Sequence[str], *, suite: bool = False) -> Kind:
     """Return the job type for the arguments of `hil farm submit`.
 
     Raises UsageError if the arguments are unknown or mixed.
@@ -74,15 +74,17 @@ def kind_of(words: Sequence[str], *, suite: bool = False) -> Kind:
     named = words[0] in BUILT_IN
     folder = first.is_dir() and not (first / SAVED_MODEL).exists()
     # Sources with test cases run as suites. A .hilb bundle has a separate job type.
-    cases = exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or brings_cases(first))
+    cases = (
+        path_exists(first) and first.suffix != BUNDLE_SUFFIX and (is_flagfile(first.name) or may_contain_cases(first))
+    )
     if suite or named or folder or cases:
         if len(words) > 1:
             raise UsageError(
                 "a submission can contain only one suite", hint="submit each suite separately; the farm queues them"
             )
         return Kind.SUITE
-    if gone := next((word for word in words if not exists(word)), None):
-        raise UsageError(f"suite, model, bundle or directory {gone!r} not found", hint=source_hint(gone))
+    if gone := next((word for word in words if not path_exists(word)), None):
+        raise UsageError(f"suite, model, bundle or directory {gone!r} not found", hint=make_source_hint(gone))
     bundles = [word.endswith(BUNDLE_SUFFIX) for word in words]
     if any(bundles) and not all(bundles):
         raise UsageError("models and bundles cannot be in the same submission", hint="submit the bundles separately")
@@ -103,13 +105,13 @@ def load_models(job: Job) -> Workload:
         context = RunContext(Cache(), isolated)
         several = len(job.models) > 1 or job.dim_ranges
         every = {**job.dims, **job.dim_ranges}
-        given = sizes_of_models(job.models, every, context, job.function) if several else [every]
+        given = choose_model_sizes(job.models, every, context, job.function) if several else [every]
         found = []
         for path, own in zip(job.models, given, strict=True):
             one = replace(job, dims=own_sizes(job.dims, own), dim_ranges=own_sizes(job.dim_ranges, own))
             work: dict[str, Any] = {"isolated": isolated, "cache": context.cache}
             found.append((one, choose_importer(job.generate)(path, function=job.function, dims=one.dims, **work)))
-    return _build_workload(job, [packed_run(replace(one, models=(model.path,)), model) for one, model in found])
+    return _build_workload(job, [pack_run(replace(one, models=(model.path,)), model) for one, model in found])
 
 
 def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload:
@@ -117,13 +119,13 @@ def load_bundles(job: Job, methods: Sequence[str], key: Path | None) -> Workload
     from hil.controller.workloads.bundles.program_case import open_bundle
 
     opened = [(path, open_bundle(path, key).program.runtime) for path in job.models]
-    packed = [packed_bundle(replace(job, models=(path,)), runtime, methods, key) for path, runtime in opened]
+    packed = [pack_bundle(replace(job, models=(path,)), runtime, methods, key) for path, runtime in opened]
     return _build_workload(job, packed)
 
 
 def _build_workload(job: Job, packed: Sequence[tuple[JobSpec, JobFiles]]) -> Workload:
     names = [path.parent.name if path.name == SAVED_MODEL else path.stem for path in job.models]
-    uploads = {digest: file for _, parcel in packed for digest, file in parcel.uploads().items()}
+    uploads = {digest: file for _, parcel in packed for digest, file in parcel.list_uploads().items()}
     dirty = is_tree_dirty()
     specs = tuple(
         spec.replace(title=name, options={**spec.options, DIRTY: dirty, MODEL_PATH: shorten_model(str(path))})
@@ -137,7 +139,7 @@ def _format_title(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
-def matching(farm: FarmClient, selector: str, board: str = "") -> int:
+def count_matching_boards(farm: FarmClient, selector: str, board: str = "") -> int:
     """Return the number of boards that match and are not offline. Raises UsageError for an invalid selector."""
     wanted = parse(selector)
     return sum(
@@ -159,7 +161,7 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     order = Submission(load.title, load.specs, **how)
     parse(order.selector)
     size = sum(file.stat().st_size for file in load.uploads.values())
-    with span("submit", title=order.title, jobs=len(order.specs)) as stage:
+    with record_span("submit", title=order.title, jobs=len(order.specs)) as stage:
         if size > _LARGE:
             say(f"uploading {size / 1e6:,.0f} MB, except files that the farm already has")
         sent = farm.upload(load.uploads)
@@ -200,7 +202,7 @@ def _split_evenly(group: list[CaseSpec], pieces: int) -> list[list[CaseSpec]]:
     return [group[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def parts_for(cases: int, boards: int) -> int:
+def choose_parts(cases: int, boards: int) -> int:
     """Return the number of parts for a suite: at least one per board, without very small parts."""
     boards = max(1, boards)
     return min(PARTS_A_BOARD * boards, max(boards, -(-cases // CASES_A_PART)))
@@ -212,15 +214,15 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
     Raises:
         UsageError: the suite or flow does not exist, or a file cannot be read.
     """
-    flow = flow_of(request)
+    flow = choose_flow(request)
     refuse_functions(request.settings)
     with Isolated(request.jobs) as isolated:
         context = RunContext(Cache(), isolated)
         suite = open_suite(request, flow, context)
         parcel = JobFiles()
         source = _pack_source(request, suite, context, parcel)
-    options = {**jsonable(request.to_json()), **source, **_pack_flow(request, parcel)}
-    options["origin"] = origin_of(request.settings.labels).to_json()
+    options = {**convert_to_json(request.to_json()), **source, **_pack_flow(request, parcel)}
+    options["origin"] = find_origin(request.settings.labels).to_json()
     options[DIRTY] = is_tree_dirty()
     typed = {
         **{"source": request.source, "flow": request.flow, "filters": list(request.filters)},
@@ -229,10 +231,10 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
         "left_out": list(suite.left_out),
         "place": place_of(request.source),
     }
-    digests = parcel.digests()
-    warm = affinity(request.source, *sorted(digests.values()), repr(flow))
+    digests = parcel.digest_files()
+    warm = make_affinity_key(request.source, *sorted(digests.values()), repr(flow))
     selected = [one for one in suite.cases if request.selects(one.id)]
-    chosen = split(selected, parts_for(len(selected), boards))
+    chosen = split(selected, choose_parts(len(selected), boards))
     specs = [
         JobSpec(
             Kind.SUITE,
@@ -249,7 +251,7 @@ def load_suite(request: SuiteRequest, boards: int) -> Workload:
         )
         for part in chosen
     ]
-    return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.uploads())
+    return Workload(f"{suite.name} {flow.name}", tuple(specs), parcel.list_uploads())
 
 
 def _pack_source(request: SuiteRequest, suite: Suite, context: RunContext, parcel: JobFiles) -> dict[str, str]:
@@ -304,11 +306,11 @@ def _pack_flow(request: SuiteRequest, parcel: JobFiles) -> dict[str, Any]:
 
     A flow of hil or of an installed package needs no file, because the hosts have these flows.
     """
-    beside = Path(BESIDE)
+    beside = Path(FLOWS_FILE)
     name, text = request.flow, request.flow
-    if name in flows(Path(os.devnull)):
+    if name in load_flows(Path(os.devnull)):
         return {}
-    if beside.is_file() and name in flows():
+    if beside.is_file() and name in load_flows():
         text = f"{beside}:{name}"
     file, found, chosen = text.rpartition(".toml:")
     path = Path(f"{file}.toml") if found else Path(text)

@@ -15,7 +15,7 @@ J = TypeVar("J", bound=FarmJob)
 _AT_ONCE = 5_000
 
 
-def with_turns(ask: Callable[..., Any], jobs: Sequence[J]) -> list[J]:
+def add_turns(ask: Callable[..., Any], jobs: Sequence[J]) -> list[J]:
     """Return the jobs; waiting jobs also get ``position`` and ``why`` from the queue.
 
     Args:

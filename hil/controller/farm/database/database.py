@@ -26,8 +26,8 @@ from hil.errors import FarmError, UsageError
 Tx = psycopg.AsyncConnection[DictRow]
 """Connection with an open transaction; rows are dicts."""
 
-_CONNECT_S = 5
-_MOST_CONNECTIONS = 16
+_CONNECT_SECONDS = 5
+_MAX_CONNECTIONS = 16
 # The timeouts release the locks of a frozen program. Cached query plans are disabled, because a plan made for a small
 # table uses full scans when the table has grown.
 _CONFIGURE = """
@@ -56,7 +56,7 @@ class Database:
         self.pool = pool
 
     @classmethod
-    async def open(cls, url: str, *, patience_s: float = _CONNECT_S) -> Database:
+    async def open(cls, url: str, *, patience_s: float = _CONNECT_SECONDS) -> Database:
         """Connect to the database.
 
         Args:
@@ -68,11 +68,11 @@ class Database:
         # Disable the pool's backoff, which would grow to minutes. Each request retries instead.
         pool = _Pool(
             url,
-            kwargs={**parameters(url), "row_factory": dict_row},
+            kwargs={**choose_parameters(url), "row_factory": dict_row},
             configure=_configure_connection,
             check=AsyncConnectionPool.check_connection,
             min_size=2,
-            max_size=_MOST_CONNECTIONS,
+            max_size=_MAX_CONNECTIONS,
             timeout=patience_s,
             reconnect_timeout=1.0,
             open=False,
@@ -82,8 +82,8 @@ class Database:
         try:
             # Fail early and report the cause. The pool would retry without reporting the cause.
             await (await connect(url)).close()
-            with seam():
-                await pool.open(wait=True, timeout=_CONNECT_S)
+            with convert_outages():
+                await pool.open(wait=True, timeout=_CONNECT_SECONDS)
         except BaseException:
             await pool.close()
             raise
@@ -101,7 +101,7 @@ class Database:
             DatabaseAway: the database is unavailable. If the transaction fails during the commit, the changes may have
                 been made.
         """
-        with seam():
+        with convert_outages():
             async with self.pool.connection() as connection:
                 yield connection
 
@@ -126,23 +126,25 @@ class _Pool(AsyncConnectionPool[Tx]):
 
 async def connect(url: str) -> Tx:
     """Open a connection outside the pool in autocommit mode."""
-    with seam():
-        return await psycopg.AsyncConnection.connect(url, autocommit=True, row_factory=dict_row, **parameters(url))
+    with convert_outages():
+        return await psycopg.AsyncConnection.connect(
+            url, autocommit=True, row_factory=dict_row, **choose_parameters(url)
+        )
 
 
-def parameters(url: str) -> dict[str, Any]:
+def choose_parameters(url: str) -> dict[str, Any]:
     """Return the default connection parameters that a URL does not set. Raises UsageError for an invalid URL."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         said_of_it = _mask_password(f"invalid database URL {url!r}: {str(error).strip()}")
         raise UsageError(said_of_it, hint="postgresql://USER@HOST:PORT/DATABASE") from None
-    ours = {"connect_timeout": _CONNECT_S, "application_name": "hil-farm", **_ALIVE}
+    ours = {"connect_timeout": _CONNECT_SECONDS, "application_name": "hil-farm", **_ALIVE}
     return {name: value for name, value in ours.items() if name not in given}
 
 
 @contextlib.contextmanager
-def seam() -> Iterator[None]:
+def convert_outages() -> Iterator[None]:
     """Convert outages of the database to :class:`DatabaseAway`. Other errors pass through."""
     try:
         yield
@@ -168,7 +170,7 @@ async def _configure_connection(connection: Tx) -> None:
     await connection.set_autocommit(False)
 
 
-_CANCEL_AGAIN_S = 2.0
+_CANCEL_AGAIN_SECONDS = 2.0
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
@@ -183,7 +185,7 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
         for task in running:
             task.cancel()
         try:
-            await asyncio.wait(running, timeout=_CANCEL_AGAIN_S)
+            await asyncio.wait(running, timeout=_CANCEL_AGAIN_SECONDS)
         except asyncio.CancelledError as error:
             cancelled = error
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -219,9 +221,9 @@ async def migrate(url: str, parts: tuple[SchemaPart, ...] | None = None) -> list
         FarmError: the database is newer than this program, or belongs to a different application.
         DatabaseAway: the database is unavailable.
     """
-    parts = shipped() if parts is None else parts
+    parts = list_shipped_schemas() if parts is None else parts
     done: list[str] = []
-    with seam():
+    with convert_outages():
         async with await connect(url) as connection:
             await connection.execute("set lock_timeout = '60s'")
             await connection.execute("select pg_advisory_lock(%s)", [_LOCK])
@@ -261,7 +263,7 @@ async def _plan_migrations(connection: Tx, part: SchemaPart) -> list[tuple[list[
     return [([name], sql) for name, sql in part.steps.items() if name not in noted]
 
 
-def shipped() -> tuple[SchemaPart, ...]:
+def list_shipped_schemas() -> tuple[SchemaPart, ...]:
     """Return the schemas that this program contains."""
     theirs = resources.files("procrastinate") / "sql"
     ours = _read_sql_files("hil.controller.farm", "schema")

@@ -26,15 +26,15 @@ import filelock
 from hil.core.files import read_file, read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import is_served
-from hil.protocol.local_socket import LONGEST_PATH
+from hil.protocol.local_socket import MAX_PATH_LENGTH
 
 _LAUNCHER = Path(__file__).with_name("unprivileged.py")
 _HINT = "or set a database with --db postgresql://... or HIL_FARM_DB"
 _START_S, _STOP_S = 60.0, 20.0
 _SOCKET = ".s.PGSQL.5432"
 # PostgreSQL appends the names of the socket and the lock file to the directory.
-_LONGEST_FOLDER = LONGEST_PATH - len(f"/{_SOCKET}.lock")
-_LARGEST_LOG = 10 << 20
+_MAX_FOLDER_LENGTH = MAX_PATH_LENGTH - len(f"/{_SOCKET}.lock")
+_MAX_LOG = 10 << 20
 _OURS = ("postgres", "initdb")
 # PostgreSQL's JIT compiler makes small queries slower.
 _SETTINGS = {"listen_addresses": "", "unix_socket_permissions": "0700", "jit": "off", "log_checkpoints": "off"}
@@ -143,7 +143,7 @@ class EmbeddedDatabase:
     @property
     def _socket_folder(self) -> Path:
         """Directory of the socket: the data directory, or a temporary directory with a shorter path."""
-        if len(os.fsencode(self._data)) <= _LONGEST_FOLDER:
+        if len(os.fsencode(self._data)) <= _MAX_FOLDER_LENGTH:
             return self._data
         name = hashlib.sha256(os.fsencode(self._data)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"hil-db-{os.geteuid()}-{name}"
@@ -151,7 +151,7 @@ class EmbeddedDatabase:
     def _build_command(self, program: str, data: Path, *options: str) -> list[str]:
         """Return a command that runs a PostgreSQL program without root privileges and ends with this process."""
         start = [sys.executable, "-I", "-S", str(_LAUNCHER), str(data), str(os.getpid())]
-        return [*start, str((self._binaries or binaries()) / program), "-D", str(data), *options]
+        return [*start, str((self._binaries or find_binaries()) / program), "-D", str(data), *options]
 
     def _create_cluster(self) -> None:
         """Create a new cluster atomically."""
@@ -169,7 +169,7 @@ class EmbeddedDatabase:
 
     def _check_version(self) -> None:
         made = read_text(self._data / "PG_VERSION").strip()
-        command = [str((self._binaries or binaries()) / "postgres"), "--version"]
+        command = [str((self._binaries or find_binaries()) / "postgres"), "--version"]
         have = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2]
         if have.partition(".")[0] != made:
             raise FarmError(
@@ -182,7 +182,7 @@ class EmbeddedDatabase:
         sockets = self._socket_folder
         if sockets != self._data:
             _make_private(sockets, self._data.stat().st_uid)
-        if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
+        if self.log.exists() and self.log.stat().st_size > _MAX_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         settings = {**self._settings, "unix_socket_directories": str(sockets)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -253,7 +253,7 @@ class EmbeddedDatabase:
         return found
 
 
-def binaries() -> Path:
+def find_binaries() -> Path:
     """Return the directory of PostgreSQL's programs in the extra `farm`.
 
     Raises UsageError if the extra is not installed.

@@ -50,7 +50,7 @@ class ArtifactStore:
             with _convert_store_errors(where):
                 self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def lacks(self, digests: Iterable[str]) -> list[str]:
+    def list_missing(self, digests: Iterable[str]) -> list[str]:
         """Return the digests that are not in the store, without duplicates. Raises UsageError for an invalid digest."""
         wanted = [digest.check(one) for one in dict.fromkeys(digests)]
         if self._incoming is not None or len(wanted) < 2:
@@ -121,7 +121,7 @@ class ArtifactUpload:
 
     def __init__(self, store: ArtifactStore, name: str, size: int, folder: Path | None) -> None:
         self._store, self.name, self.size = store, name, size
-        self._hasher, self._got = digest.Hasher(digest.algorithm_of(name)), 0
+        self._hasher, self._got = digest.Hasher(digest.get_algorithm(name)), 0
         with _convert_store_errors(store.where):
             handle, path = tempfile.mkstemp(prefix="upload-", dir=folder)
         self._part = Path(path)
@@ -170,8 +170,8 @@ def _convert_store_errors(where: str) -> Iterator[None]:
         raise StorageError(f"the farm's store {where} failed: {error}") from error
 
 
-MOST_DIGESTS = 100_000
-MOST_BYTES = 64 << 30
+MAX_DIGESTS = 100_000
+MAX_BYTES = 64 << 30
 _USED = """
     insert into hil.artifacts (digest, size) select * from unnest(%s::text[], %s::bigint[])
     on conflict (digest) do update set used_at = now()
@@ -190,14 +190,14 @@ class ArtifactService:
 
         This method protects the other requested files from `gc`, like new uploads.
         """
-        if len(request.digests) > MOST_DIGESTS:
-            raise UsageError(f"at most {MOST_DIGESTS} digests per request")
+        if len(request.digests) > MAX_DIGESTS:
+            raise UsageError(f"at most {MAX_DIGESTS} digests per request")
         for name in request.digests:
             digest.check(name)
         # Protect the files before the check, so that `gc` does not delete them between this reply and the submission.
         async with self._db.transaction() as tx:
             await tx.execute(_AGAIN, [list(request.digests)])
-        lacking = await asyncio.to_thread(self._store.lacks, list(request.digests))
+        lacking = await asyncio.to_thread(self._store.list_missing, list(request.digests))
         return pb.LacksReply(digests=lacking)
 
     async def upload(self, requests: AsyncIterator[pb.FilePiece], call: GatewayCall) -> pb.UploadReply:
@@ -221,12 +221,12 @@ class ArtifactService:
         incoming: ArtifactUpload | None = None
         try:
             async for piece in requests:
-                await call.still_good()
+                await call.recheck_token()
                 if piece.WhichOneof("kind") == "start":
                     await self._finish_file(incoming, stored)
                     incoming = None
-                    if piece.start.size > MOST_BYTES or len(stored) >= MOST_DIGESTS:
-                        raise UsageError(f"uploads are limited to {MOST_DIGESTS} files of {MOST_BYTES >> 30} GiB")
+                    if piece.start.size > MAX_BYTES or len(stored) >= MAX_DIGESTS:
+                        raise UsageError(f"uploads are limited to {MAX_DIGESTS} files of {MAX_BYTES >> 30} GiB")
                     # Do not call this in a thread: a cancellation would leave the temporary file behind.
                     incoming = self._store.receive(piece.start.digest, piece.start.size)
                 elif incoming is None:
@@ -246,7 +246,7 @@ class ArtifactService:
         await call.send(pb.FilePiece(start=pb.FileStart(digest=name, size=size)))
         pieces = self._store.read(name)
         while (data := await asyncio.to_thread(next, pieces, None)) is not None:
-            await call.still_good()
+            await call.recheck_token()
             await call.send(pb.FilePiece(data=data))
 
     async def _finish_file(self, incoming: ArtifactUpload | None, stored: dict[str, int]) -> None:

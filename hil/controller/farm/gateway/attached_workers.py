@@ -11,23 +11,23 @@ from collections.abc import Iterable
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.database.database import Database, DatabaseAway
-from hil.controller.farm.database.notifications import PubSub, drained
+from hil.controller.farm.database.notifications import PubSub, drain_queue
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.leasing import boards, leases
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import BoardCard, Grant, Principal
-from hil.controller.farm.rpc import grant_message
+from hil.controller.farm.rpc import encode_grant
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import access
-from hil.controller.farm.store.records import LEASES, NAME, fetched
+from hil.controller.farm.store.records import LEASES, NAME, fetch_rows
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # Poll interval, in case a notification is lost.
-_LOOK_S = 2.0
-_AWAY_S = 0.2
+_LOOK_SECONDS = 2.0
+_AWAY_SECONDS = 0.2
 # The gateway writes all heartbeats of this interval together, in one statement.
-_GATHER_S = 0.25
+_GATHER_SECONDS = 0.25
 _MOST_HAD = 100
 _WAITED = f"""
     select lease.board, lease.attempt, lease.granted_at, {NAME} as job, job.queued_at, job.kind, submission.priority,
@@ -70,23 +70,23 @@ class AttachedWorker:
         """Add leases that the worker received before the worker attached to this gateway."""
         self._had.extend(lease for lease in leases if lease not in self._had)
 
-    def stand(self, owner: bool, settings: FarmSettings) -> None:
+    def send_ownership(self, owner: bool, settings: FarmSettings) -> None:
         """Notify the worker whether it owns the board."""
         self.owner = owner
         self.outgoing.put_nowait(pb.ToBoard(standing=pb.Standing(owner=owner, beat_s=settings.beat_s)))
 
-    def grant(self, grant: Grant) -> None:
+    def send_grant(self, grant: Grant) -> None:
         """Send a grant to the worker."""
         self.sent.add(grant.lease)
         self._had.append(grant.lease)
-        self.outgoing.put_nowait(pb.ToBoard(grant=grant_message(grant)))
+        self.outgoing.put_nowait(pb.ToBoard(grant=encode_grant(grant)))
 
     def end(self, lease: int, reason: str) -> None:
         """Notify the worker that a lease has ended."""
         self.sent.discard(lease)
         self.outgoing.put_nowait(pb.ToBoard(ended=pb.Ended(lease=lease, reason=reason)))
 
-    def dial(self, id: str, lease: int, gateway: str) -> None:
+    def request_dial(self, id: str, lease: int, gateway: str) -> None:
         """Ask the worker to accept a connection to the agent through a gateway; "" is this gateway."""
         self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
 
@@ -116,14 +116,14 @@ class Dispatcher:
             self._metrics.attending.set(len(self._here))
         return was
 
-    def reported(self, lease: int, worker: str) -> None:
+    def remove_lease(self, lease: int, worker: str) -> None:
         """Remove a lease after the worker's report, so that the worker gets no message about the end of the lease."""
         for one in self._here.values():
             if one.worker == worker:
                 one.sent.discard(lease)
                 one.leases.discard(lease)
 
-    def owner(self, board: str) -> AttachedWorker | None:
+    def find_owner(self, board: str) -> AttachedWorker | None:
         """Return the owner of a board if the board's worker is attached to this gateway."""
         return next((one for one in self._list_owners() if one.board == board), None)
 
@@ -132,9 +132,9 @@ class Dispatcher:
         since = time.monotonic() - self._settings.owner_s
         return [one for one in self._here.values() if one.owner and one.heard_at > since]
 
-    def poke(self, boards: Iterable[str] | None = None) -> None:
+    def trigger_check(self, boards: Iterable[str] | None = None) -> None:
         """Trigger a queue check after a grant to one of these boards, or to any board."""
-        if boards is None or any(self.owner(board) for board in boards):
+        if boards is None or any(self.find_owner(board) for board in boards):
             self._poked.set()
 
     def give(self, grants: Iterable[Grant], *, again: bool = False) -> None:
@@ -146,12 +146,12 @@ class Dispatcher:
             again: resend grants that the worker did not receive.
         """
         for grant in grants:
-            attending = self.owner(grant.board)
+            attending = self.find_owner(grant.board)
             if attending is None:
                 continue
             first = not attending.has_had(grant.lease)
             if first or again:
-                attending.grant(grant)
+                attending.send_grant(grant)
             if first:
                 fields = {"job": grant.job, "board": grant.board, "lease": grant.lease, "user": grant.user}
                 _LOG.info("granted", extra=fields)
@@ -161,25 +161,25 @@ class Dispatcher:
         """Task: send grants to workers."""
         while True:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._poked.wait(), _LOOK_S)
+                await asyncio.wait_for(self._poked.wait(), _LOOK_SECONDS)
             self._poked.clear()
             try:
                 await self._send_grants()
             except DatabaseAway:
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_AWAY_SECONDS)
                 self._poked.set()
 
     async def follow(self, hub: PubSub) -> None:
         """Task: tell workers about ended leases, and about other gateways that the workers must dial."""
-        with hub.subscribed() as queue:
+        with hub.subscribe() as queue:
             while True:
-                for change in await drained(queue):
+                for change in await drain_queue(queue):
                     if change["kind"] == "ended":
                         for one in list(self._here.values()):
                             if one.board == change["board"] and change["lease"] in one.leases | one.sent:
                                 one.end(change["lease"], change["reason"])
-                    elif change["kind"] == "dial" and (owner := self.owner(change["board"])) is not None:
-                        owner.dial(change["id"], change["lease"], change["gateway"])
+                    elif change["kind"] == "dial" and (owner := self.find_owner(change["board"])) is not None:
+                        owner.request_dial(change["id"], change["lease"], change["gateway"])
 
     async def measure(self) -> None:
         """Task: record queue times of sent grants. The task is separate, so that grants are not delayed."""
@@ -188,10 +188,10 @@ class Dispatcher:
             while not self._sent.empty():
                 sent.append(self._sent.get_nowait())
             async with self._db.transaction() as tx:
-                rows = await fetched(tx, _WAITED, [sent])
+                rows = await fetch_rows(tx, _WAITED, [sent])
             for row in rows:
                 queued, granted = row["queued_at"].timestamp(), row["granted_at"].timestamp()
-                self._metrics.granted(row["kind"], row["priority"], granted - queued)
+                self._metrics.count_grant(row["kind"], row["priority"], granted - queued)
                 fields = {name: row[name] for name in ("job", "board", "attempt", "priority")}
                 telemetry.record("queue", row["trace"], queued, granted, **fields)
 
@@ -201,11 +201,11 @@ class Dispatcher:
             self._fetched += await self._engine.fetch(owned)
         while self._fetched:
             async with self._db.transaction() as tx:
-                grants = await leases.grants_of(tx, self._fetched, self._settings)
+                grants = await leases.read_grants(tx, self._fetched, self._settings)
             self._fetched.clear()
             self.give(grants)
 
-    async def present(self, attending: AttachedWorker, who: Principal | None = None) -> None:
+    async def register_board(self, attending: AttachedWorker, who: Principal | None = None) -> None:
         """Register a worker's board in the database.
 
         Send the worker its state (owner or standby), ended leases and grants.
@@ -215,20 +215,22 @@ class Dispatcher:
         """
         card, worker = attending.card, attending.worker
         async with self._db.transaction() as tx:
-            attendance = await boards.attend(tx, self._engine, card, worker, sorted(attending.leases), self._settings)
+            attendance = await boards.attach_worker(
+                tx, self._engine, card, worker, sorted(attending.leases), self._settings
+            )
             if who is not None:
                 fields = {"worker": worker, "host": card.host, "site": card.site}
                 await access.note_audit(tx, who, "Hosts.Attend", card.name, True, fields)
         for one in list(self._here.values()) if attendance.owner else ():
             if one is not attending and one.board == attending.board and one.owner:
-                one.stand(False, self._settings)
-        attending.stand(attendance.owner, self._settings)
+                one.send_ownership(False, self._settings)
+        attending.send_ownership(attendance.owner, self._settings)
         for lease, reason in attendance.over.items():
             attending.end(lease, reason)
         attending.keep(attending.leases - attendance.over.keys())
         for grant in attendance.grants:
-            attending.grant(grant)
-        self.poke()
+            attending.send_grant(grant)
+        self.trigger_check()
         extra = {"board": card.name, "worker": worker, "host": card.host, "owner": attendance.owner}
         _LOG.info("attending", extra=extra)
 
@@ -236,13 +238,13 @@ class Dispatcher:
         """Set the board of a leaving worker offline."""
         async with self._db.transaction() as tx:
             await boards.leave(tx, self._engine, attending.board, attending.worker, self._settings)
-        self.poke()
+        self.trigger_check()
         _LOG.info("left", extra={"board": attending.board, "worker": attending.worker})
 
     async def write_beats(self) -> None:
         """Task: write heartbeats. While the database is unavailable, heartbeats are not acknowledged."""
         while True:
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(_GATHER_SECONDS)
             now = [one for one in list(self._here.values()) if one.beaten]
             try:
                 if now:
@@ -254,17 +256,17 @@ class Dispatcher:
         known = [lease for one in now for lease in one.leases]
         heard = [leases.WorkerBeat(one.board, one.worker, sorted(one.leases)) for one in now]
         async with self._db.transaction() as tx:
-            beats = await leases.beats(tx, heard, self._settings)
+            beats = await leases.process_beats(tx, heard, self._settings)
             asked = [[one.board for one in now], [one.worker for one in now], known]
-            unheard = await fetched(tx, _UNHEARD, asked)
-            lost = await leases.grants_of(tx, [row["id"] for row in unheard], self._settings) if unheard else []
+            unheard = await fetch_rows(tx, _UNHEARD, asked)
+            lost = await leases.read_grants(tx, [row["id"] for row in unheard], self._settings) if unheard else []
         self.give(lost, again=True)
         for one, beat in zip(now, beats, strict=True):
             one.beaten = False
             for lease, reason in beat.over.items():
                 one.end(lease, reason)
             if beat.vacant:
-                await self.present(one)
+                await self.register_board(one)
             elif beat.owner != one.owner:
-                one.stand(beat.owner, self._settings)
+                one.send_ownership(beat.owner, self._settings)
             one.outgoing.put_nowait(pb.ToBoard(beat=pb.Beat()))

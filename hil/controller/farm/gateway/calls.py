@@ -18,7 +18,7 @@ from hil import errors
 from hil.controller.farm.database.database import Database, DatabaseAway, end_tasks
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import iter_methods
 from hil.controller.farm.store import access as tokens
 from hil.protocol import wire, wire_errors
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
@@ -47,7 +47,7 @@ class GatewayCall:
         """Send a message to the caller. Waits while the caller does not read."""
         await self._context.write(message)
 
-    async def hung_up(self) -> bool:
+    async def has_ended_requests(self) -> bool:
         """Return True if the caller ended the requests on purpose.
 
         A broken connection also ends the requests, and cancels the call a moment later. So this method first waits
@@ -56,23 +56,23 @@ class GatewayCall:
         await asyncio.sleep(_BROKEN_S)
         return not self._broken
 
-    def broke_off(self) -> None:
+    def mark_cancelled(self) -> None:
         """Mark the call as cancelled. The serving task may notice the cancellation later (see ``end_tasks``)."""
         self._broken = True
 
-    def admit(self, what: str) -> None:
+    def check_permission(self, what: str) -> None:
         """Check the permission for a query or an action, and append its name to the call's name in the audit."""
         self.doing = f"{self.name} {what[:50]}"
-        admit(self.who, self.name, what)
+        check_admission(self.who, self.name, what)
 
-    async def still_good(self) -> None:
+    async def recheck_token(self) -> None:
         """Check a stream's token every few seconds."""
         if time.monotonic() - self._checked > _RECHECK_S:
             self._checked = time.monotonic()
             # While the database is unavailable, the stream continues.
             with contextlib.suppress(DatabaseAway):
-                self.who = await self._access.bearer(self._context)
-                admit(self.who, self.name)
+                self.who = await self._access.authenticate(self._context)
+                check_admission(self.who, self.name)
 
 
 class HandlerFactory:
@@ -87,10 +87,10 @@ class HandlerFactory:
         """End every stream with UNAVAILABLE, so that callers reconnect to other gateways."""
         self._stopping.set()
 
-    def handlers(self, service: str, servicer: object) -> grpc.GenericRpcHandler:
+    def make_handlers(self, service: str, servicer: object) -> grpc.GenericRpcHandler:
         """Return the handler of a service."""
         table = {}
-        for name, _, kind, asked, _ in methods(service):
+        for name, _, kind, asked, _ in iter_methods(service):
             # Read a unary request as a stream of length one, so that the caller is authenticated before the request is
             # read.
             make = getattr(grpc, f"stream_{kind.rpartition('_')[2]}_rpc_method_handler")
@@ -111,9 +111,9 @@ class HandlerFactory:
             began, code = time.perf_counter(), "OK"
             call: GatewayCall | None = None
             try:
-                call = GatewayCall(name, await self._access.bearer(context), context, self._access)
+                call = GatewayCall(name, await self._access.authenticate(context), context, self._access)
                 check_farm_caller(call.metadata.get(FARM_KEY, ""))
-                admit(call.who, name)
+                check_admission(call.who, name)
                 with self._count_call(call):
                     asked = _check_requests(requests) if streams_in else await _read_unary_request(requests)
                     if kind == "unary_unary":
@@ -125,11 +125,11 @@ class HandlerFactory:
             except Exception as error:
                 if isinstance(error, errors.AccessRefused):
                     who, doing = (call.who, call.doing) if call else (_make_anonymous_caller(context), name)
-                    await self._access.refused(who, doing, error.message)
+                    await self._access.record_refusal(who, doing, error.message)
                 code = await _abort_call(name, error, context)
             finally:
                 # Do not measure streams: the caller determines their duration.
-                self._metrics.called(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
+                self._metrics.count_call(name, code, time.perf_counter() - began if kind == "unary_unary" else None)
 
         return serve
 
@@ -160,7 +160,7 @@ class HandlerFactory:
             call.leaving = True
             raise Leaving
         except asyncio.CancelledError:
-            call.broke_off()
+            call.mark_cancelled()
             raise
         finally:
             # Ignore the result: the call has ended.
@@ -213,14 +213,14 @@ async def _abort_call(name: str, error: Exception, context: Any) -> str:
         if not isinstance(error, errors.HilError):
             _LOG.error("call.failed", exc_info=error, extra={"call": name})
             error = errors.FarmError(f"the gateway failed: {type(error).__name__}", hint="see the gateway's log")
-        code = status_of(error)
+        code = choose_status(error)
         trailing = ((wire_errors.ERROR_KEY, wire_errors.to_message(error).SerializeToString()),)
     with contextlib.suppress(grpc.aio.AbortError):
-        await context.abort(code, wire_errors.status_text(error), trailing)
+        await context.abort(code, wire_errors.format_status(error), trailing)
     return str(code.name)
 
 
-def status_of(error: errors.HilError) -> grpc.StatusCode:
+def choose_status(error: errors.HilError) -> grpc.StatusCode:
     """Return the gRPC status for an error. Callers retry on UNAVAILABLE."""
     if isinstance(error, (DatabaseAway, errors.FarmUnreachable)):
         return grpc.StatusCode.UNAVAILABLE
@@ -251,7 +251,7 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
 }
 NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for call in calls}
 # Lifetime of cached tokens: a token revoked at another gateway works here for up to this time.
-_TRUST_S = 2.0
+_TRUST_SECONDS = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
 # Limits that prevent refusals from filling the audit and the log. For this many seconds after a recorded refusal, hil
 # only counts repetitions. hil tracks at most this many different refusals.
@@ -271,7 +271,7 @@ class Authenticator:
         # (user, call, peer) -> time of the last record, and number of refusals since.
         self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
-    async def bearer(self, context: Any) -> Principal:
+    async def authenticate(self, context: Any) -> Principal:
         """Return the authenticated caller. Raises Unauthenticated for a missing or invalid token."""
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
@@ -280,7 +280,7 @@ class Authenticator:
             raise Unauthenticated("invalid, expired or revoked token" if given else "missing token")
         return replace(who, peer=_get_peer(context))
 
-    async def refused(self, who: Principal, action: str, reason: str) -> None:
+    async def record_refusal(self, who: Principal, action: str, reason: str) -> None:
         """Record a refused call in the audit. Repeated refusals are only counted for a while."""
         now, key = time.monotonic(), (who.user, action, who.peer.rpartition(":")[0])  # without the port
         last, count = self._refusals.get(key, (-_TOLD_S, 0))
@@ -310,17 +310,17 @@ class Authenticator:
             return None
         known = self._known
         asked, who = known.get(token, (0.0, None))
-        if asked and time.monotonic() - asked < _TRUST_S:
+        if asked and time.monotonic() - asked < _TRUST_SECONDS:
             return who
         async with self._db.transaction() as tx:
-            who = await tokens.principal_of(tx, token)
+            who = await tokens.find_principal(tx, token)
         if len(known) >= _MOST_KNOWN:
             known.clear()
         known[token] = (time.monotonic(), who)
         return who
 
 
-def admit(who: Principal, call: str, what: str | None = None) -> None:
+def check_admission(who: Principal, call: str, what: str | None = None) -> None:
     """Check that a caller may make a call, and the query or action ``what``. Raises AccessRefused or UsageError."""
     action = call if what is None else f"{call} {what}"
     needed = NEEDED.get(action)

@@ -13,10 +13,10 @@ from hil.controller.farm.database.database import Database, DatabaseAway
 from hil.controller.farm.store import case_results, event_log
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_GATHER_S = 0.05
-_AWAY_S = 0.3
+_GATHER_SECONDS = 0.05
+_AWAY_SECONDS = 0.3
 # Buffer size in characters. While the buffer is full, workers that print must wait.
-_MOST = 4 << 20
+_MAX_CHARACTERS = 4 << 20
 # Name, outcome and reason of a finished case.
 Case = tuple[str, str, str]
 
@@ -35,7 +35,7 @@ class LogBuffer:
     async def add(self, lease: int, text: str, cases: tuple[Case, ...] = ()) -> None:
         """Add output and finished cases of a lease's job. Waits while the buffer is full."""
         async with self._written:
-            await self._written.wait_for(lambda: self._size < _MOST)
+            await self._written.wait_for(lambda: self._size < _MAX_CHARACTERS)
         if self._growing and self._texts[-1][0] == lease:
             _, before, ended = self._texts[-1]
             self._texts[-1] = (lease, before + text, ended + cases)
@@ -60,7 +60,7 @@ class LogBuffer:
         while True:
             await self._some.wait()
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), _GATHER_S)
+                await asyncio.wait_for(self._urgent.wait(), _GATHER_SECONDS)
             self._some.clear()
             self._urgent.clear()
             count, size = len(self._texts), sum(_measure_size(text, cases) for _, text, cases in self._texts)
@@ -70,7 +70,7 @@ class LogBuffer:
             try:
                 await self._write_texts(now)
             except DatabaseAway:
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(_AWAY_SECONDS)
                 self._some.set()
                 continue
             except Exception:

@@ -13,11 +13,11 @@ from prometheus_client.core import GaugeMetricFamily
 
 from hil.controller.records.farm import FarmStats
 from hil.errors import HilError, UsageError
-from hil.protocol.listening import host_port
+from hil.protocol.listening import parse_host_port
 
 _WAITS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
 _CALLS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10)
-_READ_S = 5.0
+_READ_SECONDS = 5.0
 # Default address. Metrics reveal user activity, so other machines can read them only if the configuration sets an
 # address.
 _LOOPBACK = "127.0.0.1"
@@ -43,14 +43,14 @@ class Metrics:
         )
         self._server: Any = None
 
-    def called(self, call: str, code: str, seconds: float | None) -> None:
+    def count_call(self, call: str, code: str, seconds: float | None) -> None:
         """Count a finished call. Streams have no duration."""
         if seconds is not None:
             self._calls.labels(call, code).observe(seconds)
         if code != "OK":
             self._errors.labels(call, code).inc()
 
-    def granted(self, kind: str, priority: str, waited_s: float) -> None:
+    def count_grant(self, kind: str, priority: str, waited_s: float) -> None:
         """Count a board granted to a job."""
         self._grants.labels(kind).inc()
         self._waits.labels(priority).observe(waited_s)
@@ -66,7 +66,7 @@ class Metrics:
             UsageError: the address cannot be used.
         """
         self.registry.register(_FarmCollector(asyncio.get_running_loop(), read))
-        host, port = host_port(listen, what="metrics address", hint="--metrics HOST:PORT")
+        host, port = parse_host_port(listen, what="metrics address", hint="--metrics HOST:PORT")
         host = host or _LOOPBACK
         try:
             self._server, thread = prometheus.start_http_server(port, host, self.registry)
@@ -96,8 +96,8 @@ class _FarmCollector:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         stats: FarmStats | None = None
         with contextlib.suppress(HilError, TimeoutError, asyncio.TimeoutError, RuntimeError):
-            reading = asyncio.wait_for(self._read(), _READ_S)
-            stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_S)
+            reading = asyncio.wait_for(self._read(), _READ_SECONDS)
+            stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_SECONDS)
         yield GaugeMetricFamily("hil_farm_database_up", "Whether the database responds.", float(stats is not None))
         if stats is None:
             return

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from hil.controller.farm.database.database import Database, DatabaseAway, connect, end_tasks, migrate, seam
+from hil.controller.farm.database.database import Database, DatabaseAway, connect, convert_outages, end_tasks, migrate
 from hil.controller.farm.gateway.artifacts import ArtifactService, ArtifactStore
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.context import GatewayContext
@@ -26,7 +26,7 @@ from hil.controller.farm.leasing import sweeper
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
-from hil.controller.farm.store.records import fetched
+from hil.controller.farm.store.records import fetch_rows
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.records.farm import FarmStats
 from hil.protocol import grpc_calls
@@ -34,15 +34,15 @@ from hil.protocol.listening import (
     HANDSHAKE,
     check_listen,
     check_tls_files,
-    host_port,
     listen_on,
+    parse_host_port,
     refuse_if_served,
     take_descriptors,
 )
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_MOST_MESSAGE = 64 << 20
-_MOST_CALLS = 10_000
+_MAX_MESSAGE = 64 << 20
+_MAX_CALLS = 10_000
 _GRACE_S, _AGAIN_S = 1.0, 0.5
 
 
@@ -64,7 +64,7 @@ class GatewayConfig:
 
 
 class Gateway:
-    """Running gateway. Created by :func:`serving`."""
+    """Running gateway. Created by :func:`run_gateway`."""
 
     def __init__(self, config: GatewayConfig, context: GatewayContext) -> None:
         self._config, self.context = config, context
@@ -72,17 +72,17 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         options = (
             *(one for one in grpc_calls.GRPC_OPTIONS if one[0] != "grpc.max_receive_message_length"),
-            ("grpc.max_receive_message_length", _MOST_MESSAGE),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.so_reuseport", 0),
             HANDSHAKE,
         )
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MOST_CALLS)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         services = {
             "Farm": FarmService(context),
             "Hosts": HostService(context),
             "Artifacts": ArtifactService(context.db, context.store),
         }
-        self._server.add_generic_rpc_handlers([self._calls.handlers(*item) for item in services.items()])
+        self._server.add_generic_rpc_handlers([self._calls.make_handlers(*item) for item in services.items()])
         self.addresses: list[str] = []  # actual listening addresses
         self.metrics = ""  # metrics address; "" if disabled
 
@@ -90,7 +90,7 @@ class Gateway:
         """Listen and start the background tasks. Raises UsageError if an address cannot be used."""
         config, context = self._config, self.context
         if config.advertise:
-            host_port(config.advertise, what="gateway address for hosts", hint="--advertise HOST:PORT")
+            parse_host_port(config.advertise, what="gateway address for hosts", hint="--advertise HOST:PORT")
         self.addresses = [
             listen_on(self._server, listen, cert=config.tls_cert, key=config.tls_key) for listen in config.listen
         ]
@@ -101,7 +101,7 @@ class Gateway:
         beside: dict[str, Callable[[], Any]] = {
             "dispatch": context.dispatch.run,
             "measure": context.dispatch.measure,
-            "queue": lambda: context.engine.listen(context.dispatch.poke),
+            "queue": lambda: context.engine.listen(context.dispatch.trigger_check),
             "changes": lambda: context.pubsub.run(config.db),
             "ended": lambda: context.dispatch.follow(context.pubsub),
             "tunnels": lambda: context.tunnels.follow(context.pubsub),
@@ -112,7 +112,7 @@ class Gateway:
         if config.history:
             beside["history"] = HistoryRecorder(context, config.history).run
         async with context.db.transaction() as tx:
-            await presence.gateway_started(tx, context.name)
+            await presence.record_gateway_start(tx, context.name)
         self._tasks = [asyncio.create_task(_run_forever(name, run), name=name) for name, run in beside.items()]
         await self._server.start()
 
@@ -129,7 +129,7 @@ class Gateway:
 
     async def _note_stop(self) -> None:
         async with self.context.db.transaction() as tx:
-            await presence.gateway_stopped(tx, self.context.name)
+            await presence.record_gateway_stop(tx, self.context.name)
 
     async def _read_stats(self) -> FarmStats:
         async with self.context.db.transaction() as tx:
@@ -137,7 +137,7 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: GatewayConfig) -> AsyncIterator[Gateway]:
+async def run_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """Migrate the database and run a gateway inside the context.
 
     Raises:
@@ -197,7 +197,7 @@ async def _run_forever(name: str, run: Callable[[], Any]) -> None:
         await asyncio.sleep(_GRACE_S)
 
 
-_TICK_S = 1.0
+_TICK_SECONDS = 1.0
 # Leases that this transaction ended because a worker or a holder stopped sending heartbeats.
 _EXPIRED = """
     select lease.id as lease, lease.board, lease.reason
@@ -223,7 +223,7 @@ class SweepTimer:
         # Use wall clock time, as the database does: the clock advances during suspend, and an operator may set it.
         last = time.time()
         while True:
-            if time.time() - last > _TICK_S + context.settings.lease_s / 2:
+            if time.time() - last > _TICK_SECONDS + context.settings.lease_s / 2:
                 # This process was frozen or waited for the database, so it received no heartbeats.
                 heard_since = math.inf
             try:
@@ -234,26 +234,26 @@ class SweepTimer:
                 heard_since = math.inf
                 await self._release_locks()
             last = time.time()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(_TICK_SECONDS)
 
     async def _release_locks(self) -> None:
         """Release the locks of a frozen gateway.
 
         Use a separate connection, because all others may wait for these locks.
         """
-        with contextlib.suppress(DatabaseAway), seam():
+        with contextlib.suppress(DatabaseAway), convert_outages():
             async with await connect(self._context.db.url) as beside:
-                await sweeper.thaw(beside)
+                await sweeper.terminate_frozen(beside)
 
     async def _run_sweep(self, heard_since: float) -> None:
         context = self._context
         async with context.db.transaction() as tx:
             has_heard = time.monotonic() - heard_since >= presence.LOST_S
-            await presence.gateway_ticks(tx, context.name, may_miss=has_heard)
-            happened = await sweeper.tick(tx, context.engine, context.settings, heard_since)
-            expired = await fetched(tx, _EXPIRED) if happened else []
+            await presence.record_gateway_tick(tx, context.name, may_miss=has_heard)
+            happened = await sweeper.run_periodic_work(tx, context.engine, context.settings, heard_since)
+            expired = await fetch_rows(tx, _EXPIRED) if happened else []
         if happened:
-            context.dispatch.poke()
+            context.dispatch.trigger_check()
         context.metrics.expired.inc(len(expired))
         for row in expired:
             _LOG.warning("expired", extra=row)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from hil.controller.farm.database.database import end_tasks
-from hil.controller.farm.database.notifications import PubSub, drained
+from hil.controller.farm.database.notifications import PubSub, drain_queue
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -104,7 +104,7 @@ class TunnelRegistry:
         self._open: dict[str, LeaseTunnel] = {}
 
     @contextlib.contextmanager
-    def opened(self, lease: int) -> Iterator[LeaseTunnel]:
+    def open_tunnel(self, lease: int) -> Iterator[LeaseTunnel]:
         """Create a tunnel, registered inside the context."""
         tunnel = LeaseTunnel(lease)
         self._open[tunnel.id] = tunnel
@@ -121,9 +121,9 @@ class TunnelRegistry:
 
     async def follow(self, hub: PubSub) -> None:
         """Task: close the tunnels of ended leases."""
-        with hub.subscribed() as queue:
+        with hub.subscribe() as queue:
             while True:
-                for change in await drained(queue):
+                for change in await drain_queue(queue):
                     if change["kind"] == "ended":
                         for one in list(self._open.values()):
                             if one.lease == change["lease"]:

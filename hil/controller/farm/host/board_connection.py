@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 from hil.controller.devices.board import make_client
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
-from hil.controller.devices.choosing.board_resolver import capabilities_of, open_link
+from hil.controller.devices.choosing.board_resolver import open_link, read_capabilities
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.controller.farm.client.lease_session import describe_lease, machine_id
-from hil.controller.farm.host.inventory import BoardEntry, HostInfo, lease_config, public_text
-from hil.controller.farm.labgrid import borrowed
-from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant
+from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
+from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
+from hil.controller.farm.labgrid import borrow_place
+from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
 
 T = TypeVar("T")
 
-_HOLD_S = 3.0
+_HOLD_SECONDS = 3.0
 _BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 
@@ -39,7 +39,7 @@ class BoardConnection:
 
     def __post_init__(self) -> None:
         self.config = self.post.load()
-        self._public = public_text(self.config)
+        self._public = format_public_config(self.config)
         self._held = contextlib.ExitStack()
         self._borrowed = False
         self._link: Link | None = None
@@ -48,25 +48,25 @@ class BoardConnection:
     @property
     def has_sessions(self) -> bool:
         """Whether the board has sessions. Without them, several users may access the board at the same time."""
-        return capabilities_of(BoardChoice(self.config)).sessions
+        return read_capabilities(BoardChoice(self.config)).sessions
 
     @property
     def is_borrowed(self) -> bool:
         """Whether labgrid manages the board. Only the board's owner may acquire the place."""
         return bool(self.config.labgrid.place)
 
-    def card(self) -> BoardCard:
+    def read_card(self) -> BoardCard:
         """Return the board's description with the current data."""
         return BoardCard(
             name=self.post.name,
             site=self.site.site,
             host=self.site.host,
-            labels=labels_of(self.config, self.info),
+            labels=collect_labels(self.config, self.info),
             config=self._public,
             hw_type=self.config.hw_type,
             fence=self.fence,
             powered=self.config.power.can("cycle"),
-            machine=machine_id(),
+            machine=get_machine_id(),
         )
 
     @property
@@ -78,16 +78,16 @@ class BoardConnection:
     def fence(self) -> int:
         """Highest fence reported by the board; 0 if unknown or invalid."""
         fence = int(self.info.get("fence", 0))
-        return fence if fence < MOST_FENCE else 0
+        return fence if fence < MAX_FENCE else 0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Connect if necessary, and read the board's description."""
         if not self.has_sessions:
             self._acquire_place()
             return
         self.info = self._call_with_reconnect(lambda: self._open_client().info())
         fence = int(self.info.get("fence", 0))
-        if fence >= MOST_FENCE:
+        if fence >= MAX_FENCE:
             raise BoardError(
                 f"the agent has stored the invalid fence {fence}, which normal use cannot reach",
                 board=self.post.name,
@@ -106,19 +106,19 @@ class BoardConnection:
             self.close()
             raise
 
-    def bring(self, runtime: str, say: TextSink) -> bool:
+    def deploy_runtime(self, runtime: str, say: TextSink) -> bool:
         """Deploy a runtime to a board, if hil deploys the board's agent over SSH. Call :meth:`take` first.
 
         Returns True if the agent may have been replaced.
         """
         if self._link is None:
-            self.look()
+            self.refresh()
         has = {one["name"] for one in self.info.get("runtimes", ()) if not one.get("error")}
         if not runtime or self._link is None or runtime in has or not is_ssh_address(self.config.connection.address):
             return False
         self.close()
         self._open_client(runtime, say)
-        self.look()
+        self.refresh()
         return True
 
     def take(self, grant: Grant) -> None:
@@ -126,19 +126,21 @@ class BoardConnection:
 
         def take() -> None:
             if self._link is None:
-                self.look()
+                self.refresh()
             purpose = f"farm job {grant.job}"
-            self._open_client().open_session(purpose, fence=grant.fence, wait_s=_HOLD_S, on_wait=lambda text: None)
+            self._open_client().open_session(
+                purpose, fence=grant.fence, wait_s=_HOLD_SECONDS, on_wait=lambda text: None
+            )
 
         if self._link is None:
-            self.look()
+            self.refresh()
         if not self.has_sessions:
             return
         try:
             self._call_with_reconnect(take)
         except BoardBusy:
             with contextlib.suppress(HilError):
-                self.look()
+                self.refresh()
             raise
 
     def release(self) -> None:
@@ -156,7 +158,7 @@ class BoardConnection:
     def choice(self, grant: Grant) -> BoardChoice:
         """Return the board for a lease's job, with the lease's fence and open session."""
         address = self.target.address if self.target else ""
-        config = lease_config(self.config, address, grant.fence, describe_lease(self.card(), grant))
+        config = lease_config(self.config, address, grant.fence, describe_lease(self.read_card(), grant))
         return BoardChoice(config, connect=self._hand_over if address else None)
 
     def _hand_over(self, board: str) -> BoardClient:
@@ -185,7 +187,7 @@ class BoardConnection:
 
     def _acquire_place(self) -> None:
         if not self._borrowed:
-            self.config = self._held.enter_context(borrowed(self.config, self.site.host))
+            self.config = self._held.enter_context(borrow_place(self.config, self.site.host))
             self._borrowed = True
 
     def _open_client(self, runtime: str = "", say: TextSink | None = None) -> BoardClient:
@@ -197,7 +199,7 @@ class BoardConnection:
         return self._client
 
 
-def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
+def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return a board's labels. Labels in the config override discovered ones.
 
     Discovered labels:
@@ -224,7 +226,7 @@ def labels_of(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
         "devices": sorted({device for one in runtimes.values() for device in one.get("devices", ())}),
         "agent": info.get("agent_version"),
         "simulated": bool(info.get("simulated")) or config.simulator is not None,
-        "agentless": not capabilities_of(BoardChoice(config)).sessions,
+        "agentless": not read_capabilities(BoardChoice(config)).sessions,
         **{name: one.get("version") for name, one in runtimes.items()},
     }
     return {**{key: value for key, value in found.items() if value}, **config.labels}

@@ -15,8 +15,15 @@ from pathlib import Path
 import filelock
 
 from hil.controller.farm.host.gateway_link import uplink
-from hil.controller.farm.host.inventory import BoardEntry, HostInfo, checked, find_boards, make_simulators, sockets_for
-from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
+from hil.controller.farm.host.inventory import (
+    BoardEntry,
+    HostInfo,
+    check_name,
+    find_boards,
+    make_simulators,
+    make_socket_folder,
+)
+from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, make_module_main
 from hil.controller.farm.paths import FarmAddress
 from hil.core.files import read_text
 from hil.errors import FarmError, StorageError, UsageError
@@ -45,9 +52,9 @@ _PRELOADED = (
 # Limit numpy to one thread, because threads do not survive a fork.
 _THREADS = "OPENBLAS_NUM_THREADS"
 # Wait this long for the lock in seconds, because children of a killed host may take a moment to end.
-_LOCK_S = 15.0
+_LOCK_SECONDS = 15.0
 # Maximum restart delay of the uplink in seconds. The delay is so short that no lease expires in the meantime.
-_UPLINK_PAUSE_S = 1.0
+_UPLINK_PAUSE_SECONDS = 1.0
 _SHOWN = 8
 
 
@@ -74,7 +81,7 @@ def serve(
         FarmError: a host of this name is already running on this machine.
         StorageError: the host's directory cannot be written.
     """
-    name = checked(name) if name else _make_host_name(home)
+    name = check_name(name) if name else _make_host_name(home)
     folder = home / "hosts" / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,7 +89,7 @@ def serve(
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     with _lock_folder(folder, name), contextlib.ExitStack() as afterwards:
-        place = HostInfo(name, site, farm, folder, sockets_for(folder))
+        place = HostInfo(name, site, farm, folder, make_socket_folder(folder))
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
         if boards or not simulators:
@@ -112,21 +119,21 @@ def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
     The uplink stops after the workers, because workers send their last reports over the uplink.
     """
 
-    def work() -> None:
+    def run_uplink() -> None:
         end_with_parent()
         take_descriptors()
         uplink.run(site.farm, listening)
 
-    return ForkedProcess("uplink", work, rank=1, most_pause_s=_UPLINK_PAUSE_S)
+    return ForkedProcess("uplink", run_uplink, rank=1, most_pause_s=_UPLINK_PAUSE_SECONDS)
 
 
 def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
         from hil.controller.farm.host.job_attempt import use_board
-        from hil.controller.farm.host.worker import BoardWorker, scratch_folder
+        from hil.controller.farm.host.worker import BoardWorker, redirect_scratch
 
-        with scratch_folder(post, site):
+        with redirect_scratch(post, site):
             BoardWorker(post, site, use_board).serve()
 
     return ForkedProcess(post.name, run)
@@ -134,7 +141,7 @@ def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
 
 def _make_simulator(post: BoardEntry) -> ForkedProcess:
     """Return the agent process of a simulated board. The process ends when stdin closes."""
-    main = module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
+    main = make_module_main(_SIMULATOR, [*post.simulator, "--lifeline", "--fork-ahead"])
     return ForkedProcess(f"simulator {post.name}", main, post.folder / "agent.log", rank=1)
 
 
@@ -169,7 +176,7 @@ def _make_host_name(home: Path) -> str:
 @contextlib.contextmanager
 def _lock_folder(folder: Path, name: str) -> Iterator[None]:
     """Lock the host's directory. Raises FarmError if a host of this name is already running."""
-    lock = filelock.FileLock(folder / "lock", timeout=_LOCK_S, thread_local=False)
+    lock = filelock.FileLock(folder / "lock", timeout=_LOCK_SECONDS, thread_local=False)
     try:
         lock.acquire()
     except filelock.Timeout:

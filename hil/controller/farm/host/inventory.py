@@ -17,7 +17,7 @@ import tomlkit
 
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
-from hil.core.boards import known_boards, load_board, read_board
+from hil.core.boards import list_boards, load_board, read_board
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -74,7 +74,7 @@ def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
             )
         if config.name in found:
             raise UsageError(f"duplicate board name {config.name}", hint="set a different [board] name in each config")
-        folder = site.folder / "boards" / checked(config.name)
+        folder = site.folder / "boards" / check_name(config.name)
         found[config.name] = BoardEntry(config.name, config.path, folder, typed=not loaded.is_foreign)
     return list(found.values())
 
@@ -83,18 +83,18 @@ def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[B
     """Create simulated boards ``HOST-sim-1`` and so on. Their configs and stores are in the host's directory."""
     model, posts = load_board(SIMULATOR).config, []
     for number in range(1, count + 1):
-        name = f"{checked(site.host)}-sim-{number}"
+        name = f"{check_name(site.host)}-sim-{number}"
         folder, socket = site.folder / "boards" / name, site.sockets / f"{number}.sock"
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "board.toml"
-        config.write_text(sim_text(model, name, f"unix:{socket}"))
+        config.write_text(format_sim_config(model, name, f"unix:{socket}"))
         arguments = ["--listen", f"unix:{socket}", "--store", str(folder / "store"), "--config", str(model.path)]
         arguments += ["--name", name, *(word for fault in faults for word in ("--fault", fault))]
         posts.append(BoardEntry(name, config, folder, tuple(arguments)))
     return posts
 
 
-def sockets_for(folder: Path) -> Path:
+def make_socket_folder(folder: Path) -> Path:
     """Create a host's private directory for sockets. The path is stable, so that no old directory is left over."""
     mark = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
     place = Path(tempfile.gettempdir()) / f"hil-farm-{os.getuid()}-{mark}"
@@ -108,11 +108,11 @@ def sockets_for(folder: Path) -> Path:
 
 def _find_reachable_boards() -> list[str]:
     """Return the names of configured boards with an address or a labgrid place."""
-    configs = {name: read_board(path).config for name, path in known_boards().items()}
+    configs = {name: read_board(path).config for name, path in list_boards().items()}
     return [name for name, one in configs.items() if one.connection.address or one.labgrid.place]
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """Return a valid name of a board or host, which is also a directory name. Raises UsageError otherwise."""
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -135,7 +135,7 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     )
 
 
-def public_text(config: BoardConfig) -> str:
+def format_public_config(config: BoardConfig) -> str:
     """Return the config without connection, keys and power settings, as TOML."""
     document = _read_document(config)
     for table in ("connection", "power", "recover"):
@@ -143,7 +143,7 @@ def public_text(config: BoardConfig) -> str:
     return tomlkit.dumps(document)
 
 
-def sim_text(config: BoardConfig, name: str, address: str) -> str:
+def format_sim_config(config: BoardConfig, name: str, address: str) -> str:
     """Return the config of a simulated board of the same type as ``config``, as TOML."""
     document = _read_document(config)
     document["board"]["name"] = name

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 import filelock
 
-from hil.controller.farm.client.client import AGAIN_S, FarmClient
+from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
 from hil.controller.farm.host.job_programs import copy_programs
 from hil.controller.farm.host.lease_runner import REASON, Attempt
-from hil.controller.farm.job_files import KEEP_PROGRAMS, inside, job_of, key_of, request_of
+from hil.controller.farm.job_files import KEEP_PROGRAMS, find_key, rebuild_job, request_of, resolve_inside
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import Origin
 from hil.controller.records.run import RunRecord
 from hil.controller.records.suite import SuiteDocument
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import coming_from
-from hil.core.digest import algorithm_of, check
+from hil.controller.storage.origin import use_origin
+from hil.core.digest import check, get_algorithm
 from hil.core.files import MAX_MODEL_BYTES, copy_file, digest_file, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES
@@ -66,14 +66,14 @@ class LineProgress:
 
 def use_board(attempt: Attempt) -> JobResult:
     """Run the job and upload the results. Waits for a farm that is temporarily unavailable."""
-    spec, timed, farm = attempt.grant.spec, attempt.timed, attempt.farm
+    spec, timed, farm = attempt.grant.spec, attempt.measure_step, attempt.farm
     if spec.kind is Kind.HEALTH:
         return check_health(attempt)
     work, out = attempt.folder / "files", attempt.folder / "out"
     work.mkdir(parents=True)
     with timed("fetch"):
         _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
-    with timed("run"), coming_from(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
+    with timed("run"), use_origin(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
         record, place = _execute_job(attempt, work, out)
         if spec.options.get(KEEP_PROGRAMS) and record.cases:
             copy_programs(place, attempt.print)
@@ -93,11 +93,11 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[RunRecord | S
         request = replace(request_of(options, work), boards=(attempt.board.name,), hw_type="", ssh={})
         suite = run_suite(request, out=out, screen=progress, isolated=attempt.isolated, choices=[attempt.board])
         return suite.to_document(), suite.folder
-    job = replace(job_of(options, work), board=attempt.board.name, out=out)
+    job = replace(rebuild_job(options, work), board=attempt.board.name, out=out)
     if attempt.grant.spec.kind is Kind.BUNDLE:
         from hil.controller.workloads.bundles.run import run_bundle
 
-        methods, key = tuple(options.get("methods", ())), key_of(options, work)
+        methods, key = tuple(options.get("methods", ())), find_key(options, work)
         record = run_bundle(job, methods, key, screen=progress, isolated=attempt.isolated, choice=attempt.board)
     else:
         from hil.controller.workloads.run_job import run_job
@@ -114,7 +114,7 @@ def _retry_until_reachable(call: Callable[[], T]) -> T:
         try:
             return call()
         except FarmUnreachable:
-            time.sleep(AGAIN_S)  # without a listening gateway, calls fail immediately
+            time.sleep(AGAIN_SECONDS)  # without a listening gateway, calls fail immediately
 
 
 def _build_result(record: RunRecord | SuiteDocument, stored: Mapping[str, str]) -> JobResult:
@@ -136,9 +136,9 @@ def _build_result(record: RunRecord | SuiteDocument, stored: Mapping[str, str]) 
 
 
 _NO_ORIGIN = {"labels": [], "branch": "", "commit": ""}
-_MAKE_S = 60.0
+_MAKE_SECONDS = 60.0
 # Timeout for loading and for running a check's model.
-_CHECK_RUN_S = 20.0
+_CHECK_RUN_SECONDS = 20.0
 
 
 def check_health(attempt: Attempt) -> JobResult:
@@ -156,7 +156,7 @@ def check_health(attempt: Attempt) -> JobResult:
     if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
         return JobResult(0, "PASS", f"the board responds; hil has no test program for {runtime}")
     model = _get_check_model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
-    job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_S)
+    job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_SECONDS)
     record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record.cases
     outcome = case.outcome.value if case.outcome else ""
@@ -179,26 +179,26 @@ def _get_check_model(kept: Path, isolated: Isolated, folder: Path, *, weights: b
     # the wait takes too long, each worker creates the model.
     lock = filelock.FileLock(f"{path}.lock")
     with contextlib.suppress(filelock.Timeout):
-        lock.acquire(timeout=_MAKE_S)
+        lock.acquire(timeout=_MAKE_SECONDS)
     try:
         if not path.exists():
             made = folder / path.name
             arguments = {"path": str(made), "weights": weights}
-            isolated.call(make_model, arguments, timeout=_MAKE_S, log=folder / "log")
+            isolated.call(make_model, arguments, timeout=_MAKE_SECONDS, log=folder / "log")
             write_atomic(path, read_file(made, MAX_MODEL_BYTES))
     finally:
         lock.release()
     return path
 
 
-_MOST_BYTES = 8 << 30
+_MAX_BYTES = 8 << 30
 _TRIES = 3
 
 
 class FileCache:
     """Size-limited cache of files from the farm's store, shared by a host's workers."""
 
-    def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = _MAX_BYTES) -> None:
         self._folder = folder
         self._most = most_bytes
 
@@ -206,13 +206,13 @@ class FileCache:
         """Copy a job's files to the job directory."""
         fetched = False
         for name, digest in spec.files.items():
-            target = inside(folder, name)
+            target = resolve_inside(folder, name)
             try:
                 fetched = self._put_file(digest, target, client) or fetched
             except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError) as error:
                 raise UsageError(f"cannot create the job's file {name!r}: {error}") from error
         if fetched:
-            self.tidy()
+            self.evict_files()
 
     def _put_file(self, digest: str, target: Path, client: FarmClient) -> bool:
         """Copy a file. Returns True if the file was downloaded."""
@@ -222,7 +222,7 @@ class FileCache:
             try:
                 copy_file(kept, target)
                 # After a power failure, the cached file may be incomplete.
-                if digest_file(target, algorithm_of(digest)) == digest:
+                if digest_file(target, get_algorithm(digest)) == digest:
                     os.utime(kept)
                     return number > 0
             except FileNotFoundError:
@@ -230,7 +230,7 @@ class FileCache:
             client.download(digest, kept)
         raise FarmError(f"not enough space for {digest} on the board's host", hint=f"see {self._folder}")
 
-    def tidy(self) -> None:
+    def evict_files(self) -> None:
         """Evict the least recently used files above the size limit."""
         found = []
         for path in self._folder.glob("*"):

@@ -24,7 +24,7 @@ def copy_programs(folder: Path, note: Callable[[str], None]) -> None:
         collector.collect(folder)
         programs = ProgramFolder(folder / PROGRAMS)
         for digest, source in collector.found.programs.items():
-            with programs.copying(source) as copy:
+            with programs.copy_program(source) as copy:
                 if copy is not None:
                     programs.publish(digest, copy)
     except HilError as error:

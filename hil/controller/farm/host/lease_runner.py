@@ -35,9 +35,9 @@ from hil.errors import (
     UsageError,
 )
 
-_FREE_S = 3.0
-_LOOK_S = 0.05
-_LONG_S = 10 * 366 * 86400.0
+_FREE_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
+_LONG_SECONDS = 10 * 366 * 86400.0
 # Maximum length of an error text.
 REASON = 500
 # Python errors, often caused by a job option with a wrong type or size. They do not count as errors of the board, and
@@ -61,11 +61,11 @@ class Attempt:
     timings: dict[str, float]  # seconds per finished step
 
     @contextlib.contextmanager
-    def timed(self, step: str) -> Iterator[None]:
+    def measure_step(self, step: str) -> Iterator[None]:
         """Measure the duration of a step."""
         begin = time.monotonic()
         try:
-            with telemetry.span(step, self.grant.trace):
+            with telemetry.record_span(step, self.grant.trace):
                 yield
         finally:
             self.timings[step] = time.monotonic() - begin
@@ -93,7 +93,7 @@ class LeaseRunner:
             self.way.take(grant)
             return self._run_on_board(check, lambda text: None, lambda name, outcome, reason: None, {})
         except Exception as error:
-            return failed(error)
+            return make_failed_result(error)
         finally:
             self.way.release()
 
@@ -102,34 +102,40 @@ class LeaseRunner:
         timings: dict[str, float] = {}
         begun = time.monotonic_ns()
 
-        def tell(text: str) -> None:
-            attendance.printed(grant.lease, text)
+        def report_output(text: str) -> None:
+            attendance.queue_output(grant.lease, text)
 
-        def ended(name: str, outcome: str, reason: str) -> None:
-            attendance.case_ended(grant.lease, name, outcome, reason[:REASON])
+        def report_case(name: str, outcome: str, reason: str) -> None:
+            attendance.queue_case(grant.lease, name, outcome, reason[:REASON])
 
-        def attempt() -> JobResult:
+        def run_attempt() -> JobResult:
             nonlocal begun
             try:
-                before = self.way.card()
-                with telemetry.span("open", span.traceparent):
-                    self._take_board(grant, tell)
+                before = self.way.read_card()
+                with telemetry.record_span("open", span.traceparent):
+                    self._take_board(grant, report_output)
                 timings["open"] = (time.monotonic_ns() - begun) / 1e9
                 begun = time.monotonic_ns()
                 with self._serve_holder(grant):
-                    attendance.started(grant.lease, self.serving.address if self.serving else "")
-                    if self.way.card().replace(fence=before.fence) != before:
-                        attendance.present()
-                    return self._run_on_board(replace(grant, trace=span.traceparent), tell, ended, timings)
+                    attendance.report_start(grant.lease, self.serving.address if self.serving else "")
+                    if self.way.read_card().replace(fence=before.fence) != before:
+                        attendance.send_card()
+                    return self._run_on_board(
+                        replace(grant, trace=span.traceparent), report_output, report_case, timings
+                    )
             except Exception as error:
                 if not isinstance(error, HilError):
                     print(f"job {grant.job}: {report_crash(error)}", file=sys.stderr, flush=True)
-                return failed(error)
+                return make_failed_result(error)
             finally:
                 self.way.release()
 
-        with telemetry.span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
-            result = self._check_with_recovery(attempt, tell) if grant.spec.kind is Kind.HEALTH else attempt()
+        with telemetry.record_span("job", grant.trace, job=grant.job, board=grant.board, attempt=grant.attempt) as span:
+            result = (
+                self._check_with_recovery(run_attempt, report_output)
+                if grant.spec.kind is Kind.HEALTH
+                else run_attempt()
+            )
             span.set(exit_code=result.exit_code, outcome=result.outcome)
         return result.replace(timings=timings, board_ns=(begun, time.monotonic_ns()))
 
@@ -142,7 +148,7 @@ class LeaseRunner:
                 # A step may have restarted the board.
                 self.way.hang_up()
             results.append(check())
-            return fault_of(results[-1])
+            return make_check_error(results[-1])
 
         recovery = recover_board(BoardChoice(self.way.config), find_fault, say=tell)
         if not recovery.steps:
@@ -155,8 +161,8 @@ class LeaseRunner:
 
     def clear_away(self, fence: int) -> bool:
         """Release all resources of a cancelled job. Returns True if the session has ended."""
-        self.rest()
-        deadline = time.monotonic() + _FREE_S
+        self.release_resources()
+        deadline = time.monotonic() + _FREE_SECONDS
         try:
             while True:
                 # Read the clock before the check. If this process is suspended in between, it checks the board a second
@@ -166,12 +172,12 @@ class LeaseRunner:
                     return True
                 if late:
                     return False
-                time.sleep(_LOOK_S)
+                time.sleep(_LOOK_SECONDS)
         except HilError:
             self.way.close()
             return True
 
-    def rest(self) -> None:
+    def release_resources(self) -> None:
         """Release resources prepared for the next job."""
         if self._isolated is not None:
             self._isolated.close()
@@ -180,7 +186,7 @@ class LeaseRunner:
     def _take_board(self, grant: Grant, tell: Callable[[str], None]) -> None:
         try:
             self.way.take(grant)
-            if self.way.bring(str(grant.spec.options.get("needs", "")), tell):
+            if self.way.deploy_runtime(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
         except UsageError as error:
             # The board's config or one of its files is invalid, so report a board error, not a job error.
@@ -196,9 +202,9 @@ class LeaseRunner:
         """Run the job on the board. The session must be open."""
         if grant.spec.kind is Kind.LEASE:
             # The holder uses the board until the lease ends, which interrupts this sleep.
-            time.sleep(min(grant.timeout_s, _LONG_S))
+            time.sleep(min(grant.timeout_s, _LONG_SECONDS))
             return JobResult(EXIT_OK, reason="time limit reached")
-        folder = emptied(self.way.post.folder / "job")
+        folder = empty_folder(self.way.post.folder / "job")
         way, board = self.way, self.way.choice(grant)
         lent = way.config.runtime, way.site, folder, tell, ended, self._get_pool(), self._farm, timings
         try:
@@ -232,14 +238,14 @@ class LeaseRunner:
         return self._isolated
 
 
-def emptied(folder: Path) -> Path:
+def empty_folder(folder: Path) -> Path:
     """Return an empty directory at this path."""
     remove_tree(folder)
     folder.mkdir(parents=True)
     return folder
 
 
-def fault_of(check: JobResult) -> HilError | None:
+def make_check_error(check: JobResult) -> HilError | None:
     """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit."""
     if check.exit_code == EXIT_OK:
         return None
@@ -248,18 +254,18 @@ def fault_of(check: JobResult) -> HilError | None:
     return kind(check.reason or check.outcome)
 
 
-def failed(error: HilError | Exception) -> JobResult:
+def make_failed_result(error: HilError | Exception) -> JobResult:
     """Return the result for an attempt that raised an error."""
     if isinstance(error, UsageError) and not isinstance(error, StorageError):
-        return JobResult(error.exit_code, reason=_error_text(error))
+        return JobResult(error.exit_code, reason=_format_error(error))
     if isinstance(error, _JOBS_OWN) and not isinstance(error, HilError):
-        return JobResult(EXIT_INTERNAL, reason=_error_text(error))
+        return JobResult(EXIT_INTERNAL, reason=_format_error(error))
     code = error.exit_code if isinstance(error, BoardError) else EXIT_BOARD
     outcome = error.outcome if isinstance(error, BoardError) else BoardError.outcome
-    return JobResult(code, outcome or "", _error_text(error), infrastructure=True)
+    return JobResult(code, outcome or "", _format_error(error), infrastructure=True)
 
 
-def _error_text(error: HilError | Exception) -> str:
+def _format_error(error: HilError | Exception) -> str:
     if not isinstance(error, HilError):
         return f"{type(error).__name__}: {error}"[:REASON]
     return f"{error.message}; {error.hint}"[:REASON] if error.hint else error.message[:REASON]

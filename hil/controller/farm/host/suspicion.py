@@ -11,7 +11,7 @@ _FAILURES = frozenset({Outcome.LOAD_ERROR, Outcome.RUN_ERROR, Outcome.RUN_CRASH,
 # Outcomes of a check that show a board fault. Failures on the host do not show a board fault.
 _UNFIT = _FAILURES | BOARD_OUTCOMES | {Outcome.FAIL, Outcome.UNSTABLE}
 _JOBS = (Kind.RUN, Kind.BUNDLE, Kind.SUITE)
-_MOST_REASON = 500
+_MAX_REASON = 500
 
 
 def is_suspicious(kind: Kind, result: JobResult) -> bool:
@@ -22,7 +22,7 @@ def is_suspicious(kind: Kind, result: JobResult) -> bool:
     return not outcomes.isdisjoint(one.value for one in _FAILURES)
 
 
-def after_probe(result: JobResult, probe: JobResult) -> JobResult:
+def judge_after_probe(result: JobResult, probe: JobResult) -> JobResult:
     """Return a job's result after a check of the board. If the check failed, the result is ``BOARD_UNFIT``."""
     if probe.exit_code == EXIT_OK or probe.outcome not in {one.value for one in _UNFIT}:
         return result
@@ -31,4 +31,4 @@ def after_probe(result: JobResult, probe: JobResult) -> JobResult:
         f"the job itself ended with {result.outcome or result.exit_code}: {result.reason}"
     )
     unfit = Outcome.BOARD_UNFIT.value
-    return result.replace(exit_code=EXIT_BOARD, outcome=unfit, reason=reason[:_MOST_REASON], infrastructure=True)
+    return result.replace(exit_code=EXIT_BOARD, outcome=unfit, reason=reason[:_MAX_REASON], infrastructure=True)

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from hil.controller.devices.agent_client.grpc_stream import agent_channel
+from hil.controller.devices.agent_client.grpc_stream import open_agent_channel
 from hil.controller.devices.agent_client.interruptible_channel import InterruptibleChannel
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.farm.client.client import open_channel, pass_on, pieces_from
+from hil.controller.farm.client.client import iter_pieces, open_channel, pass_on
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
 from hil.core.text import TextSink
@@ -45,7 +45,7 @@ class TunnelEndpoint:
         self._open: dict[socket.socket, Any] = {}
         self._over = False
 
-    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
+    def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
         """Open a connection for the holder, and forward data in a separate thread.
 
         Args:
@@ -72,7 +72,7 @@ class TunnelEndpoint:
         try:
             with socket.socket(socket.AF_UNIX) as near:
                 near.connect(self.address.removeprefix("unix:"))
-                far = FarmStub(InterruptibleChannel(channel)).Accept(pieces_from(near), metadata=metadata)
+                far = FarmStub(InterruptibleChannel(channel)).Accept(iter_pieces(near), metadata=metadata)
                 with self._lock:
                     self._open[near] = far
                     if self._over:
@@ -91,8 +91,8 @@ class TunnelEndpoint:
 
 
 # Maximum concurrent calls, the same as the agent's limit. Each call uses a thread.
-_MOST_CALLS = 48
-_LONG_S = 366 * 86400.0
+_MAX_CALLS = 48
+_LONG_SECONDS = 366 * 86400.0
 _HOLD = f"/{wire.PACKAGE}.Sessions/Hold"
 _OPTIONS = (
     *(option for option in grpc_calls.GRPC_OPTIONS if option[0] != "grpc.max_receive_message_length"),
@@ -106,11 +106,9 @@ class LeaseGuard(grpc.GenericRpcHandler):
 
     def __init__(self, target: AgentEndpoint, fence: int, path: Path) -> None:
         self._fence = fence
-        self._channel = agent_channel(target)
-        self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="lease-guard")
-        self._server = grpc.server(
-            self._threads, handlers=[self], options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
-        )
+        self._channel = open_agent_channel(target)
+        self._threads = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="lease-guard")
+        self._server = grpc.server(self._threads, handlers=[self], options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         try:
             self.address = listen_on(self._server, f"unix:{path}")
         except UsageError:
@@ -120,7 +118,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
 
     def close(self) -> None:
         """Cancel all calls and stop the server."""
-        self._server.stop(None).wait(grpc_calls.CLOSE_S)
+        self._server.stop(None).wait(grpc_calls.CLOSE_SECONDS)
         grpc_calls.close_channel(self._channel)
         self._threads.shutdown(wait=False)
 
@@ -140,7 +138,7 @@ class LeaseGuard(grpc.GenericRpcHandler):
     def _forward_call(self, method: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         refused: list[HilError] = []
 
-        def checked() -> Iterator[bytes]:
+        def check_requests() -> Iterator[bytes]:
             try:
                 for request in requests:
                     if method == _HOLD:
@@ -155,9 +153,9 @@ class LeaseGuard(grpc.GenericRpcHandler):
         kept = [(key, value) for key, value in context.invocation_metadata() if key == wire.SESSION_KEY]
         left = context.time_remaining()
         # Without a deadline, gRPC returns a number of years that is not a valid timeout.
-        timeout = left if left and left < _LONG_S else None
+        timeout = left if left and left < _LONG_SECONDS else None
         ask: Any = InterruptibleChannel(self._channel).stream_stream(method)
-        call = ask(checked(), timeout=timeout, metadata=kept)
+        call = ask(check_requests(), timeout=timeout, metadata=kept)
         if not context.add_callback(call.cancel):
             call.cancel()
         try:

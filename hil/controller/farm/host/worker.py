@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from hil.controller.farm import telemetry
-from hil.controller.farm.client.client import AGAIN_S, FarmClient
+from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
-from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, emptied
-from hil.controller.farm.host.suspicion import after_probe, is_suspicious
-from hil.controller.farm.messages import PROBE_S, BoardCard, Grant, JobResult, Kind
-from hil.controller.farm.rpc import result_message
+from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, empty_folder
+from hil.controller.farm.host.suspicion import is_suspicious, judge_after_probe
+from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobResult, Kind
+from hil.controller.farm.rpc import encode_result
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
@@ -38,17 +38,17 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees
 # all resources.
-_END_S = 8.0
-_LEAVE_S = 2.0
-_REPORT_S = 60.0
+_END_SECONDS = 8.0
+_LEAVE_SECONDS = 2.0
+_REPORT_SECONDS = 60.0
 # While it stops, a worker makes at most this many attempts to report, each with this timeout in seconds. The host
 # allows 10 s for a stop.
 _LAST_TRIES, _LAST_S = 2, 3.0
 # Idle time after which resources prepared for the next job are released.
-_REST_S = 30.0
+_REST_SECONDS = 30.0
 _REMEMBERED = 1000
 _START_S, _LOOK_S = 20.0, 0.05
-_EARLY_S = 5.0
+_EARLY_SECONDS = 5.0
 _STOPPED = "the board's host was stopped"
 _STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infrastructure=True)
 
@@ -63,9 +63,9 @@ class BoardWorker:
     def __init__(self, post: BoardEntry, site: HostInfo, use: Callable[[Attempt], JobResult]) -> None:
         self.post, self.site = post, site
         self.id = f"{site.host}/{post.name}/{secrets.token_hex(6)}"
-        self._way = BoardConnection(post, site, self.say)
+        self._way = BoardConnection(post, site, self.print_message)
         self._duty = LeaseRunner(self._way, self._get_client, max(1, (os.cpu_count() or 1) // site.boards), use)
-        self._work = CancellableTask(_END_S, self._give_up)
+        self._work = CancellableTask(_END_SECONDS, self._give_up)
         self._grants: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._held: set[int] = set()
@@ -76,38 +76,38 @@ class BoardWorker:
 
     def serve(self) -> None:
         """Attach to the farm and run jobs."""
-        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGTERM, self._handle_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # If the first inspection takes long (it may deploy the agent), present the board with only its config.
-        early = threading.Timer(_EARLY_S, self._attendance.start)
+        early = threading.Timer(_EARLY_SECONDS, self._attendance.start)
         early.daemon = True
         early.start()
         self._work.run(0, self._inspect_board)
         early.cancel()
         if not self._attendance.start():
-            self._attendance.present()
+            self._attendance.send_card()
         try:
             while not self._stopping:
                 self._run_next_job()
         finally:
-            self._attendance.close(_LEAVE_S)
-            self._duty.rest()
+            self._attendance.close(_LEAVE_SECONDS)
+            self._duty.release_resources()
             self._way.close()
             self._close_client()
             telemetry.flush()
 
     # ---- listener of the gateway stream
 
-    def card(self) -> BoardCard:
+    def get_card(self) -> BoardCard:
         """Return the current description of the board."""
-        return self._way.card()
+        return self._way.read_card()
 
-    def leases(self) -> list[int]:
+    def list_leases(self) -> list[int]:
         """Return the running and the waiting leases."""
         with self._lock:
             return sorted(self._held)
 
-    def granted(self, grant: Grant) -> None:
+    def queue_grant(self, grant: Grant) -> None:
         """Queue a granted job. Repeated grants are ignored."""
         with self._lock:
             if grant.lease in self._held or grant.lease in self._over:
@@ -115,19 +115,19 @@ class BoardWorker:
             self._held.add(grant.lease)
         self._grants.put(grant)
 
-    def ended(self, lease: int, reason: str) -> None:
+    def cancel_lease(self, lease: int, reason: str) -> None:
         """Cancel the job of an ended lease. The job no longer accesses the board."""
         self._mark_ended(lease, reason)
         self._work.end(lease, reason)
         self._work.end(_probe_key(lease), reason)
 
-    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
+    def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
         """Handle a connection request of a lease holder."""
         serving = self._duty.serving
         if serving is not None and serving.lease == dial.lease:
-            serving.dialled(dial, gateway)
+            serving.open_dial(dial, gateway)
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Print a message for the operator of the host."""
         print(f"{self.post.name}: {text}", file=sys.stderr, flush=True)
 
@@ -141,17 +141,17 @@ class BoardWorker:
         deadline = time.monotonic() + (_START_S if self.post.simulator else 0.0)
         while True:
             try:
-                return self._way.look()
+                return self._way.refresh()
             except HilError as error:
                 if time.monotonic() > deadline:
-                    return self.say(str(error))
+                    return self.print_message(str(error))
             time.sleep(_LOOK_S)
 
     def _run_next_job(self) -> None:
         try:
-            grant = self._grants.get(timeout=_REST_S)
+            grant = self._grants.get(timeout=_REST_SECONDS)
         except queue.Empty:
-            self._duty.rest()
+            self._duty.release_resources()
             if self._way.is_borrowed and not self._attendance.owner:
                 self._way.close()
             return
@@ -163,7 +163,7 @@ class BoardWorker:
         if result is not None:
             self._report_result(grant, self._check_after_job(grant, result))
         self._mark_ended(grant.lease, "done")
-        self._attendance.finished(grant.lease)
+        self._attendance.flush_output(grant.lease)
 
     def _run_job(self, grant: Grant) -> JobResult | None:
         if grant.lease in self._over:
@@ -182,9 +182,9 @@ class BoardWorker:
         """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``."""
         if not is_suspicious(grant.spec.kind, result) or grant.lease in self._over:
             return result
-        self._attendance.printed(grant.lease, f"{result.outcome}: checking whether the board still runs programs")
-        key, too_long = _probe_key(grant.lease), f"board check exceeded {PROBE_S:g} s"
-        late = threading.Timer(PROBE_S, self._work.end, [key, too_long])
+        self._attendance.queue_output(grant.lease, f"{result.outcome}: checking whether the board still runs programs")
+        key, too_long = _probe_key(grant.lease), f"board check exceeded {PROBE_SECONDS:g} s"
+        late = threading.Timer(PROBE_SECONDS, self._work.end, [key, too_long])
         late.daemon = True
         late.start()
         probe = self._work.run(key, lambda: self._duty.probe(grant))
@@ -198,12 +198,12 @@ class BoardWorker:
             return _STOPPED_RESULT
         if grant.lease in self._over:
             return result  # the lease ended during the check
-        return result if probe is None else after_probe(result, probe)
+        return result if probe is None else judge_after_probe(result, probe)
 
     def _handle_cancelled(self, grant: Grant) -> JobResult:
         """Return the result of a job cancelled by the farm, a shutdown or the time limit."""
         why = self._work.why
-        self.say(f"job {grant.job} stopped: {why}")
+        self.print_message(f"job {grant.job} stopped: {why}")
         self._close_client()  # the job may have been cancelled in the middle of a call
         # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
@@ -216,29 +216,29 @@ class BoardWorker:
         """Report a job's result, with retries while the lease lasts."""
         self._attendance.send_lines()
         fence = self._way.fence if result.infrastructure else 0
-        request = pb.ReportRequest(lease=grant.lease, worker=self.id, result=result_message(result), fence=fence)
+        request = pb.ReportRequest(lease=grant.lease, worker=self.id, result=encode_result(result), fence=fence)
         tries_left = _LAST_TRIES
         while grant.lease not in self._over:
             try:
                 # Reporting twice is not an error.
-                reply = ask(self.site.uplink, "Report", request, _LAST_S if self._stopping else _REPORT_S)
+                reply = ask(self.site.uplink, "Report", request, _LAST_S if self._stopping else _REPORT_SECONDS)
             except FarmUnreachable:
                 if self._stopping:
                     tries_left -= 1
                 if not tries_left:
                     return
-                time.sleep(AGAIN_S)
+                time.sleep(AGAIN_SECONDS)
                 continue
             except HilError as error:
-                self.say(f"the farm rejected the result of job {grant.job}: {error}")
+                self.print_message(f"the farm rejected the result of job {grant.job}: {error}")
                 return
             if not reply.recorded:
-                self.say(f"the result of job {grant.job} was ignored: {reply.reason}")
+                self.print_message(f"the result of job {grant.job} was ignored: {reply.reason}")
             return
 
     def _get_client(self) -> FarmClient:
         if self._farm is None:
-            self._farm = FarmClient(self.site.farm, patience_s=_LEAVE_S if self._stopping else 30.0)
+            self._farm = FarmClient(self.site.farm, patience_s=_LEAVE_SECONDS if self._stopping else 30.0)
         return self._farm
 
     def _close_client(self) -> None:
@@ -253,14 +253,14 @@ class BoardWorker:
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
 
-    def _on_stop(self, *_: object) -> None:
+    def _handle_stop(self, *_: object) -> None:
         self._stopping = True
         self._grants.put(None)
         self._work.end_here(_STOPPED)
 
     def _give_up(self) -> None:
         """Kill this process group, because a job could not be cancelled."""
-        self.say("a cancelled job is still running; killing the worker process")
+        self.print_message("a cancelled job is still running; killing the worker process")
         with contextlib.suppress(OSError):
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
@@ -340,13 +340,13 @@ class CancellableTask:
 
 
 @contextlib.contextmanager
-def scratch_folder(post: BoardEntry, site: HostInfo) -> Iterator[None]:
+def redirect_scratch(post: BoardEntry, site: HostInfo) -> Iterator[None]:
     """Redirect temporary files of this process and its children to the board's directory.
 
     Leftovers of an earlier worker are deleted first. The path is short, because the directory also contains sockets.
     """
     mark = hashlib.sha256(post.name.encode()).hexdigest()[:8]
-    folder = str(emptied(site.sockets / mark))
+    folder = str(empty_folder(site.sockets / mark))
     before = tempfile.tempdir, os.environ.get("TMPDIR")
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     try:

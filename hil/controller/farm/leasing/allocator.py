@@ -17,17 +17,17 @@ from itertools import islice
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import PROBE_S, Kind, Priority, Submission
+from hil.controller.farm.messages import PROBE_SECONDS, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.scheduler.policy import BoardRow, FreeBoard, WaitingJob
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_granted
-from hil.controller.farm.store.records import JOBS, LEASES, NAME, board_rows, fetched
+from hil.controller.farm.store.records import JOBS, LEASES, NAME, fetch_rows, read_board_rows
 
 # Extra jobs to read per lane, because a board may have cached data for one of them.
 _CHOICE = 16
 # Extra time in seconds for a worker to send the report after the board check of a timed-out job.
-_REPORT_S = 10.0
+_REPORT_SECONDS = 10.0
 _LANES = f"""
     with recursive lanes (lane) as (
         (select lane from hil.jobs where state = 'queued' order by lane limit 1)
@@ -98,7 +98,9 @@ _QUEUE_IDS = """
 """
 
 
-async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None) -> list[str]:
+async def grant_boards(
+    tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Sequence[str] | None = None
+) -> list[str]:
     """Grant free boards to waiting jobs and return the granted boards. Call it in a ``serialized`` function.
 
     A board with an overdue health check gets a health job first.
@@ -106,21 +108,21 @@ async def grant(tx: Tx, queue: LeaseQueue, settings: FarmSettings, boards: Seque
     Args:
         boards: boards that may have become free. None: any board may be free, and any job may be new.
     """
-    known = await board_rows(tx, settings, boards)
+    known = await read_board_rows(tx, settings, boards)
     for one in known:
         if one.doubtful:
             await transitions.change_board(tx, one.name, health.Event(health.EventKind.UNCHECKED), settings)
     free = _list_free_boards(known)
     if not free:
         return []
-    lanes = await queued_lanes(tx)
+    lanes = await list_queued_lanes(tx)
     if boards is not None and any(lane.avoid for lane in lanes):
-        known = await board_rows(tx, settings)
-    waiting = await _read_waiting_jobs(tx, free, [lane.allowed(known) for lane in lanes])
+        known = await read_board_rows(tx, settings)
+    waiting = await _read_waiting_jobs(tx, free, [lane.without_avoid(known) for lane in lanes])
     return await _assign_boards(tx, queue, settings, waiting, free)
 
 
-async def grant_new(
+async def grant_new_jobs(
     tx: Tx,
     queue: LeaseQueue,
     settings: FarmSettings,
@@ -148,9 +150,9 @@ async def grant_new(
     await _assign_boards(tx, queue, settings, waiting, enough)
 
 
-async def queued_lanes(tx: Tx) -> list[WaitingJob]:
+async def list_queued_lanes(tx: Tx) -> list[WaitingJob]:
     """Return the lanes with waiting jobs."""
-    rows = await fetched(tx, _LANES)
+    rows = await fetch_rows(tx, _LANES)
     read = {"kind": Kind, "priority": Priority, "avoid": frozenset}
     return [WaitingJob(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
 
@@ -159,16 +161,16 @@ def _list_free_boards(boards: Iterable[BoardRow]) -> list[FreeBoard]:
     return [free for one in boards if (free := one.free) is not None]
 
 
-async def shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.BoardUse]:
+async def compute_shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.BoardUse]:
     """Return the current and past board use of every user and project."""
-    rows = await fetched(tx, _USE, {"half_life_s": settings.share_half_life_s})
+    rows = await fetch_rows(tx, _USE, {"half_life_s": settings.share_half_life_s})
     return {(row["user_name"], row["project"]): policy.BoardUse(row["running"], row["board_s"]) for row in rows}
 
 
-async def waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int]) -> list[WaitingJob]:
+async def list_waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int]) -> list[WaitingJob]:
     """Return the oldest jobs of every lane, limited by ``most``."""
     by_name = {lane.lane: lane for lane in lanes}
-    jobs = await fetched(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
+    jobs = await fetch_rows(tx, _WAITING, {"lanes": list(by_name), "most": list(most)})
     return [replace(by_name[job["lane"]], **job) for job in jobs]
 
 
@@ -181,7 +183,7 @@ async def _read_waiting_jobs(tx: Tx, free: Sequence[FreeBoard], lanes: Sequence[
     wanted = [(lane, count) for lane, count in wanted if count]
     if not wanted:
         return []
-    return await waiting_jobs(tx, [lane for lane, _ in wanted], [count + _CHOICE for _, count in wanted])
+    return await list_waiting_jobs(tx, [lane for lane, _ in wanted], [count + _CHOICE for _, count in wanted])
 
 
 async def _assign_boards(
@@ -192,7 +194,7 @@ async def _assign_boards(
         return []
     # The fair share only matters if there are several users or projects.
     several = len({(one.user, one.project) for one in waiting}) > 1
-    use = await shares(tx, settings) if several else {}
+    use = await compute_shares(tx, settings) if several else {}
     return await _create_leases(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
 
 
@@ -207,11 +209,11 @@ async def _create_leases(
         "boards": [board for _, board in pairs],
         "keys": [secrets.token_urlsafe(24) for _ in pairs],
         "lease_s": settings.lease_s,
-        "probe_s": PROBE_S + _REPORT_S,
+        "probe_s": PROBE_SECONDS + _REPORT_SECONDS,
         "holder_s": settings.holder_s,
     }
-    leases = await fetched(tx, _LEASES, values)
-    brought = [await queue.bring(tx, row["board"], row["id"]) for row in leases]
+    leases = await fetch_rows(tx, _LEASES, values)
+    brought = [await queue.queue_lease(tx, row["board"], row["id"]) for row in leases]
     await tx.execute(_QUEUE_IDS, [[row["id"] for row in leases], brought])
     await note_granted(tx, leases)
     return [row["board"] for row in leases]

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
-from hil.controller.farm.leasing.allocator import grant, queued_lanes
+from hil.controller.farm.leasing.allocator import grant_boards, list_queued_lanes
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.leasing.leases import grants_of, over
+from hil.controller.farm.leasing.leases import find_ended, read_grants
 from hil.controller.farm.leasing.transitions import finish
-from hil.controller.farm.messages import MOST_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
+from hil.controller.farm.messages import MAX_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.records import (
     Row,
-    active_leases,
     as_json,
-    board_rows,
-    fetched,
-    job_rows,
-    serialized,
-    storable,
+    fetch_rows,
+    lock_active_leases,
+    lock_job_rows,
+    make_storable,
+    read_board_rows,
+    serialize_calls,
 )
 from hil.errors import EXIT_BOARD, UsageError, did_you_mean
 
@@ -53,18 +53,18 @@ class AttendReply:
     grants: list[Grant] = field(default_factory=list)  # active leases of the board that the worker does not know
 
 
-@serialized
-async def attend(
+@serialize_calls
+async def attach_worker(
     tx: Tx, queue: LeaseQueue, card: BoardCard, worker: str, leases: Collection[int], settings: FarmSettings
 ) -> AttendReply:
     """Attach a worker to a board. The worker becomes the owner unless a worker of a different host owns the board."""
-    [board] = await fetched(tx, _NEW, [card.name])
+    [board] = await fetch_rows(tx, _NEW, [card.name])
     if board["fence"] < 0:
         raise UsageError(
             f"invalid stored fence of {card.name}: the board cannot be used",
             hint=f"an admin can reset the fence: hil farm forget {card.name}",
         )
-    known = await over(tx, [(lease, worker) for lease in leases])
+    known = await find_ended(tx, [(lease, worker) for lease in leases])
     ended = {lease: reason for (lease, _), reason in known.items()}
     if board["worker"] not in ("", worker) and board["host"] != card.host:
         return AttendReply(
@@ -73,65 +73,65 @@ async def attend(
     await presence.note_host_attends(tx, card.host)
     if board["worker"] not in ("", worker):
         # A restarted worker of the same host replaces the old worker immediately.
-        await _lose_board(tx, queue, card.name, "the host started a new worker for the board", settings)
+        await _set_offline(tx, queue, card.name, "the host started a new worker for the board", settings)
     await _store_board(tx, card, worker, settings)
-    [presented] = await board_rows(tx, settings, [card.name])
+    [presented] = await read_board_rows(tx, settings, [card.name])
     seen = health.Event(health.EventKind.ATTENDED, checked=not presented.unchecked)
     await transitions.change_board(tx, card.name, seen, settings)
-    unknown = [one.id for one in await active_leases(tx, "lease.board = %(board)s", {"board": card.name})]
-    grants = await grants_of(tx, set(unknown) - set(leases), settings)
-    await grant(tx, queue, settings)
+    unknown = [one.id for one in await lock_active_leases(tx, "lease.board = %(board)s", {"board": card.name})]
+    grants = await read_grants(tx, set(unknown) - set(leases), settings)
+    await grant_boards(tx, queue, settings)
     return AttendReply(owner=True, over=ended, grants=grants)
 
 
-@serialized
+@serialize_calls
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
     """Detach a worker: set the board offline and requeue the job."""
-    for row in await fetched(tx, "select host from hil.boards where name = %s and worker = %s", [name, worker]):
-        await _lose_board(tx, queue, name, "the worker was stopped", settings)
+    for row in await fetch_rows(tx, "select host from hil.boards where name = %s and worker = %s", [name, worker]):
+        await _set_offline(tx, queue, name, "the worker was stopped", settings)
         await presence.note_hosts_gone(tx, "stopped", [row["host"]], "shut down")
-        await grant(tx, queue, settings)
+        await grant_boards(tx, queue, settings)
 
 
-@serialized
-async def drain(tx: Tx, who: Principal, name: str, reason: str) -> None:
+@serialize_calls
+async def drain_board(tx: Tx, who: Principal, name: str, reason: str) -> None:
     """Drain a board: the current job may finish, no new job starts. Raises UsageError for an unknown board."""
-    await known_board(tx, name)
-    note = storable(f"by {who.user}{f': {reason}' if reason else ''}")
+    await get_board_state(tx, name)
+    note = make_storable(f"by {who.user}{f': {reason}' if reason else ''}")
     await tx.execute(
         "update hil.boards set hold = 'draining', hold_reason = %s where name = %s", [f"drained {note}", name]
     )
     await note_board(tx, "draining", name, note)
     await transitions.call_off_check(tx, name, f"drained {note}")
-    if not await active_leases(tx, "lease.board = %(board)s", {"board": name}):
+    if not await lock_active_leases(tx, "lease.board = %(board)s", {"board": name}):
         await note_board(tx, "maintenance", name, "drained and idle")
 
 
-@serialized
+@serialize_calls
 async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> None:
     """Resume a drained board. If the board is not online, the farm checks the board immediately."""
-    state = await known_board(tx, name)
+    state = await get_board_state(tx, name)
     note = f"by {who.user}"
     await tx.execute("update hil.boards set hold = '', hold_reason = '' where name = %s", [name])
     await note_board(tx, "resumed", name, note)
     if state is not BoardState.ONLINE:
         await transitions.change_board(tx, name, health.Event(health.EventKind.RETRY, f"resumed {note}"), settings)
-    await grant(tx, queue, settings)
+    await grant_boards(tx, queue, settings)
 
 
-async def lose_silent(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
+async def set_silent_offline(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     """Set boards without heartbeats offline. Returns their number."""
-    silent = await fetched(tx, _SILENT)
+    silent = await fetch_rows(tx, _SILENT)
     for row in silent:
-        await _lose_board(tx, queue, row["name"], f"no heartbeat from the host for {settings.owner_s:g} s", settings)
+        await _set_offline(tx, queue, row["name"], f"no heartbeat from the host for {settings.owner_s:g} s", settings)
     hosts = {row["host"] for row in silent}
     await presence.note_hosts_gone(tx, "lost", hosts, f"no heartbeat for {settings.owner_s:g} s")
     return len(silent)
 
 
-async def _lose_board(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
+async def _set_offline(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
     """Remove a board's owner and end the lease."""
-    for lease in await active_leases(tx, "lease.board = %(board)s", {"board": name}):
+    for lease in await lock_active_leases(tx, "lease.board = %(board)s", {"board": name}):
         await transitions.lease_lost(tx, queue, lease, reason, settings)
     await tx.execute("update hil.boards set worker = '', owned_until = clock_timestamp() where name = %s", [name])
     await transitions.change_board(tx, name, health.Event(health.EventKind.LOST, reason), settings)
@@ -144,9 +144,9 @@ async def _store_board(tx: Tx, card: BoardCard, worker: str, settings: FarmSetti
     await tx.execute(_PRESENT, {**values, "owner_s": settings.owner_s})
 
 
-async def known_board(tx: Tx, name: str) -> BoardState:
+async def get_board_state(tx: Tx, name: str) -> BoardState:
     """Return the state of a board. Raises UsageError for an unknown name."""
-    rows = await fetched(tx, "select name, state from hil.boards where not forgotten")
+    rows = await fetch_rows(tx, "select name, state from hil.boards where not forgotten")
     states = {row["name"]: BoardState(row["state"]) for row in rows}
     if name not in states:
         hint = f"{did_you_mean(name, states)}hil farm boards lists all boards"
@@ -174,39 +174,39 @@ _ABSENT = """
 """
 
 
-@serialized
+@serialize_calls
 async def forget(tx: Tx, who: Principal, name: str, settings: FarmSettings) -> list[str]:
     """Forget a board. Jobs that no other board can run end. Returns the names of these jobs."""
-    await known_board(tx, name)
-    if owners := await fetched(tx, _OWNER, [name]):
+    await get_board_state(tx, name)
+    if owners := await fetch_rows(tx, _OWNER, [name]):
         raise UsageError(
             f"{name} is still served by {owners[0]['host']}", hint="stop that host first, or use hil farm drain"
         )
     return await _forget_boards(tx, [name], f"by {who.user}", settings)
 
 
-@serialized
+@serialize_calls
 async def forget_absent(tx: Tx, absent_s: float, settings: FarmSettings) -> list[str]:
     """Forget boards that have been absent for ``absent_s`` seconds, except drained ones. Returns their names."""
-    names = [row["name"] for row in await fetched(tx, _ABSENT, [absent_s])]
+    names = [row["name"] for row in await fetch_rows(tx, _ABSENT, [absent_s])]
     if names:
         await _forget_boards(tx, names, "no longer served by any host", settings)
     return names
 
 
 async def _forget_boards(tx: Tx, names: Sequence[str], reason: str, settings: FarmSettings) -> list[str]:
-    gone = await board_rows(tx, settings, names)
-    for row in await fetched(tx, _FORGET, {"names": list(names), "most": MOST_FENCE}):
+    gone = await read_board_rows(tx, settings, names)
+    for row in await fetch_rows(tx, _FORGET, {"names": list(names), "most": MAX_FENCE}):
         reset = f"; invalid fence reset to {row['fence']}" if row["was"] < 0 else ""
         await note_board(tx, "forgotten", row["name"], f"{reason}{reset}")
-    left = await board_rows(tx, settings)
+    left = await read_board_rows(tx, settings)
     lost = [
         lane.lane
-        for lane in await queued_lanes(tx)
+        for lane in await list_queued_lanes(tx)
         if any(lane.matches(one.name, one.labels) for one in gone)
         and not any(lane.matches(one.name, one.labels) for one in left)
     ]
-    ended = await job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
+    ended = await lock_job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
     what = f"no board matches after the removal of {', '.join(names)}"
     for job in ended:
         await finish(tx, job, JobResult(EXIT_BOARD, "BOARD_LOST", what, infrastructure=True))

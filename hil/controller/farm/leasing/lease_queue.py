@@ -28,13 +28,13 @@ from procrastinate.jobs import Job
 from psycopg_pool import AsyncConnectionPool
 
 from hil.controller.farm.database import notifications
-from hil.controller.farm.database.database import Database, DatabaseAway, Tx, end_tasks, seam
+from hil.controller.farm.database.database import Database, DatabaseAway, Tx, convert_outages, end_tasks
 
 CHANNEL = "hil_farm_boards"
 _TASK = "hil.lease"
 _BEAT_S, _STALLED_S = 10.0, 60.0
 # The channel name `procrastinate_queue_v1#QUEUE` has at most 63 bytes.
-_LONGEST_QUEUE = 63 - len("procrastinate_queue_v1#")
+_MAX_QUEUE_LENGTH = 63 - len("procrastinate_queue_v1#")
 
 # Lock the row before the deletion. A missing row is not an error, and a concurrent deletion waits for the lock or skips
 # the row.
@@ -90,7 +90,7 @@ class LeaseQueue:
                 await self._manager.unregister_worker(self._worker)
             self._worker = None
 
-    async def bring(self, tx: Tx, board: str, lease: int) -> int:
+    async def queue_lease(self, tx: Tx, board: str, lease: int) -> int:
         """Queue a lease for the board's gateway when this transaction commits. Returns the queue id."""
         task = self._app.configure_task(_TASK, queue=_make_queue_name(board), lock=board, connection=tx)
         with _convert_errors():
@@ -124,11 +124,11 @@ class LeaseQueue:
 
         The argument is None in the first call and after an outage, because any board may then have entries.
         """
-        async with contextlib.aclosing(notifications.hear(self._database.url, CHANNEL)) as heard:
+        async with contextlib.aclosing(notifications.iter_notifications(self._database.url, CHANNEL)) as heard:
             async for board in heard:
                 callback(None if board is None else {board})
 
-    async def tidy(self, tx: Tx) -> int:
+    async def remove_stale(self, tx: Tx) -> int:
         """Remove lost gateways and the entries of ended leases. Returns the number of removed entries."""
         await tx.execute("select procrastinate_prune_stalled_workers_v1(%s)", [_STALLED_S])
         return (await tx.execute(_TIDY, [_TASK])).rowcount
@@ -158,7 +158,7 @@ class LeaseQueue:
                     with _convert_errors():
                         await self._manager.update_heartbeat(self._worker)
                 async with self._database.transaction() as tx:
-                    await self.tidy(tx)
+                    await self.remove_stale(tx)
             except DatabaseAway as error:
                 _LOG.warning("gateway heartbeat failed: %s", error.message)
             except Exception:
@@ -169,7 +169,7 @@ class LeaseQueue:
 def _make_queue_name(board: str) -> str:
     """Return the queue name of a board."""
     name = f"board:{board}"
-    if len(name.encode()) <= _LONGEST_QUEUE:
+    if len(name.encode()) <= _MAX_QUEUE_LENGTH:
         return name
     return f"board#{hashlib.sha256(board.encode()).hexdigest()[:32]}"
 
@@ -177,7 +177,7 @@ def _make_queue_name(board: str) -> str:
 @contextlib.contextmanager
 def _convert_errors() -> Iterator[None]:
     """Raise procrastinate's errors as database errors. Convert outages to DatabaseAway."""
-    with seam():
+    with convert_outages():
         try:
             yield
         except exceptions.ConnectorException as error:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
-from hil.controller.farm.leasing.allocator import grant
+from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import MOST_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind
+from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
 from hil.controller.farm.store.records import (
@@ -18,11 +18,11 @@ from hil.controller.farm.store.records import (
     NAME,
     LeaseRow,
     as_json,
-    fetched,
+    fetch_rows,
     lease_row,
-    serialized,
-    storable,
-    stored,
+    make_storable,
+    normalize_document,
+    serialize_calls,
 )
 from hil.controller.records.base import make_record
 from hil.errors import EXIT_OK, AccessRefused
@@ -44,7 +44,7 @@ _KEEP = """
     update hil.leases as lease set expires_at = clock_timestamp() + make_interval(secs => %(lease_s)s)
     from kept where lease.id = kept.id
 """
-_OWN = """
+_EXTEND_OWNED = """
     with owned as (
         select board.name from hil.boards as board
         join unnest(%(boards)s::text[], %(workers)s::text[]) as said (board, worker)
@@ -72,7 +72,7 @@ _STARTED = """
     )
     update hil.jobs set started_at = clock_timestamp() from begun where id = begun.job returning id
 """
-_SAID = "select coalesce(result = %(result)s::jsonb, false) as same from hil.leases where id = %(lease)s"
+_IS_SAME_RESULT = "select coalesce(result = %(result)s::jsonb, false) as same from hil.leases where id = %(lease)s"
 _HOLD = """
     update hil.leases set holder_until = clock_timestamp() + make_interval(secs => %(holder_s)s)
     where id = %(lease)s and key = %(key)s and key <> '' and ended_at is null
@@ -112,46 +112,46 @@ class LeaseStatus:
     started: bool  # True if the board session is open
 
 
-async def grant_of(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
+async def read_grant(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
     """Return the grant of a lease, or None if the lease has ended."""
-    return next(iter(await grants_of(tx, [lease], settings)), None)
+    return next(iter(await read_grants(tx, [lease], settings)), None)
 
 
-async def grants_of(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
+async def read_grants(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
     """Return the grants of the active leases among ``leases``."""
-    rows = await fetched(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
+    rows = await fetch_rows(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
     return [Grant(**{**row, "spec": make_record(row["spec"], JobSpec), "ttl_s": settings.lease_s}) for row in rows]
 
 
 async def lease_of_job(tx: Tx, job_id: int) -> int | None:
     """Return the active lease of a job, or None."""
-    rows = await fetched(tx, "select id from hil.leases where job = %s and ended_at is null", [job_id])
+    rows = await fetch_rows(tx, "select id from hil.leases where job = %s and ended_at is null", [job_id])
     return rows[0]["id"] if rows else None
 
 
-async def holding(tx: Tx, lease: int) -> LeaseStatus | None:
+async def read_holding(tx: Tx, lease: int) -> LeaseStatus | None:
     """Return the lease data for the holder that the grant does not contain, or None if the lease has ended."""
     query = (
         "select lease.key, lease.direct, lease.started_at is not null as started, board.card"
         " from hil.leases as lease join hil.boards as board on board.name = lease.board"
         " where lease.id = %s and lease.ended_at is null"
     )
-    rows = await fetched(tx, query, [lease])
+    rows = await fetch_rows(tx, query, [lease])
     return LeaseStatus(**{**rows[0], "card": make_record(rows[0]["card"], BoardCard)}) if rows else None
 
 
-async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
+async def process_beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> list[BeatReply]:
     """Process heartbeats: extend the ownership of boards and the expiry of leases."""
     boards, workers = [one.board for one in given], [one.worker for one in given]
     pairs = [(lease, one.worker) for one in given for lease in one.leases]
     kept = {"leases": [lease for lease, _ in pairs], "workers": [worker for _, worker in pairs]}
     async with tx.pipeline():
-        await tx.execute(_OWN, {"boards": boards, "workers": workers, "owner_s": settings.owner_s})
+        await tx.execute(_EXTEND_OWNED, {"boards": boards, "workers": workers, "owner_s": settings.owner_s})
         owners = await tx.execute("select name, worker from hil.boards where name = any(%s)", [boards])
         if pairs:
             await tx.execute(_KEEP, {**kept, "lease_s": settings.lease_s})
         owner = {row["name"]: row["worker"] for row in await owners.fetchall()}
-    ended = await over(tx, pairs)
+    ended = await find_ended(tx, pairs)
     return [
         BeatReply(
             owner=owner.get(one.board) == one.worker,
@@ -162,29 +162,29 @@ async def beats(tx: Tx, given: Sequence[WorkerBeat], settings: FarmSettings) -> 
     ]
 
 
-async def over(tx: Tx, pairs: Sequence[tuple[int, str]]) -> dict[tuple[int, str], str]:
+async def find_ended(tx: Tx, pairs: Sequence[tuple[int, str]]) -> dict[tuple[int, str], str]:
     """Return (lease, worker) -> reason for leases that have ended or belong to a different worker."""
     if not pairs:
         return {}
     values = {"leases": [lease for lease, _ in pairs], "workers": [worker for _, worker in pairs]}
-    rows = await fetched(tx, _OVER, values)
+    rows = await fetch_rows(tx, _OVER, values)
     return {(row["lease"], row["worker"]): row["reason"] for row in rows}
 
 
-async def started(tx: Tx, lease: int, worker: str, direct: str) -> None:
+async def record_start(tx: Tx, lease: int, worker: str, direct: str) -> None:
     """Record that a lease's board session is open.
 
     Args:
         direct: agent address for a holder on the same machine.
     """
     async with tx.pipeline():
-        begun = await fetched(tx, _STARTED, {"lease": lease, "worker": worker, "direct": direct})
+        begun = await fetch_rows(tx, _STARTED, {"lease": lease, "worker": worker, "direct": direct})
         row = await lease_row(tx, lease) if begun else None
         if row is not None:
             await note_started(tx, row)
 
 
-@serialized
+@serialize_calls
 async def report(
     tx: Tx, queue: LeaseQueue, lease: int, worker: str, result: JobResult, fence: int, settings: FarmSettings
 ) -> tuple[bool, str]:
@@ -198,13 +198,13 @@ async def report(
     Returns:
         True if the result counted; otherwise False and the reason.
     """
-    result = stored(result)
+    result = normalize_document(result)
     row = await lease_row(tx, lease)
     if row is None or row.worker != worker:
         return False, "this lease was not granted to this worker"
     if row.ended_at is not None:
         return await _handle_repeated_report(tx, row, result)
-    if 0 <= fence < MOST_FENCE:
+    if 0 <= fence < MAX_FENCE:
         await tx.execute("update hil.boards set fence = greatest(fence, %s) where name = %s", [fence, row.board])
     else:
         await note_board(tx, "fence", row.board, f"ignored invalid fence {fence} from the host")
@@ -212,7 +212,7 @@ async def report(
     # After an infrastructure failure, the job may move to any board. After a health job, jobs that had to avoid this
     # board may use it again. So look for grants on all boards.
     everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
-    await grant(tx, queue, settings, None if everywhere else [row.board])
+    await grant_boards(tx, queue, settings, None if everywhere else [row.board])
     return True, ""
 
 
@@ -222,7 +222,7 @@ async def _handle_repeated_report(tx: Tx, row: LeaseRow, result: JobResult) -> t
     A repetition of the stored result counts; a different, late result does not.
     """
     # Compare in the database: numbers may change their notation in jsonb.
-    [stored] = await fetched(tx, _SAID, {"lease": row.id, "result": as_json(result.to_json())})
+    [stored] = await fetch_rows(tx, _IS_SAME_RESULT, {"lease": row.id, "result": as_json(result.to_json())})
     if stored["same"]:
         return True, ""
     reason = "result already recorded" if row.result is not None else row.reason
@@ -234,12 +234,12 @@ async def _handle_repeated_report(tx: Tx, row: LeaseRow, result: JobResult) -> t
 async def renew_holder(tx: Tx, lease: int, key: str, settings: FarmSettings) -> bool:
     """Extend a lease for the holder. Returns False if the lease has ended or the key is wrong."""
     values = {"lease": lease, "key": key, "holder_s": settings.holder_s}
-    return bool(await fetched(tx, _HOLD, values))
+    return bool(await fetch_rows(tx, _HOLD, values))
 
 
 async def end_of(tx: Tx, lease: int, key: str) -> str | None:
     """Return why a lease ended, or None if no lease has this key."""
-    rows = await fetched(tx, "select reason, key from hil.leases where id = %s", [lease])
+    rows = await fetch_rows(tx, "select reason, key from hil.leases where id = %s", [lease])
     if not rows or not key or not hmac.compare_digest(rows[0]["key"].encode(), key.encode()):
         return None
     return rows[0]["reason"] or "ended"
@@ -250,12 +250,12 @@ async def wait_for_start(tx: Tx, lease: int, settings: FarmSettings) -> None:
     await tx.execute(_READYING, {"lease": lease, "holder_s": settings.holder_s})
 
 
-@serialized
+@serialize_calls
 async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, settings: FarmSettings) -> None:
     """Return a lease's board. An ended lease is not an error. Raises AccessRefused if the key is wrong."""
     row = await lease_row(tx, lease)
     if row is None or row.job.kind is not Kind.LEASE or not hmac.compare_digest(row.key.encode(), key.encode()):
         raise AccessRefused(f"invalid key for lease {lease}")
     if row.ended_at is None:
-        await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=storable(reason)), settings)
-        await grant(tx, queue, settings, [row.board])
+        await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=make_storable(reason)), settings)
+        await grant_boards(tx, queue, settings, [row.board])

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
-from hil.controller.farm.leasing.allocator import grant, grant_new
+from hil.controller.farm.leasing.allocator import grant_boards, grant_new_jobs
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.leasing.transitions import enqueue, finish
+from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
     JobResult,
     JobState,
@@ -18,32 +18,32 @@ from hil.controller.farm.messages import (
     Priority,
     Role,
     Submission,
-    job_name,
+    format_job_name,
     parse_job,
 )
 from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
-from hil.controller.farm.selector import nearest, parse
+from hil.controller.farm.selector import find_nearest, parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_job
 from hil.controller.farm.store.records import (
     JOBS,
     JobRow,
-    active_leases,
-    board_rows,
-    fetched,
-    job_rows,
-    serialized,
-    storable,
-    stored,
+    fetch_rows,
+    lock_active_leases,
+    lock_job_rows,
+    make_storable,
+    normalize_document,
+    read_board_rows,
+    serialize_calls,
 )
 from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
-_LONGEST_PROJECT = 100
+_MAX_PROJECT_LENGTH = 100
 _TIMEOUTS = f"above 0 s and at most {_LONGEST_S / 86400:.0f} days"
 
 # Maximum waiting submissions per user. Each submission may be a separate lane, and every grant reads all lanes.
-_MOST_WAITING = 1000
+_MAX_WAITING = 1000
 _MANY = "select count(*) as many from (select from hil.jobs where state = 'queued' limit %s) as waiting"
 _WAITING = f"""
     select count(distinct job.submission) as waiting from {JOBS}
@@ -66,7 +66,7 @@ class QueuedSubmission:
     jobs: list[str]
 
 
-@serialized
+@serialize_calls
 async def submit(
     tx: Tx, queue: LeaseQueue, who: Principal, order: Submission, trace: str, settings: FarmSettings
 ) -> QueuedSubmission:
@@ -79,10 +79,12 @@ async def submit(
         FarmError: too many submissions of this user are waiting.
     """
     _check_submission(order)
-    order = replace(order, title=storable(order.title), specs=tuple(stored(spec) for spec in order.specs))
+    order = replace(
+        order, title=make_storable(order.title), specs=tuple(normalize_document(spec) for spec in order.specs)
+    )
     project = _choose_project(who, order)
     sent = await tx.execute(_SENT, [order.key])
-    boards = await board_rows(tx, settings)
+    boards = await read_board_rows(tx, settings)
     for before in await sent.fetchall():
         if before["user_name"] != who.user:
             raise UsageError(
@@ -91,20 +93,22 @@ async def submit(
         return QueuedSubmission(before["id"], _make_job_names(before["id"], before["jobs"]))
     _check_satisfiable(order, boards)
     await _check_quota(tx, who)
-    submission, jobs = await enqueue(tx, order, who.user, project, trace)
+    submission, jobs = await queue_jobs(tx, order, who.user, project, trace)
     lane = WaitingJob(
         0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
     )
-    await grant_new(tx, queue, settings, order, lane, jobs, boards)
+    await grant_new_jobs(tx, queue, settings, order, lane, jobs, boards)
     return QueuedSubmission(submission, _make_job_names(submission, len(jobs)))
 
 
-@serialized
+@serialize_calls
 async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings: FarmSettings) -> list[str]:
     """Cancel a job, or all jobs of a submission. Returns the names of the cancelled jobs."""
     submission, number = await _find_own_job(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
-    leases = {lease.job.id: lease for lease in await active_leases(tx, "submission.id = %(id)s", {"id": submission})}
+    leases = {
+        lease.job.id: lease for lease in await lock_active_leases(tx, "submission.id = %(id)s", {"id": submission})
+    }
     jobs = await _open_jobs(tx, submission, number)
     for job in jobs:
         if job.id in leases:
@@ -113,12 +117,12 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
             await finish(tx, job, result, state=JobState.CANCELLED)
     freed = [leases[job.id].board for job in jobs if job.id in leases]
     if freed:
-        await grant(tx, queue, settings, freed)
+        await grant_boards(tx, queue, settings, freed)
     return [job.name for job in jobs]
 
 
-@serialized
-async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
+@serialize_calls
+async def set_priority(tx: Tx, who: Principal, name: str, priority: Priority) -> list[str]:
     """Change a submission's priority. Returns the names of unfinished jobs."""
     submission, _ = await _find_own_job(tx, who, name)
     jobs = await _open_jobs(tx, submission, None)
@@ -130,7 +134,7 @@ async def prioritise(tx: Tx, who: Principal, name: str, priority: Priority) -> l
 
 
 def _make_job_names(submission: int, jobs: int) -> list[str]:
-    return [job_name(submission, number, jobs) for number in range(1, jobs + 1)]
+    return [format_job_name(submission, number, jobs) for number in range(1, jobs + 1)]
 
 
 def _check_submission(order: Submission) -> None:
@@ -143,8 +147,8 @@ def _check_submission(order: Submission) -> None:
         raise UsageError(f"a job's time limit must be {_TIMEOUTS}, got {order.timeout_s} s")
     if not 1 <= order.max_attempts <= _MOST_ATTEMPTS:
         raise UsageError(f"max_attempts must be 1 to {_MOST_ATTEMPTS}, got {order.max_attempts}")
-    if len(order.project) > _LONGEST_PROJECT:
-        raise UsageError(f"project name exceeds {_LONGEST_PROJECT} characters")
+    if len(order.project) > _MAX_PROJECT_LENGTH:
+        raise UsageError(f"project name exceeds {_MAX_PROJECT_LENGTH} characters")
     kinds = {spec.kind for spec in order.specs}
     if Kind.HEALTH in kinds:
         raise UsageError(
@@ -158,13 +162,13 @@ def _check_submission(order: Submission) -> None:
 
 async def _check_quota(tx: Tx, who: Principal) -> None:
     """Raise FarmError if too many submissions of a user are waiting. Count exactly only if the queue is long."""
-    [all_] = await fetched(tx, _MANY, [_MOST_WAITING])
-    if all_["many"] < _MOST_WAITING:
+    [all_] = await fetch_rows(tx, _MANY, [_MAX_WAITING])
+    if all_["many"] < _MAX_WAITING:
         return
-    [own] = await fetched(tx, _WAITING, [who.user])
-    if own["waiting"] >= _MOST_WAITING:
+    [own] = await fetch_rows(tx, _WAITING, [who.user])
+    if own["waiting"] >= _MAX_WAITING:
         raise FarmError(
-            f"{who.user} already has {_MOST_WAITING} waiting submissions",
+            f"{who.user} already has {_MAX_WAITING} waiting submissions",
             hint="combine jobs in a submission, or wait until some have finished",
         )
 
@@ -195,7 +199,7 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
         return
     if not boards:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
-    close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in nearest(selector, boards))
+    close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in find_nearest(selector, boards))
     raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"nearest: {close}")
 
 
@@ -203,7 +207,9 @@ async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | N
     """Return submission and job number for a name. Raises AccessRefused if the caller may not change the job."""
     submission, number = parse_job(name)
     where = "submission.id = %s and (%s::numeric is null or job.number = %s) limit 1"
-    owners = await fetched(tx, f"select submission.user_name from {JOBS} where {where}", [submission, number, number])
+    owners = await fetch_rows(
+        tx, f"select submission.user_name from {JOBS} where {where}", [submission, number, number]
+    )
     if not owners:
         raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs")
     if owners[0]["user_name"] != who.user and who.role is not Role.ADMIN:
@@ -216,4 +222,4 @@ async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | N
 
 async def _open_jobs(tx: Tx, submission: int, number: int | None) -> list[JobRow]:
     where = "job.submission = %s and (%s::numeric is null or job.number = %s) and job.state in ('queued', 'running')"
-    return await job_rows(tx, where, [submission, number, number])
+    return await lock_job_rows(tx, where, [submission, number, number])

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import boards, transitions
-from hil.controller.farm.leasing.allocator import grant
+from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import JobResult
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.records import SERIALIZED, active_leases, fetched, serialized
+from hil.controller.farm.store.records import SERIALIZED, fetch_rows, lock_active_leases, serialize_calls
 from hil.errors import EXIT_OK
 
 _TICK = 0x4_74_69_63_6B  # advisory lock: only one gateway sweeps at a time
-_FROZEN_S = 5.0
+_FROZEN_SECONDS = 5.0
 
 # A gateway blocks the whole farm if it freezes while it has the serialization lock, or while it changes a board or
 # lease. PostgreSQL's timeout for idle transactions does not help, because a connection in pipeline mode counts as
@@ -37,7 +37,7 @@ _THAW = """
 """
 
 
-async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
+async def run_periodic_work(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     """Run the periodic work and return the number of changes.
 
     First, all workers and holders get time to send heartbeats and reports. Leases expire only after this time.
@@ -46,22 +46,22 @@ async def tick(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: f
         heard_since: `time.monotonic()` when this gateway began to receive heartbeats; `math.inf` if the gateway
             receives none.
     """
-    await thaw(tx)
+    await terminate_frozen(tx)
     await tx.execute("set local lock_timeout = '5s'")
-    [tried] = await fetched(tx, "select pg_try_advisory_xact_lock(%s) as ours", [_TICK])
+    [tried] = await fetch_rows(tx, "select pg_try_advisory_xact_lock(%s) as ours", [_TICK])
     return await _sweep_once(tx, queue, settings, heard_since) if tried["ours"] else 0
 
 
-async def thaw(tx: Tx) -> None:
+async def terminate_frozen(tx: Tx) -> None:
     """Terminate connections of frozen gateways. Use a separate connection if the pool waits for their locks."""
-    await tx.execute(_THAW, {"serialized": SERIALIZED, "frozen_s": _FROZEN_S})
+    await tx.execute(_THAW, {"serialized": SERIALIZED, "frozen_s": _FROZEN_SECONDS})
 
 
-@serialized
+@serialize_calls
 async def _sweep_once(tx: Tx, queue: LeaseQueue, settings: FarmSettings, heard_since: float) -> int:
     happened = await _expire_leases(tx, queue, settings) if time.monotonic() - heard_since >= settings.lease_s else 0
     happened += await transitions.order_checks(tx)
-    return happened + len(await grant(tx, queue, settings))
+    return happened + len(await grant_boards(tx, queue, settings))
 
 
 async def _expire_leases(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
@@ -70,16 +70,16 @@ async def _expire_leases(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> i
     Deadlines are compared with the start of the transaction. This gateway may have been frozen since then, and may have
     missed heartbeats.
     """
-    silent = await active_leases(tx, "lease.expires_at < now()")
+    silent = await lock_active_leases(tx, "lease.expires_at < now()")
     for lease in silent:
         reason = f"no heartbeat from {lease.board} for {settings.lease_s:g} s"
         await transitions.lease_lost(tx, queue, lease, reason, settings)
-    left = await active_leases(tx, "lease.holder_until < now()")
+    left = await lock_active_leases(tx, "lease.holder_until < now()")
     for lease in left:
         gone = JobResult(EXIT_OK, reason=f"no heartbeat from the lease holder for {settings.holder_s:g} s")
         await transitions.lease_over(tx, queue, lease, gone, settings)
-    lost = await boards.lose_silent(tx, queue, settings)
-    late = await active_leases(tx, "lease.until < now()")
+    lost = await boards.set_silent_offline(tx, queue, settings)
+    late = await lock_active_leases(tx, "lease.until < now()")
     for lease in late:
         await transitions.lease_timed_out(tx, queue, lease, settings)
     return len(silent) + len(left) + lost + len(late)
@@ -90,7 +90,7 @@ _GRACE = "1 day"
 # After this time without leases, a user's share is negligible.
 _FADED = "30 days"
 # Limit of files per call: users of these files wait during the deletion.
-_MOST_FILES = 2000
+_MAX_FILES = 2000
 
 # Submissions of which all jobs ended long ago.
 _OLD = """
@@ -137,7 +137,7 @@ class GcResult:
     artifacts: list[str] = field(default_factory=list)  # digests of unreferenced files
 
 
-async def gc(
+async def delete_old(
     tx: Tx, keep_s: float, delete: Callable[[list[str]], Awaitable[None]], *, dry_run: bool = False
 ) -> GcResult:
     """Delete old submissions with their data, old events, removed boards and unreferenced files.
@@ -151,15 +151,15 @@ async def gc(
     async with tx.transaction(force_rollback=dry_run):
         # Deleting files may take long.
         await tx.execute("set local idle_in_transaction_session_timeout = '10min'")
-        old = [row["id"] for row in await fetched(tx, _OLD, {"keep_s": keep_s})]
-        values = {"keep_s": keep_s, "old": old, "most": _MOST_FILES}
+        old = [row["id"] for row in await fetch_rows(tx, _OLD, {"keep_s": keep_s})]
+        values = {"keep_s": keep_s, "old": old, "most": _MAX_FILES}
         counts = {}
         for name, tables in _OF_THEM.items():
-            [row] = await fetched(tx, f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
+            [row] = await fetch_rows(tx, f"select count(*) as n from {tables} where submission = any(%(old)s)", values)
             counts[name] = row["n"]
         for name, query in _DELETED.items():
             counts[name] = (await tx.execute(query, values)).rowcount
-        unused = await fetched(tx, _UNUSED, values)
+        unused = await fetch_rows(tx, _UNUSED, values)
         digests = [row["digest"] for row in unused]
         if digests and not dry_run:
             await delete(digests)

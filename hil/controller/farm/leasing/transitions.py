@@ -15,7 +15,7 @@ from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
-from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, board_rows, fetched, job_rows
+from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, fetch_rows, lock_job_rows, read_board_rows
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 
 # User of health jobs; no token can have this name.
@@ -54,7 +54,7 @@ _RESULT = """
 """
 
 
-async def enqueue(
+async def queue_jobs(
     tx: Tx, order: Submission, user: str, project: str, trace: str = "", *, checks: str | None = None
 ) -> tuple[int, list[int]]:
     """Queue the jobs of a submission. Returns the submission's number and the job ids.
@@ -66,7 +66,7 @@ async def enqueue(
     values = {name: getattr(order, name) for name in same} | {"user": user, "project": project, "trace": trace}
     specs = as_json([spec.to_json() for spec in order.specs])
     values |= {"priority": order.priority.value, "jobs": len(order.specs), "specs": specs, "checks": checks}
-    rows = await fetched(tx, _NEW, values)
+    rows = await fetch_rows(tx, _NEW, values)
     submission, jobs = rows[0]["submission"], sorted(row["id"] for row in rows)
     await note_queued(tx, submission, jobs, order.title)
     return submission, jobs
@@ -94,7 +94,7 @@ async def finish(
     await note_job(tx, state.value, job, state, reason=result.reason)
 
 
-_CHECK_TIMEOUT_S = 600.0
+_CHECK_TIMEOUT_SECONDS = 600.0
 
 _CHANGE = """
     update hil.boards
@@ -114,9 +114,9 @@ _UNCHECKED = """
 
 async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSettings) -> None:
     """Apply an event to a board: store the new state, and queue a health job if a check is due."""
-    [row] = await fetched(tx, "select state, failures, reason from hil.boards where name = %s for update", [board])
+    [row] = await fetch_rows(tx, "select state, failures, reason from hil.boards where name = %s for update", [board])
     state, failures = BoardState(row["state"]), row["failures"]
-    to = health.after(state, failures, event, settings)
+    to = health.apply_event(state, failures, event, settings)
     if (to.state, to.failures) != (state, failures) or to.doubted or event.what is health.EventKind.HEALTHY:
         values = {
             "board": board,
@@ -137,7 +137,7 @@ async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSe
 
 async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
     """Queue a health job for every board that is due for a check and has none. Returns their number."""
-    found = await fetched(tx, _UNCHECKED, {"boards": boards})
+    found = await fetch_rows(tx, _UNCHECKED, {"boards": boards})
     for row in found:
         # Hosts from older releases use these options to switch the power of a board that failed before.
         options = {"state": row["state"], "failures": row["failures"]}
@@ -146,16 +146,16 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
             specs=(JobSpec(Kind.HEALTH, options),),
             board=row["name"],
             priority=Priority.HIGH,
-            timeout_s=_CHECK_TIMEOUT_S,
+            timeout_s=_CHECK_TIMEOUT_SECONDS,
             max_attempts=1,
         )
-        await enqueue(tx, order, FARM, "", checks=row["name"])
+        await queue_jobs(tx, order, FARM, "", checks=row["name"])
     return len(found)
 
 
 async def call_off_check(tx: Tx, board: str, reason: str) -> None:
     """Cancel a board's queued health job, because the board is not available."""
-    for job in await job_rows(tx, "job.checks = %s and job.state = 'queued'", [board]):
+    for job in await lock_job_rows(tx, "job.checks = %s and job.state = 'queued'", [board]):
         result = JobResult(EXIT_BOARD, "BOARD_LOST", f"cancelled: {reason}", infrastructure=True)
         await finish(tx, job, result, state=JobState.CANCELLED)
 
@@ -176,7 +176,7 @@ _WARM = """
 # A completed job on an online board counts as a passed check.
 _WORKED = "update hil.boards set checked_at = clock_timestamp() where name = %s and state = 'online'"
 # Maximum affinity keys stored per board.
-_WARM_MOST = 64
+_MAX_WARM = 64
 
 
 async def _end_lease(
@@ -241,12 +241,12 @@ async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: Job
 
 async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -> bool:
     """Return True if the job can run on another board on which it has not failed yet."""
-    [order] = await fetched(tx, "select selector from hil.submissions where id = %s", [job.submission])
+    [order] = await fetch_rows(tx, "select selector from hil.submissions where id = %s", [job.submission])
     wanted = policy.WaitingJob(job.id, job.user, selector=order["selector"], board=job.pinned)
     avoid = {*job.avoid, board}
     return any(
         one.may_serve and one.name not in avoid and wanted.matches(one.name, one.labels)
-        for one in await board_rows(tx, settings)
+        for one in await read_board_rows(tx, settings)
     )
 
 
@@ -255,7 +255,7 @@ async def _retry_or_finish(tx: Tx, lease: LeaseRow, result: JobResult, settings:
     job = lease.job
     held = lease.started_at is not None and job.kind is Kind.LEASE
     others = result.infrastructure and await _has_others(tx, job, lease.board, settings)
-    final = policy.after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held, others=others)
+    final = policy.decide_after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held, others=others)
     if final is None:
         await queue_again(tx, job, lease.board, result.reason or "infrastructure failure")
     else:
@@ -277,4 +277,4 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
     if result.board_ns[1] and result.exit_code == EXIT_OK:
         await tx.execute(_WORKED, [lease.board])
     if result.board_ns[1] and job.affinity:
-        await tx.execute(_WARM, {"affinity": job.affinity, "most": _WARM_MOST, "board": lease.board})
+        await tx.execute(_WARM, {"affinity": job.affinity, "most": _MAX_WARM, "board": lease.board})

@@ -6,7 +6,7 @@ import os
 
 from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.local.local_farm import DATABASE
-from hil.controller.farm.paths import DB_VARIABLE, farm_home
+from hil.controller.farm.paths import DB_VARIABLE, get_farm_home
 from hil.controller.farm.settings import load_history
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.errors import UsageError
@@ -20,7 +20,7 @@ def find_farm_history() -> HistorySettings:
     Raises:
         UsageError: the farm has no history, or its settings are invalid.
     """
-    home = farm_home()
+    home = get_farm_home()
     url = os.environ.get(DB_VARIABLE, "") or EmbeddedDatabase(home / DATABASE).url
     settings = load_history(home / "farm.toml", url)
     if settings is None:

@@ -29,16 +29,16 @@ from hil.controller.farm.paths import (
     SHEET,
     TOKEN_VARIABLE,
     FarmAddress,
+    get_socket_path,
+    get_token_file,
     is_there,
-    sheet_of,
-    socket_of,
-    token_file,
+    read_sheet,
 )
 from hil.controller.farm.settings import load_history, load_settings
 from hil.core.files import read_text, write_atomic
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
-from hil.protocol.local_socket import LONGEST_PATH
+from hil.protocol.local_socket import MAX_PATH_LENGTH
 
 # Packages of the extra `farm`, without those of the embedded database.
 _PACKAGES = ("psycopg", "psycopg_pool", "procrastinate", "fsspec", "prometheus_client")
@@ -58,7 +58,7 @@ def prepare_home(home: Path) -> None:
         UsageError: the path is too long.
         StorageError: the directory cannot be written.
     """
-    if len(os.fsencode(socket_of(home))) > LONGEST_PATH:
+    if len(os.fsencode(get_socket_path(home))) > MAX_PATH_LENGTH:
         raise UsageError(
             f"path exceeds the maximum length for a socket: {home}", hint=f"set {HOME_VARIABLE} to a shorter path"
         )
@@ -72,14 +72,14 @@ def prepare_home(home: Path) -> None:
 def ask(home: Path, what: str, **arguments: Any) -> Any:
     """Query the farm of a home, without retries. Raises FarmUnreachable if the farm does not respond."""
     try:
-        token = read_text(token_file(home)).strip()
+        token = read_text(get_token_file(home)).strip()
     except OSError as error:
         raise FarmUnreachable(f"token not found in {home}") from error
-    with FarmClient(FarmAddress((f"unix:{socket_of(home)}",), token), patience_s=0) as farm:
+    with FarmClient(FarmAddress((f"unix:{get_socket_path(home)}",), token), patience_s=0) as farm:
         return farm.ask(what, **arguments)
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file atomically. The permissions never exceed ``mode``.
 
     Raises:
@@ -91,8 +91,8 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
         raise StorageError(f"{path} cannot be written: {error}") from error
 
 
-_LOOK_S = 0.25
-_SERVE_S = 60.0
+_LOOK_SECONDS = 0.25
+_SERVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,13 @@ class UpOptions:
         """Expected number of boards."""
         return self.sims + len(self.boards)
 
-    def host_arguments(self) -> list[str]:
+    def list_host_arguments(self) -> list[str]:
         """Return the options for `hil farm host`."""
         sims = ["--sim", str(self.sims)] if self.sims else []
         site = ["--site", self.site] if self.site else []
         return [*sims, *site, *(word for board in self.boards for word in ("--board", board))]
 
-    def gateway_arguments(self) -> list[str]:
+    def list_gateway_arguments(self) -> list[str]:
         """Return the options for `hil farm gateway`."""
         files = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
         named = {"--listen": self.listen, "--metrics": self.metrics}
@@ -183,13 +183,15 @@ class LocalFarm:
             url = self._database.start()
             self._say(f"database  {self._database.folder}")
         self._check_stopped()
-        asyncio.run(_prepare_database(url, token_file(self.home)))
-        arguments = ["--listen", f"unix:{socket_of(self.home)}", *self.wishes.gateway_arguments()]
+        asyncio.run(_prepare_database(url, get_token_file(self.home)))
+        arguments = ["--listen", f"unix:{get_socket_path(self.home)}", *self.wishes.list_gateway_arguments()]
         gateway = self._start_process("gateway", *arguments, **{DB_VARIABLE: url})
         self._wait_until_serving(gateway)
-        self._say(f"gateway   unix:{socket_of(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen)))
+        self._say(
+            f"gateway   unix:{get_socket_path(self.home)}" + (f", {self.wishes.listen}" * bool(self.wishes.listen))
+        )
         if self.wishes.count:
-            self._start_process("host", *self.wishes.host_arguments())
+            self._start_process("host", *self.wishes.list_host_arguments())
         self._write_sheet(ready=not self.wishes.count)
 
     def _check_stopped(self) -> None:
@@ -201,15 +203,15 @@ class LocalFarm:
         away = (FARM_VARIABLE, TOKEN_VARIABLE, CA_VARIABLE, DB_VARIABLE)
         environment = {key: value for key, value in os.environ.items() if key not in away}
         environment |= {HOME_VARIABLE: str(self.home), **more}
-        command = module_command("hil", "farm", name, *arguments)
+        command = make_module_command("hil", "farm", name, *arguments)
         kept = SupervisedProcess(name, command, environment, self.home / LOGS, self._say)
         self._kept.append(kept)
         kept.start()
         return kept
 
     def _wait_until_serving(self, gateway: SupervisedProcess) -> None:
-        deadline = time.monotonic() + _SERVE_S
-        while not socket_of(self.home).exists() or not self._is_serving():
+        deadline = time.monotonic() + _SERVE_SECONDS
+        while not get_socket_path(self.home).exists() or not self._is_serving():
             self._check_stopped()
             if gateway.pid is None or time.monotonic() > deadline:
                 raise FarmError("the farm's gateway failed to start", hint=f"see {gateway.log}", detail=gateway.tail())
@@ -225,7 +227,7 @@ class LocalFarm:
         """Restart dead processes while the farm runs."""
         known: dict[str, str] = {}
         next_ask = 0.0
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(_LOOK_SECONDS):
             if self._database is not None and not self._database.is_alive():
                 self._say("the database died; restarting it")
                 try:
@@ -234,7 +236,7 @@ class LocalFarm:
                     self._say(f"the database failed to start: {error.message}")
                     self._over.wait(2)
             for kept in self._kept:
-                kept.look()
+                kept.check()
             if time.monotonic() >= next_ask:
                 known, next_ask = self._report_boards(known), time.monotonic() + 1.0
 
@@ -255,10 +257,15 @@ class LocalFarm:
         return now
 
     def _write_sheet(self, *, ready: bool = False, serving: bool = True) -> None:
-        sheet = {"pid": os.getpid(), "address": f"unix:{socket_of(self.home)}", "serving": serving, "ready": ready}
+        sheet = {
+            "pid": os.getpid(),
+            "address": f"unix:{get_socket_path(self.home)}",
+            "serving": serving,
+            "ready": ready,
+        }
         sheet |= {"listen": self.wishes.listen, "boards": self.wishes.count}
         if (text := json.dumps(sheet) + "\n") != self._sheet:
-            write_whole(self.home / SHEET, text)
+            write_atomically(self.home / SHEET, text)
             self._sheet = text
 
     def stop(self) -> None:
@@ -267,7 +274,7 @@ class LocalFarm:
         for kept in reversed(self._kept):
             kept.stop()
         self._kept.clear()
-        socket_of(self.home).unlink(missing_ok=True)
+        get_socket_path(self.home).unlink(missing_ok=True)
         if self._database is not None:
             self._database.stop()
             self._database = None
@@ -277,18 +284,18 @@ class LocalFarm:
 async def _prepare_database(url: str, token: Path) -> None:
     """Migrate the database, and create an admin token if the stored token is missing or invalid."""
     from hil.controller.farm.database.database import Database, migrate
-    from hil.controller.farm.store.access import add_token, principal_of
+    from hil.controller.farm.store.access import add_token, find_principal
 
     await migrate(url)
     database = await Database.open(url)
     try:
         async with database.transaction() as tx:
-            if token.exists() and await principal_of(tx, read_text(token).strip()) is not None:
+            if token.exists() and await find_principal(tx, read_text(token).strip()) is not None:
                 return
             made = await add_token(tx, getpass.getuser(), Role.ADMIN, "", "hil farm up", None)
     finally:
         await database.close()
-    write_whole(token, f"{made}\n", 0o600)
+    write_atomically(token, f"{made}\n", 0o600)
 
 
 _END_S, _GONE_S = 90.0, 5.0
@@ -309,7 +316,7 @@ def end_farm(home: Path) -> bool:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         was_up = True
-        sheet = sheet_of(home)
+        sheet = read_sheet(home)
         if sheet is None:
             raise FarmError(f"the farm in {home} is starting or stopping", hint="retry in a moment") from None
         pid = int(sheet["pid"])

@@ -28,9 +28,9 @@ from hil.core.processes import ForkedChild, exit_text, signal_group
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # After this uptime, a crash resets the restart delay.
-_STEADY_S = 60.0
-_STOP_S = 15.0
-_LARGEST_LOG = 10 << 20
+_STEADY_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+_MAX_LOG = 10 << 20
 
 
 class SupervisedProcess:
@@ -63,7 +63,7 @@ class SupervisedProcess:
     def start(self) -> None:
         """Start the process. A leftover process of an earlier supervisor is ended first."""
         end_noted(self._note)
-        if self.log.exists() and self.log.stat().st_size > _LARGEST_LOG:
+        if self.log.exists() and self.log.stat().st_size > _MAX_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         with self.log.open("ab") as log:
             # Start a separate session, so that Ctrl-C reaches only this process, which then stops the children in
@@ -80,14 +80,14 @@ class SupervisedProcess:
         pid = self._process.pid
         write_atomic(self._note, json.dumps({"pid": pid, "born": start_time(pid)}))
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Restart a dead process after the delay. Returns True if it runs."""
         if self._process is None:
             if time.monotonic() >= self._next:
                 self._try_restart()
         elif (code := self._process.poll()) is not None:
             lived = time.monotonic() - self._began
-            self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_SECONDS else min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._say(f"the {self.name} {exit_text(code)}; restarting in {self._pause_s:g} s (see {self.log})")
             self._process, self._next = None, time.monotonic() + self._pause_s
         return self.pid is not None
@@ -138,7 +138,7 @@ def start_time(pid: int) -> str:
 
 def _terminate_session(pid: int, poll: Callable[[], int | None]) -> None:
     """Terminate a session's leader, then kill the process group."""
-    for how, wait_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, 5.0)):
+    for how, wait_s in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if how is signal.SIGTERM:
                 # A stopped process would not handle SIGTERM.
@@ -156,7 +156,7 @@ def _terminate_session(pid: int, poll: Callable[[], int | None]) -> None:
 
 _FORK_PAUSE_S, _FORK_LONGEST_PAUSE_S = 0.2, 10.0
 # After this uptime, a crash resets the restart delay.
-_FORK_STEADY_S = 20.0
+_FORK_STEADY_SECONDS = 20.0
 # Above this number, children start one after another. Starting all at the same time would block the machine.
 _AT_ONCE, _CPU_S = 16, 0.3
 _COMM = 15
@@ -194,7 +194,7 @@ class PreforkSupervisor:
         signal.set_wakeup_fd(self._wake_write.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._handle_signal)
         apart_s = _CPU_S / (os.cpu_count() or 1)
         for place, child in enumerate(self._children):
             child.due = time.monotonic() + max(place - _AT_ONCE, 0) * apart_s
@@ -205,15 +205,15 @@ class PreforkSupervisor:
                 selector.register(self._wake_read, selectors.EVENT_READ)
                 while not self._stopping:
                     self._start_due()
-                    selector.select(self._seconds_to_next_start())
+                    selector.select(self._get_seconds_to_next_start())
                     self._reap_ended()
         finally:
             self._stop_children()
 
-    def _on_signal(self, *_: object) -> None:
+    def _handle_signal(self, *_: object) -> None:
         self._stopping = True
 
-    def _seconds_to_next_start(self) -> float | None:
+    def _get_seconds_to_next_start(self) -> float | None:
         waiting = [child.due for child in self._children if child.process is None]
         return max(min(waiting) - time.monotonic(), 0.0) if waiting else None
 
@@ -238,7 +238,7 @@ class PreforkSupervisor:
         signal_group(process.pid)
         child.process = None
         lived = time.monotonic() - child.began
-        child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_S else min(child.pause_s * 2, child.most_pause_s)
+        child.pause_s = _FORK_PAUSE_S if lived > _FORK_STEADY_SECONDS else min(child.pause_s * 2, child.most_pause_s)
         child.due = time.monotonic() + child.pause_s
 
     def _stop_children(self) -> None:
@@ -280,7 +280,7 @@ class PreforkSupervisor:
         child.main()
 
 
-def module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
+def make_module_main(module: str, arguments: Sequence[str]) -> Callable[[], None]:
     """Return a function for a child that runs `python -m MODULE ARGUMENTS`."""
 
     def run() -> None:

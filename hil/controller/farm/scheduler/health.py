@@ -61,7 +61,7 @@ class HealthChange:
 _USUAL = FarmSettings()
 
 
-def after(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> HealthChange:
+def apply_event(state: BoardState, failures: int, event: Event, settings: FarmSettings = _USUAL) -> HealthChange:
     """Return a board's new state after an event."""
     what, why = event.what, event.reason
     if what is EventKind.LOST:

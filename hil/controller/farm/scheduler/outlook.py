@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hil.controller.farm.messages import BoardState
-from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, turns
-from hil.controller.farm.selector import nearest, parse
+from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, order_turns
+from hil.controller.farm.selector import find_nearest, parse
 from hil.controller.records.farm import FarmJob
 
 # Limits for a reason text: boards per state, drain reasons, and characters per drain reason.
-_NAMED = 3
+_MAX_LISTED = 3
 _HOLD_REASONS, _HOLD_CHARACTERS = 3, 120
 
 
@@ -26,7 +26,7 @@ class Outlook:
     why: str
 
 
-def outlooks(
+def list_outlooks(
     waiting: Sequence[WaitingJob],
     boards: Sequence[BoardRow],
     use: Mapping[tuple[str, str], BoardUse],
@@ -41,25 +41,27 @@ def outlooks(
     """
 
     @functools.cache
-    def fitting(selector: str, pinned: str) -> frozenset[str]:
+    def find_fitting(selector: str, pinned: str) -> frozenset[str]:
         wanted = parse(selector)
         return frozenset(one.name for one in boards if pinned in ("", one.name) and wanted.matches(one.labels))
 
     by_id = {job.id: job for job in waiting}
-    order = turns(waiting, [FreeBoard(one.name, one.labels, one.warm) for one in boards], use, aging_s)
+    order = order_turns(waiting, [FreeBoard(one.name, one.labels, one.warm) for one in boards], use, aging_s)
     before: Counter[frozenset[str]] = Counter()
     found = []
     for job in (by_id[number] for number in order[:most]):
-        fit = fitting(job.selector, job.board)
+        fit = find_fitting(job.selector, job.board)
         ahead = sum(count for others, count in before.items() if others & fit)
-        found.append(Outlook(job.id, ahead + 1, why_waiting(job, [one for one in boards if one.name in fit], ahead)))
+        found.append(
+            Outlook(job.id, ahead + 1, explain_waiting(job, [one for one in boards if one.name in fit], ahead))
+        )
         before[fit] += 1
     named = set(order)
     hopeless = [job for job in waiting if job.id not in named][: most - len(found)]
     return found + [Outlook(job.id, 0, _explain_no_match(job, boards)) for job in hopeless]
 
 
-def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
+def explain_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
     """Return a line that says why no matching board is available for a job.
 
     Args:
@@ -80,7 +82,7 @@ def why_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> str:
     return "; ".join([*said, *([jobs] if ahead else [])])
 
 
-def blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, str]:
+def find_blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, str]:
     """Return the reason for every queued job whose matching boards are all out of service.
 
     Args:
@@ -89,14 +91,14 @@ def blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, st
     """
 
     @functools.cache
-    def reason(selector: str, pinned: str) -> str:
+    def find_reason(selector: str, pinned: str) -> str:
         job = WaitingJob(0, "", selector=selector, board=pinned)
         fit = [one for one in boards if job.matches(one.name, one.labels)]
         if any(one.may_serve for one in fit):
             return ""
-        return why_waiting(job, fit, 0) if fit else _explain_no_match(job, boards)
+        return explain_waiting(job, fit, 0) if fit else _explain_no_match(job, boards)
 
-    reasons = {job.name: reason(job.selector, job.pinned) for job in jobs}
+    reasons = {job.name: find_reason(job.selector, job.pinned) for job in jobs}
     return {name: why for name, why in reasons.items() if why}
 
 
@@ -122,12 +124,12 @@ def _describe_state(job: WaitingJob, board: BoardRow) -> str:
 
 
 def _format_names(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _explain_no_match(job: WaitingJob, boards: Sequence[BoardRow]) -> str:
     if job.board and all(one.name != job.board for one in boards):
         return f"board {job.board} not found"
-    close = nearest(parse(job.selector), {one.name: one.labels for one in boards if job.board in ("", one.name)})
+    close = find_nearest(parse(job.selector), {one.name: one.labels for one in boards if job.board in ("", one.name)})
     return "; ".join(["no board matches", *(f"{name}: {', '.join(misses)}" for name, misses in close if misses)])

@@ -70,7 +70,7 @@ class WaitingJob:
             return False
         return self.matches(free.name, free.labels)
 
-    def allowed(self, boards: Iterable[BoardRow]) -> WaitingJob:
+    def without_avoid(self, boards: Iterable[BoardRow]) -> WaitingJob:
         """Return the job, with an empty ``avoid`` set if no other board can serve the job."""
         others = (one for one in boards if one.may_serve and one.name not in self.avoid)
         if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
@@ -109,10 +109,10 @@ def assign(
     taken = {board for _, board in given}
     boards = [board for board in free if not board.health_only and board.name not in taken]
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return given + (_AssignmentRound(jobs, boards, use, aging_s).grants() if jobs and boards else [])
+    return given + (_AssignmentRound(jobs, boards, use, aging_s).assign_boards() if jobs and boards else [])
 
 
-def turns(
+def order_turns(
     waiting: Sequence[WaitingJob], boards: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
 ) -> list[int]:
     """Return the order in which jobs would be assigned if boards became free right after every assignment.
@@ -120,7 +120,7 @@ def turns(
     The result omits health jobs and jobs without a matching board.
     """
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return [job for job, _ in _AssignmentRound(jobs, boards, use, aging_s, endless=True).grants()]
+    return [job for job, _ in _AssignmentRound(jobs, boards, use, aging_s, endless=True).assign_boards()]
 
 
 def _assign_health_jobs(waiting: Iterable[WaitingJob], free: Iterable[FreeBoard]) -> list[tuple[int, str]]:
@@ -195,7 +195,7 @@ class _AssignmentRound:
         for (rank, _, _), queue in queues.items():
             heapq.heappush(self._heaps[rank], (self._make_turn_key(queue[0]), queue))
 
-    def grants(self) -> list[tuple[int, str]]:
+    def assign_boards(self) -> list[tuple[int, str]]:
         """Assign boards while there are boards and matching jobs."""
         given: list[tuple[int, str]] = []
         while self._left and (queue := self._select_queue()):
@@ -281,7 +281,7 @@ def _iterate_bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def after_attempt(
+def decide_after_attempt(
     result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False, others: bool = False
 ) -> JobResult | None:
     """Return a job's final result after an attempt, or None to retry.
@@ -333,7 +333,7 @@ class BoardRow:
         return self.free is not None and self.state is BoardState.ONLINE and self.unchecked
 
 
-def unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def find_unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return job -> reason, for queued jobs whose matching boards have all failed their checks repeatedly.
 
     Args:
@@ -341,11 +341,11 @@ def unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]) -> 
     """
 
     @functools.cache
-    def reason(selector: str, pinned: str) -> str:
+    def find_reason(selector: str, pinned: str) -> str:
         wanted = parse(selector)
         fit = [one for one in boards if pinned in ("", one["name"]) and wanted.matches(one["labels"])]
         failed = [one for one in fit if one["state"] == BoardState.QUARANTINED.value and one["failures"] >= GIVEN_UP]
         return "; ".join(f"{one['name']}: {one['reason']}" for one in failed[:3]) if len(failed) == len(fit) else ""
 
-    reasons = {job.name: reason(job.selector, job.pinned) for job in jobs}
+    reasons = {job.name: find_reason(job.selector, job.pinned) for job in jobs}
     return {name: why for name, why in reasons.items() if why}

@@ -10,12 +10,12 @@ from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import Principal, Role
-from hil.controller.farm.store.records import as_json, fetched, storable
+from hil.controller.farm.store.records import as_json, fetch_rows, make_storable
 from hil.errors import UsageError
 
 PREFIX = "hilf_"
 _BYTES = 32
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 # Reserved user name for health jobs.
 _OURS = "farm"
 
@@ -25,8 +25,8 @@ async def add_token(
 ) -> str:
     """Create and return a token. Only the digest is stored. Raises UsageError for an invalid name or expiry time."""
     for name in (user, project):
-        if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip():
-            raise UsageError(f"invalid name {name!r}", hint=f"use at most {_LONGEST_NAME} printable characters")
+        if len(name) > _MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
+            raise UsageError(f"invalid name {name!r}", hint=f"use at most {_MAX_NAME_LENGTH} printable characters")
     if user in ("", _OURS):
         raise UsageError(f"invalid user name {user!r}", hint="hil farm token add USER")
     if expires_at is not None and expires_at.tzinfo is None:
@@ -34,7 +34,7 @@ async def add_token(
     token = PREFIX + secrets.token_urlsafe(_BYTES)
     await tx.execute(
         "insert into hil.tokens (digest, user_name, project, role, note, expires_at) values (%s, %s, %s, %s, %s, %s)",
-        [_hash_token(token), user, project, Role(role).value, storable(note), expires_at],
+        [_hash_token(token), user, project, Role(role).value, make_storable(note), expires_at],
     )
     return token
 
@@ -42,19 +42,19 @@ async def add_token(
 async def revoke(tx: Tx, number: int) -> str:
     """Revoke a token and return the user name. Idempotent. Raises UsageError if the token does not exist."""
     query = "update hil.tokens set revoked_at = coalesce(revoked_at, now()) where id = %s returning user_name"
-    rows = await fetched(tx, query, [number])
+    rows = await fetch_rows(tx, query, [number])
     if not rows:
         raise UsageError(f"token {number} not found", hint="hil farm token list")
     return str(rows[0]["user_name"])
 
 
-async def principal_of(tx: Tx, token: str) -> Principal | None:
+async def find_principal(tx: Tx, token: str) -> Principal | None:
     """Return the principal of a token, or None if it is unknown, expired or revoked."""
     query = (
         "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
         " and (expires_at is null or expires_at > now())"
     )
-    rows = await fetched(tx, query, [_hash_token(token)])
+    rows = await fetch_rows(tx, query, [_hash_token(token)])
     return Principal(**{**rows[0], "role": Role(rows[0]["role"])}) if rows else None
 
 
@@ -65,7 +65,15 @@ async def note_audit(
     await tx.execute(
         "insert into hil.audit (user_name, role, peer, action, object, allowed, detail)"
         " values (%s, %s, %s, %s, %s, %s, %s)",
-        [who.user, who.role.value, who.peer, storable(action), storable(object), allowed, as_json(dict(detail or {}))],
+        [
+            who.user,
+            who.role.value,
+            who.peer,
+            make_storable(action),
+            make_storable(object),
+            allowed,
+            as_json(dict(detail or {})),
+        ],
     )
 
 

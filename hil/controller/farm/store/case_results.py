@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.store.records import JOBS, NAME, as_json, fetched, storable
+from hil.controller.farm.store.records import JOBS, NAME, as_json, fetch_rows, make_storable
 from hil.controller.records.farm import FarmCase, FarmCases
 
 # Maximum characters per text, and maximum cases per lease.
@@ -45,9 +45,9 @@ _READ = f"""
 async def keep(tx: Tx, lease: int, cases: Sequence[tuple[str, str, str]]) -> None:
     """Store name, outcome and reason of finished cases of a running job."""
     # Keep only the last result of each case, because one upsert statement cannot change a row twice.
-    last = {storable(name[:LONGEST]): (outcome, reason) for name, outcome, reason in cases}
+    last = {make_storable(name[:LONGEST]): (outcome, reason) for name, outcome, reason in cases}
     given = [
-        {"name": name, "outcome": storable(outcome[:LONGEST]), "reason": storable(reason[:LONGEST])}
+        {"name": name, "outcome": make_storable(outcome[:LONGEST]), "reason": make_storable(reason[:LONGEST])}
         for name, (outcome, reason) in last.items()
     ]
     if given:
@@ -59,9 +59,9 @@ async def forget(tx: Tx, lease: int) -> None:
     await tx.execute("delete from hil.cases where lease = %s", [lease])
 
 
-async def of_jobs(tx: Tx, jobs: Sequence[int], limit: int) -> FarmCases:
+async def list_case_results(tx: Tx, jobs: Sequence[int], limit: int) -> FarmCases:
     """Return the total number of cases and up to ``limit`` cases of jobs, failures first."""
-    found = await fetched(tx, _READ, {"jobs": list(jobs), "limit": limit, "longest": LONGEST})
+    found = await fetch_rows(tx, _READ, {"jobs": list(jobs), "limit": limit, "longest": LONGEST})
     total = found[0]["total"] if found else 0
     cases = [FarmCase(**{key: row[key] for key in row if key != "total"}) for row in found]
     return FarmCases(total=total, cases=cases)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.database.notifications import tell
+from hil.controller.farm.database.notifications import publish_change
 from hil.controller.farm.messages import JobState
-from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetched, storable
+from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetch_rows, make_storable
 from hil.controller.records.farm import LogPiece
 
 
@@ -23,13 +23,13 @@ async def _add_event(
 
 
 async def _notify_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
-    await tell(tx, {"kind": "job", "submission": submission, "job": job, "name": name, "state": state.value})
+    await publish_change(tx, {"kind": "job", "submission": submission, "job": job, "name": name, "state": state.value})
 
 
 async def note_board(tx: Tx, what: str, board: str, reason: str = "") -> None:
     """Record a change of a board. ``what`` is the event name without prefix, such as ``suspect``."""
     await _add_event(tx, f"board.{what}", board=board, reason=reason)
-    await tell(tx, {"kind": "board", "board": board})
+    await publish_change(tx, {"kind": "board", "board": board})
 
 
 async def note_host(tx: Tx, what: str, host: str, reason: str = "", *, kind: str = "host") -> None:
@@ -51,7 +51,7 @@ async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: s
 
 async def note_unrecorded(tx: Tx, job: str, reason: str) -> None:
     """Record that the history does not have all results or programs of a job."""
-    await _add_event(tx, "job.unrecorded", job=job, reason=storable(reason))
+    await _add_event(tx, "job.unrecorded", job=job, reason=make_storable(reason))
 
 
 async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
@@ -59,7 +59,7 @@ async def note_granted(tx: Tx, leases: Sequence[Row]) -> None:
     for row in leases:
         await _add_event(tx, "job.granted", board=row["board"], job=row["name"], lease=row["id"])
         await _notify_job(tx, row["submission"], row["job"], row["name"], JobState.RUNNING)
-        await tell(tx, {"kind": "board", "board": row["board"]})
+        await publish_change(tx, {"kind": "board", "board": row["board"]})
 
 
 async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> None:
@@ -70,43 +70,45 @@ async def note_lease(tx: Tx, what: str, lease: LeaseRow, reason: str = "") -> No
 async def note_ended(tx: Tx, lease: LeaseRow, reason: str) -> None:
     """Record the end of a lease, and notify the board's worker and the holder."""
     await note_lease(tx, "ended", lease, reason)
-    await tell(tx, {"kind": "ended", "lease": lease.id, "board": lease.board, "reason": reason})
+    await publish_change(tx, {"kind": "ended", "lease": lease.id, "board": lease.board, "reason": reason})
 
 
 async def note_started(tx: Tx, lease: LeaseRow) -> None:
     """Record that the board session of a lease is open."""
     await note_lease(tx, "started", lease)
-    await tell(tx, {"kind": "started", "lease": lease.id})
+    await publish_change(tx, {"kind": "started", "lease": lease.id})
     await _notify_job(tx, lease.job.submission, lease.job.id, lease.job.name, JobState.RUNNING)
 
 
 # Limit of stored output per lease.
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 _TOO_MUCH = "\n[output limit exceeded; further output is dropped]\n"
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 # Maximum output per read in bytes. A read returns at least one text, even above the limit.
-_MOST_READ = 8 << 20
+_MAX_READ = 8 << 20
 # Advisory lock for assigning log numbers in commit order, so that a reader never misses an earlier number.
 _LOCK = 0x68696C02
 
 
 async def append_output(tx: Tx, lease: int, text: str) -> None:
     """Store output of a lease's job, up to a limit."""
-    text = storable(text)
+    text = make_storable(text)
     await tx.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-    found = await fetched(
+    found = await fetch_rows(
         tx,
         "update hil.leases set printed = printed + %(size)s where id = %(lease)s and printed <= %(most)s"
         " returning job, printed > %(most)s as full",
-        {"size": len(text.encode()), "lease": lease, "most": MOST_BYTES},
+        {"size": len(text.encode()), "lease": lease, "most": MAX_BYTES},
     )
     for row in found:
         kept = _TOO_MUCH if row["full"] else text
         await tx.execute("insert into hil.logs (job, lease, text) values (%s, %s, %s)", [row["job"], lease, kept])
-        await tell(tx, {"kind": "log", "job": row["job"]})
+        await publish_change(tx, {"kind": "log", "job": row["job"]})
 
 
-async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MOST_LINES) -> list[LogPiece]:
+async def read_output_after(
+    tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit: int = _MAX_LINES
+) -> list[LogPiece]:
     """Return output of these jobs after a log number.
 
     A call returns a limited amount of output. To continue, call the function with the last number.
@@ -122,4 +124,4 @@ async def output_after(tx: Tx, job_ids: Sequence[int], after: int = 0, *, limit:
         join hil.submissions as submission on submission.id = job.submission
         where summed.read - summed.size < %s order by log.id
     """
-    return [LogPiece(**row) for row in await fetched(tx, query, [list(job_ids), after, limit, _MOST_READ])]
+    return [LogPiece(**row) for row in await fetch_rows(tx, query, [list(job_ids), after, limit, _MAX_READ])]

@@ -15,7 +15,7 @@ from hil.controller.farm.messages import BoardState, JobState, Principal, Priori
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
-from hil.controller.farm.store.records import JOBS, NAME, board_rows, fetched, storable
+from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable, read_board_rows
 from hil.controller.records.farm import (
     AuditEntry,
     FarmAttempt,
@@ -35,7 +35,7 @@ from hil.controller.records.farm import (
 )
 from hil.errors import UsageError
 
-_MOST = 100_000
+_MAX_ROWS = 100_000
 _USUAL = 200
 # Limits that protect the gateway's memory: total characters in listed jobs' text fields, total bytes in results and
 # specs, and jobs per page.
@@ -62,7 +62,7 @@ async def ask(
 ) -> Any:
     """Run a query named by a field of ``AskRequest``. Raises UsageError for an unknown job or an invalid argument."""
     for name, value in arguments.items():
-        if isinstance(value, str) and storable(value) != value:
+        if isinstance(value, str) and make_storable(value) != value:
             raise UsageError(f"unknown {name} {value!r}")
     more: dict[str, Any] = {"settings": settings} if what in ("stats", "queue") else {}
     return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
@@ -118,7 +118,7 @@ async def _read_newest_jobs(tx: Tx, where: list[str], values: Mapping[str, Any],
     query = f"{_QUERY} where {conditions} order by job.id desc limit %(page)s"
     while len(found) < limit:
         page = min(_PAGE, limit - len(found))
-        rows = await fetched(tx, query, {**values, "before": before, "page": page})
+        rows = await fetch_rows(tx, query, {**values, "before": before, "page": page})
         found += rows
         size += sum(len(row[name]) for row in rows for name in _TEXTS)
         if size > _MOST_TEXT:
@@ -143,7 +143,7 @@ async def job(tx: Tx, name: str) -> JobDetails:
         "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
         " where job = %s order by id"
     )
-    attempts = await fetched(tx, query, [found[0]["id"]])
+    attempts = await fetch_rows(tx, query, [found[0]["id"]])
     made = [FarmAttempt(**_format_row(row)) for row in attempts]
     return JobDetails(**_format_job(found[0]), attempts_made=made)
 
@@ -158,7 +158,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[JobResultRow]:
     joined = "hil.jobs as job left join hil.results as result on result.job = job.id where job.id = any(%s)"
     size = "coalesce(sum(octet_length(result.result::text)), 0) + coalesce(sum(octet_length(job.spec::text)), 0)"
     if len(found) > 1:
-        [row] = await fetched(tx, f"select {size} as size from {joined}", [list(found)])
+        [row] = await fetch_rows(tx, f"select {size} as size from {joined}", [list(found)])
         if row["size"] > _MOST_RESULTS:
             has, most = int(row["size"]) >> 20, _MOST_RESULTS >> 20
             raise UsageError(
@@ -166,7 +166,7 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[JobResultRow]:
                 hint=f"request the jobs separately: {name}.1, ...",
             )
     spec = ", job.spec" if specs else ""
-    rows = await fetched(tx, f"select job.id, result.result{spec} from {joined} order by job.id", [list(found)])
+    rows = await fetch_rows(tx, f"select job.id, result.result{spec} from {joined} order by job.id", [list(found)])
     answers = []
     for row in rows:
         job, stored = found[row["id"]], row["result"] or {}
@@ -179,11 +179,13 @@ async def result(tx: Tx, name: str, specs: bool = False) -> list[JobResultRow]:
 
 async def cases(tx: Tx, name: str, limit: int = _USUAL) -> FarmCases:
     """Return the case results so far of a submission or a single job, failures first."""
-    return await case_results.of_jobs(tx, [row["id"] for row in await _find_jobs(tx, name)], _check_limit(limit))
+    return await case_results.list_case_results(
+        tx, [row["id"] for row in await _find_jobs(tx, name)], _check_limit(limit)
+    )
 
 
 # A submission's name matches all jobs of the submission.
-_NAMED = """exists (
+_MATCHES_NAME = """exists (
     select from unnest(%(submissions)s::bigint[], %(numbers)s::int[]) as named (submission, number)
     where named.submission = job.submission and coalesce(named.number, job.number) = job.number)"""
 
@@ -195,13 +197,13 @@ async def queue(tx: Tx, settings: FarmSettings, limit: int = _USUAL, jobs: Seque
         jobs: only return these jobs, at any position.
     """
     named = [parse_job(str(name)) for name in jobs]
-    found = await waiting_room.outlooks(tx, settings, _MOST if named else _check_limit(limit))
+    found = await waiting_room.list_outlooks(tx, settings, _MAX_ROWS if named else _check_limit(limit))
     where = ["job.id = any(%(ids)s)"]
     values: dict[str, Any] = {"ids": [one.job for one in found]}
     if named:
-        where.append(_NAMED)
+        where.append(_MATCHES_NAME)
         values |= {"submissions": [one for one, _ in named], "numbers": [number for _, number in named]}
-    rows = {row["id"]: row for row in await _read_newest_jobs(tx, where, values, _MOST)}
+    rows = {row["id"]: row for row in await _read_newest_jobs(tx, where, values, _MAX_ROWS)}
     # Skip jobs that have received a board in the meantime.
     told = [(rows[one.job], one) for one in found if one.job in rows]
     return [QueuedJob(**_format_job(row), position=one.position, why=one.why) for row, one in told]
@@ -222,7 +224,7 @@ async def boards(tx: Tx) -> list[FarmBoard]:
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
-    return [FarmBoard(**_format_row(row)) for row in await fetched(tx, query)]
+    return [FarmBoard(**_format_row(row)) for row in await fetch_rows(tx, query)]
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[FarmEvent]:
@@ -232,7 +234,7 @@ async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) ->
         "select id, at, what, board, job, lease, host, reason from hil.events"
         f" where {' and '.join(where) or 'true'} order by id desc limit %(limit)s"
     )
-    rows = await fetched(tx, query, {"board": board, "job": job, "limit": _check_limit(limit)})
+    rows = await fetch_rows(tx, query, {"board": board, "job": job, "limit": _check_limit(limit)})
     return [FarmEvent(**_format_row(row)) for row in reversed(rows)]
 
 
@@ -242,7 +244,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[AuditEntry]:
         'select id, at, user_name as "user", role, peer, action, object, allowed, detail'
         " from hil.audit order by id desc limit %(limit)s"
     )
-    rows = await fetched(tx, query, {"limit": _check_limit(limit)})
+    rows = await fetch_rows(tx, query, {"limit": _check_limit(limit)})
     return [AuditEntry(**_format_row(row)) for row in reversed(rows)]
 
 
@@ -252,13 +254,13 @@ async def tokens(tx: Tx) -> list[FarmToken]:
         'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
-    return [FarmToken(**_format_row(row)) for row in await fetched(tx, query)]
+    return [FarmToken(**_format_row(row)) for row in await fetch_rows(tx, query)]
 
 
 async def printed(tx: Tx, name: str, after: int = 0) -> list[LogPiece]:
     """Return the output of a submission or a single job after a log number."""
     ids = [row["id"] for row in await _find_jobs(tx, name)]
-    return await event_log.output_after(tx, ids, after)
+    return await event_log.read_output_after(tx, ids, after)
 
 
 _JOB_COUNTS = "select state, count(*) as n from hil.jobs where kind <> 'health' group by state"
@@ -296,11 +298,11 @@ async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user:
     ``matching`` counts the jobs with these states (empty: all) and this user ("": all).
     """
     states = _check_states(state) or [one.value for one in JobState]
-    [waited] = await fetched(tx, _WAITED)
+    [waited] = await fetch_rows(tx, _WAITED)
     half, most = waited["s"] or (None, None)
-    users = await fetched(tx, _USERS, [settings.share_half_life_s])
+    users = await fetch_rows(tx, _USERS, [settings.share_half_life_s])
     counts = await _read_counts(tx, _JOB_COUNTS, [state.value for state in JobState])
-    of_user = {row["state"]: row["n"] for row in await fetched(tx, _USER_COUNTS, [user])} if user else counts
+    of_user = {row["state"]: row["n"] for row in await fetch_rows(tx, _USER_COUNTS, [user])} if user else counts
     return FarmStats(
         jobs=counts,
         matching=sum(of_user.get(one, 0) for one in states),
@@ -312,7 +314,7 @@ async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user:
 
 
 async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
-    counts = {row["state"]: row["n"] for row in await fetched(tx, query)}
+    counts = {row["state"]: row["n"] for row in await fetch_rows(tx, query)}
     return {state: counts.get(state, 0) for state in known}
 
 
@@ -344,15 +346,15 @@ async def _find_jobs(tx: Tx, name: str) -> list[dict[str, Any]]:
     # Numbers outside the column's range cannot match.
     known = submission < 2**63 and (number or 0) < 2**31
     where = [f"job.submission = %(submission)s{only}"]
-    found = await _read_newest_jobs(tx, where, values, _MOST) if known else []
+    found = await _read_newest_jobs(tx, where, values, _MAX_ROWS) if known else []
     if not found:
         raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs; old jobs are deleted")
     return found
 
 
 def _check_limit(limit: int) -> int:
-    if not 0 < limit <= _MOST:
-        raise UsageError(f"limit must be a number from 1 to {_MOST}, got {limit}")
+    if not 0 < limit <= _MAX_ROWS:
+        raise UsageError(f"limit must be a number from 1 to {_MAX_ROWS}, got {limit}")
     return limit
 
 
@@ -371,12 +373,12 @@ _CANDIDATE_BOARDS = """
 
 
 async def unrunnable(tx: Tx, jobs: Sequence[FarmJob]) -> dict[str, str]:
-    """Return the jobs of :func:`jobs` that no board can run, with reasons (:func:`.policy.unrunnable`)."""
+    """Return the jobs of :func:`jobs` that no board can run, with reasons (:func:`.policy.find_unrunnable`)."""
     waiting = [job for job in jobs if job.state == JobState.QUEUED.value]
-    return policy.unrunnable(waiting, await fetched(tx, _CANDIDATE_BOARDS)) if waiting else {}
+    return policy.find_unrunnable(waiting, await fetch_rows(tx, _CANDIDATE_BOARDS)) if waiting else {}
 
 
 async def blocked(tx: Tx, jobs: Sequence[FarmJob], settings: FarmSettings) -> dict[str, str]:
-    """Return the jobs of :func:`jobs` without a board in service, with reasons (:func:`.outlook.blocked`)."""
+    """Return the jobs of :func:`jobs` without a board in service, with reasons (:func:`.outlook.find_blocked`)."""
     waiting = [job for job in jobs if job.state == JobState.QUEUED.value]
-    return outlook.blocked(waiting, await board_rows(tx, settings)) if waiting else {}
+    return outlook.find_blocked(waiting, await read_board_rows(tx, settings)) if waiting else {}

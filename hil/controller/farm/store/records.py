@@ -28,7 +28,7 @@ R = TypeVar("R", bound=Record)
 # Heartbeats only extend deadlines and do not need the lock.
 SERIALIZED = 0x4_68_69_6C  # "hil"
 
-# Name of a job in SQL: see :func:`hil.controller.farm.messages.job_name`.
+# Name of a job in SQL: see :func:`hil.controller.farm.messages.format_job_name`.
 NAME = "case submission.jobs when 1 then submission.id::text else submission.id || '.' || job.number end"
 JOBS = "hil.jobs as job join hil.submissions as submission on submission.id = job.submission"
 LEASES = (
@@ -46,7 +46,7 @@ _LEASE = f"""
 """
 
 
-_LABELS_MOST = 4096
+_MAX_LABELS = 4096
 # Cache of board labels by digest, so that each version of the labels is read only once.
 _labels: dict[str, Mapping[str, Any]] = {}
 
@@ -108,7 +108,7 @@ class LeaseRow:
         return cls(job=JobRow.of(row), **own)
 
 
-def serialized(
+def serialize_calls(
     function: Callable[Concatenate[Tx, P], Awaitable[T]],
 ) -> Callable[Concatenate[Tx, P], Coroutine[Any, Any, T]]:
     """Decorate a function so that it waits for a farm-wide lock, and keeps the lock up to the end of the transaction.
@@ -125,34 +125,34 @@ def serialized(
     return run
 
 
-async def fetched(tx: Tx, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
+async def fetch_rows(tx: Tx, query: str, values: Mapping[str, Any] | Sequence[Any] = ()) -> list[Row]:
     """Return all rows of a query."""
     return await (await tx.execute(query, values)).fetchall()
 
 
-async def job_rows(tx: Tx, where: str, values: Mapping[str, Any] | Sequence[Any]) -> list[JobRow]:
+async def lock_job_rows(tx: Tx, where: str, values: Mapping[str, Any] | Sequence[Any]) -> list[JobRow]:
     """Lock and return the jobs that match a SQL condition, ordered by id."""
     query = f"select {_JOB} from {JOBS} where {where} order by job.id for update of job"
-    return [JobRow.of(row) for row in await fetched(tx, query, values)]
+    return [JobRow.of(row) for row in await fetch_rows(tx, query, values)]
 
 
 async def lease_row(tx: Tx, lease: int) -> LeaseRow | None:
     """Lock and return a lease, or None if the lease does not exist."""
-    rows = await fetched(tx, f"{_LEASE} where lease.id = %s for update of lease", [lease])
+    rows = await fetch_rows(tx, f"{_LEASE} where lease.id = %s for update of lease", [lease])
     return LeaseRow.of(rows[0]) if rows else None
 
 
-async def active_leases(tx: Tx, where: str = "true", values: Mapping[str, Any] | None = None) -> list[LeaseRow]:
+async def lock_active_leases(tx: Tx, where: str = "true", values: Mapping[str, Any] | None = None) -> list[LeaseRow]:
     """Lock and return the active leases that match a SQL condition."""
     query = f"{_LEASE} where lease.ended_at is null and ({where}) order by lease.id for update of lease"
-    return [LeaseRow.of(row) for row in await fetched(tx, query, values or {})]
+    return [LeaseRow.of(row) for row in await fetch_rows(tx, query, values or {})]
 
 
-async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None = None) -> list[BoardRow]:
+async def read_board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None = None) -> list[BoardRow]:
     """Return all boards of the farm or the named ones, with or without a worker."""
     where = "" if names is None else " and name = any(%(names)s)"
     values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
-    rows = await fetched(tx, f"{_BOARDS}{where} order by name", values)
+    rows = await fetch_rows(tx, f"{_BOARDS}{where} order by name", values)
     await _cache_labels(tx, {row["labels_digest"] for row in rows})
     found = []
     for row in rows:
@@ -163,12 +163,12 @@ async def board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None
 
 async def _cache_labels(tx: Tx, digests: set[str]) -> None:
     """Read the labels that are not cached yet."""
-    if len(_labels) > _LABELS_MOST:
+    if len(_labels) > _MAX_LABELS:
         _labels.clear()
     lacking = list(digests - _labels.keys())
     if lacking:
         query = "select labels_digest, labels from hil.boards where labels_digest = any(%s)"
-        for row in await fetched(tx, query, [lacking]):
+        for row in await fetch_rows(tx, query, [lacking]):
             _labels[row["labels_digest"]] = row["labels"]
 
 
@@ -184,26 +184,26 @@ def as_json(value: Any) -> str:
             text.encode()  # raises for lone surrogates
         if _NUL not in text:
             return text
-    return json.dumps(storable(value), ensure_ascii=False)
+    return json.dumps(make_storable(value), ensure_ascii=False)
 
 
-def stored(document: R) -> R:
+def normalize_document(document: R) -> R:
     """Return a document in the form in which a jsonb column returns it.
 
     Raises UsageError if the document is nested too deeply.
     """
     try:
-        return make_record(storable(document.to_json()), type(document))
+        return make_record(make_storable(document.to_json()), type(document))
     except RecursionError as error:
         raise UsageError(f"{type(document).__name__} exceeds the nesting limit") from error
 
 
-def storable(value: Any) -> Any:
+def make_storable(value: Any) -> Any:
     """Return a JSON value without NUL, lone surrogates and non-finite numbers, which jsonb and text columns reject."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {storable(str(key)): storable(one) for key, one in value.items()}
+        return {make_storable(str(key)): make_storable(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [storable(one) for one in value]
+        return [make_storable(one) for one in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, compiling
+from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, convert_compiler_errors
 from hil.controller.models.description import digest_of_files
-from hil.controller.storage.cache import Cache, digests_in
-from hil.controller.storage.isolation.isolated import Isolated, function_version
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.cache import Cache, read_digests
+from hil.controller.storage.isolation.isolated import Isolated, make_function_version
+from hil.controller.storage.packages import require_version
 from hil.core.results import Model
 from hil.errors import UsageError
 
@@ -64,13 +64,13 @@ CONVERSIONS: Mapping[tuple[str, str], Conversion] = MappingProxyType(
 )
 # Increment this when the conversion result changes with the same packages.
 _VERSION = 3
-CONVERT_TIMEOUT_S = 1800.0
+CONVERT_TIMEOUT_SECONDS = 1800.0
 # Hint for operators that torch-mlir or IREE do not support.
 ONNX_HINT = "convert through ONNX with --compile-flag=--via=onnx (in a suite: --flow iree-via-onnx)"
 # JSON file next to a converted model: names in MLIR locations -> operator or module type, in the model's order.
 OP_TYPES = "op_types.json"
 # Name endings of files that a conversion may write in addition to the model.
-_BESIDE = (".data", ".irpa", OP_TYPES)
+_EXTRA_SUFFIXES = (".data", ".irpa", OP_TYPES)
 
 
 def can_convert(have: str, want: str) -> bool:
@@ -102,42 +102,46 @@ def convert(
     conversion = CONVERSIONS.get((model.format, want))
     if conversion is None:
         raise UsageError(f"cannot convert {model.path.name} to {want}: unsupported conversion from {model.format}")
-    versions = [needed_version(package, conversion.packages[0]) for package in conversion.packages]
+    versions = [require_version(package, conversion.packages[0]) for package in conversion.packages]
     by = f"{conversion.by} {versions[0]}"
     key = Cache.key(
         "conversion",
         model=model.digest,
         function=model.function,
         dims=dict(model.dims),
-        convert=function_version(conversion.convert),
+        convert=make_function_version(conversion.convert),
         versions=versions,
         version=_VERSION,
     )
     name = f"model{conversion.suffix}"
-    timeout = work["timeout"] or CONVERT_TIMEOUT_S
+    timeout = work["timeout"] or CONVERT_TIMEOUT_SECONDS
     how: IsolatedCall = {"isolated": work["isolated"], "timeout": timeout, "log": work["log"]}
 
     def make(folder: Path) -> None:
         arguments: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         arguments |= {"dims": dict(model.dims), "output": str(folder / name)}
         who = conversion.by
-        with compiling(who, died=f"{who} crashed", failed=f"{who} cannot convert {model.path.name} to {want}"):
+        with convert_compiler_errors(
+            who, died=f"{who} crashed", failed=f"{who} cannot convert {model.path.name} to {want}"
+        ):
             call_isolated(conversion.convert, arguments, how)
 
     if debug_ir is not None and conversion.debug is not None:
         seen: dict[str, Any] = {"path": str(model.path.absolute()), "function": model.function}
         seen |= {"dims": dict(model.dims), "passes": debug_ir_passes}
         seen |= {"folder": str(debug_ir.absolute()), "log": str(work["log"].absolute())}
-        with compiling(conversion.by):
+        with convert_compiler_errors(conversion.by):
             call_isolated(conversion.debug, seen, how)
     meta = {"model": model.name, "converted by": by}
     entry, _ = work["cache"].get_or_make(key, meta, make, work["recompute"])
-    digests = {file: digest for file, digest in digests_in(entry).items() if file == name or file.endswith(_BESIDE)}
+    digests = {
+        file: digest for file, digest in read_digests(entry).items() if file == name or file.endswith(_EXTRA_SUFFIXES)
+    }
     files = {file: entry / file for file in digests}
     return replace(model, format=want, path=entry / name, files=files, digest=digest_of_files(digests)), by
 
 
-def as_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
+def convert_to_onnx(model: Model, *, cache: Cache, isolated: Isolated, log: Path) -> Model:
     """Convert a model to ONNX, the format for splitting and inspecting models.
 
     Nodes of PyTorch programs have module paths.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hil.controller.models.importers.mlir import operations_in
+from hil.controller.models.importers.mlir import find_operations
 
 _OPERATION = "stablehlo.batch_norm_grad"
 # From StableHLO's specification. Each gradient operation becomes a call, which IREE inlines.
@@ -44,7 +44,7 @@ def expand_batch_norm_grad(module: Any) -> None:
     """Replace each batch normalization gradient in a StableHLO module by a call, and add the called functions."""
     from iree.compiler import ir
 
-    for number, operation in enumerate(operations_in(module.operation, _OPERATION)):
+    for number, operation in enumerate(find_operations(module.operation, _OPERATION)):
         with module.context, operation.location:
             # TensorFlow's names never start with a dot.
             name = f".batch_norm_grad.{number}"

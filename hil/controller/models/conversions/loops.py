@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.mlir import operations_in
+from hil.controller.models.importers.mlir import find_operations
 from hil.core.tensors import Array
 
 # Maximum number of operations after unrolling; larger loops stay loops.
-MOST_OPERATIONS = 20_000
+MAX_OPERATIONS = 20_000
 # Pass pipeline to run first: it inlines calls, because hil cannot count the steps of a loop that contains calls.
 INLINE = "builtin.module(inline,canonicalize,cse,symbol-dce)"
 
@@ -41,12 +41,12 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = MappingProxyType(
 Known = Array | None
 
 
-def unroll(module: Any) -> None:
+def unroll_loops(module: Any) -> None:
     """Unroll each loop with a constant number of steps, inner loops first."""
-    for loop in operations_in(module.operation, "stablehlo.while"):
+    for loop in find_operations(module.operation, "stablehlo.while"):
         size = sum(1 for _ in _iter_operations(loop.regions[1]))
         try:
-            steps = _count_steps(loop, MOST_OPERATIONS // size)
+            steps = _count_steps(loop, MAX_OPERATIONS // size)
         except RecursionError:  # a chain of thousands of unrolled steps computes the initial value
             steps = None
         if steps is not None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, report_phase
 from hil.controller.models.description import check_dims
-from hil.controller.models.tensorflow.graphs import converter_text, error_text
-from hil.controller.models.tensorflow.source import named_outputs, open_model, spec_of
-from hil.controller.storage.screen.texts import foreign_errors, unique_name
+from hil.controller.models.tensorflow.graphs import format_converter_error, format_error
+from hil.controller.models.tensorflow.source import make_spec, name_outputs, open_model
+from hil.controller.storage.screen.texts import convert_foreign_errors, make_unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, LoadFailed
 from hil.formats.litert import open_signature
@@ -45,18 +45,20 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     _unroll_layers(source.model)
     outputs: list[TensorSpec] = []
 
-    def flat(*tensors: object) -> list[object]:
-        results = named_outputs(source.call(list(tensors)), getattr(source.model, "output_names", ()))
-        outputs[:] = [spec_of(name, leaf) for name, leaf in results]
+    def call_flat(*tensors: object) -> list[object]:
+        results = name_outputs(source.call(list(tensors)), getattr(source.model, "output_names", ()))
+        outputs[:] = [make_spec(name, leaf) for name, leaf in results]
         return [tf.identity(leaf) for _, leaf in results]
 
-    entering("trace")
-    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
+    report_phase("trace")
+    with convert_foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=format_error):
         # Use generated names: two arguments of a call may have the same name.
         specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number}") for number, spec in enumerate(source.specs)]
-        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
-    entering("freeze the variables")
-    with foreign_errors(CompileFailed, f"cannot freeze the variables of {source.name}", error_text=converter_text):
+        concrete = tf.function(call_flat, autograph=False).get_concrete_function(*specs)
+    report_phase("freeze the variables")
+    with convert_foreign_errors(
+        CompileFailed, f"cannot freeze the variables of {source.name}", error_text=format_converter_error
+    ):
         frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False, aggressive_inlining=True)
         tensors = [tensor.name for tensor in frozen.inputs], [tensor.name for tensor in frozen.outputs]
         with tf.Graph().as_default():
@@ -97,7 +99,7 @@ def tflite_to_onnx(path: str, function: str, output: str, dims: Mapping[str, int
         )
     check_dims(file.name, dims, {dim for spec in opened.inputs for dim in spec.shape if isinstance(dim, str)})
     inputs = [replace(spec, shape=tuple(dims.get(str(dim), dim) for dim in spec.shape)) for spec in opened.inputs]
-    model = _convert_graph(file.name, opened.tensor_names(), (inputs, opened.outputs), tflite_path=path)
+    model = _convert_graph(file.name, opened.list_tensor_names(), (inputs, opened.outputs), tflite_path=path)
     _write_model(model, function, inputs, opened.outputs, Path(output))
 
 
@@ -119,8 +121,11 @@ def _convert_graph(
         raise CompileFailed(
             f"{both[0]!r} is both an input and an output of {name}: ONNX requires different names", hint=_HINT
         )
-    entering("tf2onnx: convert")
-    with foreign_errors(CompileFailed, f"tf2onnx cannot convert {name}", hint=_HINT), tf.Graph().as_default() as live:
+    report_phase("tf2onnx: convert")
+    with (
+        convert_foreign_errors(CompileFailed, f"tf2onnx cannot convert {name}", hint=_HINT),
+        tf.Graph().as_default() as live,
+    ):
         if graph is not None:
             tf.import_graph_def(graph, name="")
         converted = process_tf_graph(
@@ -139,7 +144,7 @@ def _convert_graph(
 def _write_erfc(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
     """Write 1 - erf(x), a part of Keras' GELU."""
     write = _NodeReplacer(graph, node)
-    write("Sub", write.constant(1), write("Erf", write.x), last=True)
+    write("Sub", write.add_constant(1), write("Erf", write.x), last=True)
 
 
 def _write_gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
@@ -147,12 +152,12 @@ def _write_gelu(graph: Any, node: Any, name: str, arguments: list[Any]) -> None:
     write = _NodeReplacer(graph, node)
     approximate, x = bool(node.get_attr_value("approximate")), write.x
     if approximate:
-        cube = write("Mul", write("Mul", write("Mul", x, x), x), write.constant(0.044715))
-        curve = write("Tanh", write("Mul", write("Add", x, cube), write.constant(math.sqrt(2 / math.pi))))
+        cube = write("Mul", write("Mul", write("Mul", x, x), x), write.add_constant(0.044715))
+        curve = write("Tanh", write("Mul", write("Add", x, cube), write.add_constant(math.sqrt(2 / math.pi))))
     else:
-        curve = write("Erf", write("Div", x, write.constant(math.sqrt(2))))
-    half = write("Mul", x, write.constant(0.5))
-    write("Mul", half, write("Add", curve, write.constant(1)), last=True)
+        curve = write("Erf", write("Div", x, write.add_constant(math.sqrt(2))))
+    half = write("Mul", x, write.add_constant(0.5))
+    write("Mul", half, write("Add", curve, write.add_constant(1)), last=True)
 
 
 class _NodeReplacer:
@@ -170,7 +175,7 @@ class _NodeReplacer:
         outputs = {"outputs": self._outputs} if last else {}
         return str(self._graph.make_node(op, list(inputs), name=name, **outputs, **self._types).output[0])
 
-    def constant(self, value: float) -> str:
+    def add_constant(self, value: float) -> str:
         """Add a scalar constant of the node's dtype."""
         from tf2onnx.utils import map_onnx_to_numpy_type
 
@@ -205,11 +210,11 @@ def _write_model(
         values.extend(onnx.helper.make_tensor_value_info(one.name, ONNX_TYPES[one.dtype], one.shape) for one in specs)
     taken: set[str] = set()
     for node in graph.node:
-        node.name = unique_name(_NOISE.sub("", node.name) or node.op_type, taken)
+        node.name = make_unique_name(_NOISE.sub("", node.name) or node.op_type, taken)
     graph.name = function or "main"  # ONNX requires a graph name
     heavy = sum(len(weight.raw_data) for weight in graph.initializer) > EXTERNAL_FROM_BYTES
     onnx.save(model, output, save_as_external_data=heavy, location=f"{output.name}.data")
-    with foreign_errors(CompileFailed, "tf2onnx generated an invalid ONNX model", hint=_HINT):
+    with convert_foreign_errors(CompileFailed, "tf2onnx generated an invalid ONNX model", hint=_HINT):
         onnx.checker.check_model(str(output))
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.compiling import entering, native_compiler
+from hil.controller.models.compiling import find_native_compiler, report_phase
 from hil.controller.models.conversions.batch_norm import expand_batch_norm_grad
-from hil.controller.models.conversions.loops import INLINE, unroll
-from hil.controller.models.importers.mlir import function_in, operations_in
-from hil.controller.models.tensorflow.graphs import converter_text, error_text
+from hil.controller.models.conversions.loops import INLINE, unroll_loops
+from hil.controller.models.importers.mlir import find_operations, get_function
+from hil.controller.models.tensorflow.graphs import format_converter_error, format_error
 from hil.controller.models.tensorflow.lower import ENTRY, LoweredFunction, lower_function
-from hil.controller.models.tensorflow.source import named_outputs, open_model
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.tensorflow.source import name_outputs, open_model
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.files import MAX_MODEL_BYTES, read_file
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
-from hil.formats.iree_values import mlir_type
+from hil.formats.iree_values import format_mlir_type
 
 
 def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> None:
@@ -33,12 +33,12 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     """
     source = open_model(path, function, dims)
 
-    def flat(*tensors: object) -> object:
+    def call_flat(*tensors: object) -> object:
         return source.call(list(tensors))
 
-    entering("lower to StableHLO")
-    live = lower_function(flat, source.sized())
-    entering("freeze the variables")
+    report_phase("lower to StableHLO")
+    live = lower_function(call_flat, source.list_sized_inputs())
+    report_phase("freeze the variables")
     Path(output).write_bytes(freeze(live.function, live.values(), function, list(source.assigned)))
 
 
@@ -55,14 +55,14 @@ def to_tflite(path: str, function: str, output: str, dims: Mapping[str, int]) ->
     # TFLite sorts the names of a signature. Names with numbers keep hil's order.
     specs = [tf.TensorSpec(spec.shape, spec.dtype, f"input{number:03}") for number, spec in enumerate(source.specs)]
 
-    def flat(*tensors: object) -> dict[str, object]:
-        results = named_outputs(source.call(list(tensors)))
+    def call_flat(*tensors: object) -> dict[str, object]:
+        results = name_outputs(source.call(list(tensors)))
         return {f"output{number:03}": tf.identity(leaf) for number, (_, leaf) in enumerate(results)}
 
-    entering("trace")
-    with foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=error_text):
-        concrete = tf.function(flat, autograph=False).get_concrete_function(*specs)
-    entering("TFLite converter")
+    report_phase("trace")
+    with convert_foreign_errors(CompileFailed, f"TensorFlow cannot trace {source.name}", error_text=format_error):
+        concrete = tf.function(call_flat, autograph=False).get_concrete_function(*specs)
+    report_phase("TFLite converter")
     Path(output).write_bytes(convert(concrete, source.name))
 
 
@@ -90,14 +90,14 @@ def prepare(mlir: str) -> str:
     Raises:
         CompileFailed: the module does not parse because it contains operations outside StableHLO.
     """
-    return str(lowered_module(mlir).operation.get_asm(enable_debug_info=True))
+    return str(make_lowered_module(mlir).operation.get_asm(enable_debug_info=True))
 
 
 # Computes a wrapper's results from the results and arguments of the lowered function.
 Results = Callable[[list[Any], list[Any]], list[Any]]
 
 
-def lowered_module(
+def make_lowered_module(
     mlir: str, name: str = ENTRY, constants: Mapping[int, Constant] | None = None, results: Results | None = None
 ) -> Any:
     """Return a lowered function as a module that IREE compiles, in the current MLIR context or a new one.
@@ -122,12 +122,12 @@ def lowered_module(
             if constants or results is not None:
                 _bind_constants(module, name, constants or {}, results)
             elif name != ENTRY:
-                _rename_function(module, function_in(module, ENTRY), name)
+                _rename_function(module, get_function(module, ENTRY), name)
         if _LOOP.search(mlir) and _is_miscompiled(module):
             print("iree-compile crashes on these loops or miscompiles them: unrolling them", flush=True)
             with context, ir.Location.unknown():
                 passmanager.PassManager.parse(INLINE).run(module.operation)
-                unroll(module)
+                unroll_loops(module)
                 if "stablehlo.while" in str(module) and _is_miscompiled(module):
                     print(
                         "iree-compile crashes on the remaining loops or miscompiles them: converting them to branches",
@@ -163,7 +163,7 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
     states = {state.spec.name: (count + place, state.result) for place, state in enumerate(lowered.state)}
     new = [states[variable] for variable in assigned]
 
-    def results(returned: list[Any], given: list[Any]) -> list[Any]:
+    def select_results(returned: list[Any], given: list[Any]) -> list[Any]:
         last = [given[place] if result is None else returned[result] for place, result in new]
         return [*returned[: len(lowered.outputs)], *last]
 
@@ -172,7 +172,7 @@ def freeze(lowered: LoweredFunction, values: Sequence[Array], name: str, assigne
         for place, (state, value) in enumerate(zip(lowered.state, values, strict=True))
     }
     buffer = BytesIO()
-    lowered_module(lowered.mlir, name, constants, results).operation.write_bytecode(buffer)
+    make_lowered_module(lowered.mlir, name, constants, select_results).operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
@@ -188,7 +188,7 @@ def _bind_constants(module: Any, name: str, constants: Mapping[int, Constant], r
     """Add a public wrapper that calls the lowered function with the constants."""
     from iree.compiler import ir
 
-    inner = function_in(module, ENTRY)
+    inner = get_function(module, ENTRY)
     _rename_function(module, inner, _INNER)
     inner.attributes["sym_visibility"] = ir.StringAttr.get("private")
     kind = ir.FunctionType(ir.TypeAttr(inner.attributes["function_type"]).value)
@@ -225,18 +225,18 @@ def _is_miscompiled(module: Any) -> bool:
     """
     from iree.compiler import ir
 
-    with temporary_folder("hil-loops-") as folder:
+    with make_temporary_folder("hil-loops-") as folder:
         source, found = Path(folder) / "source.mlirbc", Path(folder) / "flow.mlir"
         with source.open("wb") as file:
             module.operation.write_bytecode(file)
-        command = [str(native_compiler()), str(source), "-o", str(found), *_PROBE]
+        command = [str(find_native_compiler()), str(source), "-o", str(found), *_PROBE]
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
         if done.returncode:
             return done.returncode != 1
         with ir.Context():
             compiled = ir.Module.parse(read_file(found, MAX_MODEL_BYTES))
             # The condition takes the loop's operands. The body takes values with the types of the loop's results.
-            loops = operations_in(compiled.operation, "scf.while")
+            loops = find_operations(compiled.operation, "scf.while")
             return any(_list_types(loop.operands) != _list_types(loop.results) for loop in loops)
 
 
@@ -249,7 +249,7 @@ def _list_types(values: Iterable[Any]) -> list[str]:
 def _make_constant(constant: Constant) -> Any:
     from iree.compiler import ir
 
-    kind = ir.Type.parse(mlir_type(constant.spec))
+    kind = ir.Type.parse(format_mlir_type(constant.spec))
     # Do not use a resource: IREE's constant folding crashes on small resources, and rejects bool or unsigned elements.
     array = np.ascontiguousarray(constant.value).reshape(constant.value.shape)
     attribute = ir.DenseElementsAttr.get(array, signless=False, type=kind)
@@ -264,10 +264,10 @@ def convert(concrete: Any, name: str) -> bytes:
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    with foreign_errors(CompileFailed, f"TFLite cannot convert {name}", error_text=converter_text):
+    with convert_foreign_errors(CompileFailed, f"TFLite cannot convert {name}", error_text=format_converter_error):
         # The converter leaves some constant variables without a value.
         concrete = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
-        with temporary_folder("hil-tflite-") as folder:
+        with make_temporary_folder("hil-tflite-") as folder:
             # Convert from a file: the converter's API without files is deprecated.
             tf.saved_model.save(tf.Module(), folder, {name: concrete})
             return bytes(tf.lite.TFLiteConverter.from_saved_model(folder, [name]).convert())

@@ -34,7 +34,7 @@ _DECOMPOSED = (
 _KNOWN = ("roll", "fft_rfft")
 
 
-def decomposed(program: Any) -> Any:
+def decompose_program(program: Any) -> Any:
     """Decompose a program into operators that torch-mlir supports."""
     known = {operator for name in _KNOWN for operator in _list_overloads(name)}
     table = {op: how for op, how in torch.export.default_decompositions().items() if op not in known}
@@ -47,7 +47,7 @@ def _list_overloads(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads()]
 
 
-def imported(program: Any, function: str, folder: Path, name_of: Callable[[Any], str]) -> Any:
+def import_program(program: Any, function: str, folder: Path, name_of: Callable[[Any], str]) -> Any:
     """Import a decomposed and marked program as a module. Large weights go into ``params.irpa`` in the directory.
 
     Args:

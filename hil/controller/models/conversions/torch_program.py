@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, entering
+from hil.controller.models.compiling import EXTERNAL_FROM_BYTES, report_phase
 from hil.controller.models.conversions import ONNX_HINT, OP_TYPES
-from hil.controller.models.importers.exported.pt2 import Sizes, call_of, is_tensor, returning
+from hil.controller.models.importers.exported.pt2 import Sizes, call_of, is_tensor, keep_outputs
 from hil.controller.models.importers.exported.pt2_archive import load_program
-from hil.controller.models.importers.mlir import declaration_of, declare, function_in
-from hil.controller.models.importers.onnx_nodes import nodes_and_functions
-from hil.controller.storage.screen.texts import first_line, foreign_errors, unique_name
+from hil.controller.models.importers.mlir import declare, format_declaration, get_function
+from hil.controller.models.importers.onnx_nodes import list_nodes
+from hil.controller.storage.screen.texts import convert_foreign_errors, get_first_line, make_unique_name
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
 from hil.formats.onnx_file import load_onnx
@@ -33,20 +33,20 @@ def to_mlir(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
     Large weights go into ``params.irpa`` in the same directory. If ``dims`` sets all symbolic dimensions, the result is
     static.
     """
-    from hil.controller.models.conversions.torch_mlir import decomposed, imported
+    from hil.controller.models.conversions.torch_mlir import decompose_program, import_program
 
-    entering("load")
+    report_phase("load")
     program = load_program(path)
     types = mark(program)
     inputs, outputs = _read_specs(path, program, dims)
-    with foreign_errors(CompileFailed, f"torch-mlir cannot import {Path(path).name}", hint=ONNX_HINT):
-        signature = declaration_of(function, inputs, outputs)
-        entering("decompose")
-        program = decomposed(_trace_with_sizes(program, inputs))
-        entering("torch-mlir: import")
-        module = imported(_make_stateless(program), function, Path(output).parent, marked)
+    with convert_foreign_errors(CompileFailed, f"torch-mlir cannot import {Path(path).name}", hint=ONNX_HINT):
+        signature = format_declaration(function, inputs, outputs)
+        report_phase("decompose")
+        program = decompose_program(_trace_with_sizes(program, inputs))
+        report_phase("torch-mlir: import")
+        module = import_program(_make_stateless(program), function, Path(output).parent, get_marked_name)
         module.verify()
-        declare(function_in(module, function), signature)
+        declare(get_function(module, function), signature)
     with Path(output).open("wb") as file:
         module.write_bytecode(file)
     (Path(output).parent / OP_TYPES).write_text(json.dumps(types))
@@ -69,14 +69,14 @@ def to_onnx(path: str, function: str, output: str, dims: Mapping[str, int]) -> N
         )
     heavy = sum(weight.nbytes for weight in program.state_dict.values()) > EXTERNAL_FROM_BYTES
     # The exporter raises various nested exceptions.
-    with foreign_errors(
+    with convert_foreign_errors(
         CompileFailed,
         f"torch.onnx cannot export {Path(path).name}",
-        error_text=lambda error: first_line(_find_root_cause(error)),
+        error_text=lambda error: get_first_line(_find_root_cause(error)),
     ):
-        entering("torch.onnx: export")
+        report_phase("torch.onnx: export")
         exported = torch.onnx.export(
-            _make_stateless(_trace_with_sizes(program, inputs).run_decompositions(_batch_norm_decompositions())),
+            _make_stateless(_trace_with_sizes(program, inputs).run_decompositions(_get_batch_norm_decompositions())),
             dynamo=True,
             opset_version=_OPSET,
             input_names=[spec.name for spec in inputs],
@@ -118,11 +118,11 @@ def _make_stateless(program: Any) -> Any:
     """
     from torch.export.graph_signature import OutputKind
 
-    returning(program, lambda spec: spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg))
+    keep_outputs(program, lambda spec: spec.kind is OutputKind.USER_OUTPUT and is_tensor(spec.arg))
     return program
 
 
-def _batch_norm_decompositions() -> Any:
+def _get_batch_norm_decompositions() -> Any:
     """Return decompositions of batch norm in training mode. The exporter itself would use the running statistics."""
     import torch
 
@@ -146,18 +146,18 @@ _LIBRARY = "torch.nn.modules."
 def mark(program: Any) -> dict[str, str]:
     """Store each node's name in metadata that survives decompositions. Return name -> type, in order."""
     types: dict[str, str] = {}
-    nodes = [node for graph in graphs(program) for node in graph.nodes if node.op == "call_function"]
+    nodes = [node for graph in iter_graphs(program) for node in graph.nodes if node.op == "call_function"]
     places = [_find_module(node) for node in nodes]
     shared = Counter(places)
     for node, (path, kind) in zip(nodes, places, strict=True):
         alone = shared[path, kind] == 1
-        name, type_ = called(path, kind if alone else "", node.name, _get_operator_name(node.target))
+        name, type_ = name_operator(path, kind if alone else "", node.name, _get_operator_name(node.target))
         node.meta[_META] = {**(node.meta.get(_META) or {}), _NAME: name}
         types[name] = type_
     return types
 
 
-def graphs(program: Any) -> Iterator[Any]:
+def iter_graphs(program: Any) -> Iterator[Any]:
     """Yield the graphs of a program, including branches and loops."""
     import torch
 
@@ -166,12 +166,12 @@ def graphs(program: Any) -> Iterator[Any]:
             yield module.graph
 
 
-def marked(node: Any) -> str:
+def get_marked_name(node: Any) -> str:
     """Return a node's name in a marked program, decomposed or not; "" if unknown."""
     return str((node.meta.get(_META) or {}).get(_NAME, ""))
 
 
-def called(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
+def name_operator(path: str, kind: str, node: str, operator: str) -> tuple[str, str]:
     """Return the name and type of an operator.
 
     If its module is a single torch layer, return the module's name and type.
@@ -192,16 +192,16 @@ def name_onnx_nodes(model: Any) -> None:
 
     If a module has several nodes, the operator is appended: ``gru.Squeeze``.
     """
-    nodes = nodes_and_functions(model)
-    names = [_onnx_name(node) for node in nodes]
+    nodes = list_nodes(model)
+    names = [_read_onnx_name(node) for node in nodes]
     shared = Counter(names)
     taken: set[str] = set()
     for node, name in zip(nodes, names, strict=True):
         if name:
-            node.name = unique_name(f"{name}.{node.op_type}" if shared[name] > 1 else name, taken)
+            node.name = make_unique_name(f"{name}.{node.op_type}" if shared[name] > 1 else name, taken)
 
 
-def _onnx_name(node: Any) -> str:
+def _read_onnx_name(node: Any) -> str:
     properties: Mapping[str, str] = {entry.key: entry.value for entry in node.metadata_props}
     try:
         scopes, classes = (ast.literal_eval(properties[_ONNX + key]) for key in ("name_scopes", "class_hierarchy"))
@@ -210,7 +210,7 @@ def _onnx_name(node: Any) -> str:
     if not scopes:
         return ""
     path, kind = _normalize_module(*map(str, (scopes[-2], classes[-2]))) if len(scopes) > 1 else ("", "")
-    return called(path, kind, str(scopes[-1]), node.op_type)[0]
+    return name_operator(path, kind, str(scopes[-1]), node.op_type)[0]
 
 
 def _find_module(node: Any) -> tuple[str, str]:

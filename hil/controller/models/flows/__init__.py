@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from hil.compare.criteria import parse_accept
 from hil.compare.tolerance import check_tolerance
-from hil.controller.models.flows.quanta import quantum_atol
-from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, recipes
-from hil.controller.storage.packages import Registered, load, pick, refused, where
+from hil.controller.models.flows.quanta import compute_quantum_atol
+from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, load_recipes
+from hil.controller.storage.packages import Registered, describe_entry_point, load, make_refused_error, pick
 from hil.core.arithmetic import check_arithmetic
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file, read_text
-from hil.core.guarded import guarded, shown
-from hil.core.installed import points
+from hil.core.guarded import format_value, guard_plugin
+from hil.core.installed import list_entry_points
 from hil.core.runtimes import NO_COMPILER, RUNTIMES
 from hil.errors import UsageError, did_you_mean
 
@@ -29,19 +29,19 @@ __all__ = [
     "Recipe",
     "apply_recipe",
     "check_flow",
-    "flows",
+    "compute_quantum_atol",
     "load_flow",
-    "quantum_atol",
+    "load_flows",
+    "load_recipes",
     "read_flows",
-    "recipes",
 ]
 
 
-BESIDE = "flows.toml"
+FLOWS_FILE = "flows.toml"
 _GROUP = "hil.flows"
 
 
-def flows(beside: Path = Path()) -> Registered[Flow]:
+def load_flows(beside: Path = Path()) -> Registered[Flow]:
     """Return all flows by name.
 
     Sources, in this order:
@@ -56,7 +56,7 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
         UsageError: a file is unreadable or invalid.
     """
     found, broken = read_flows(Path(__file__).with_name("built_in.toml")), {}
-    for point in points(_GROUP):
+    for point in list_entry_points(_GROUP):
         try:
             added = _load_entry_point(point)
         except UsageError as error:
@@ -65,15 +65,15 @@ def flows(beside: Path = Path()) -> Registered[Flow]:
         for flow in added:
             name = str(flow.name)
             try:
-                with guarded(f"{where(point)} flow {name!r}", UsageError, UsageError):
+                with guard_plugin(f"{describe_entry_point(point)} flow {name!r}", UsageError, UsageError):
                     check_fields(flow)
-                    check_flow(flow, f"{where(point)} flow {name!r}")
+                    check_flow(flow, f"{describe_entry_point(point)} flow {name!r}")
                 found[name] = flow
             except UsageError as error:
                 broken[name] = error
                 found.pop(name, None)
-    if (beside / BESIDE).is_file():
-        own = read_flows(beside / BESIDE)
+    if (beside / FLOWS_FILE).is_file():
+        own = read_flows(beside / FLOWS_FILE)
         found = {name: flow for name, flow in own.items() if name not in broken} | found
     return Registered(found, broken)
 
@@ -90,11 +90,11 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
     Raises:
         UsageError: the flow does not exist, is invalid, or is not trusted.
     """
-    known = flows(beside)
+    known = load_flows(beside)
     known.check(text)
     if text in known:
-        flow, path = known[text], beside / BESIDE
-        if flow.compile_flags and not trusted and text not in flows(Path(os.devnull)):
+        flow, path = known[text], beside / FLOWS_FILE
+        if flow.compile_flags and not trusted and text not in load_flows(Path(os.devnull)):
             asks = [f"compile_flags of the flow {text}"]
             check_trust(path.absolute(), digest_file(path), asks, f"--flow {path}:{text}")
         return flow
@@ -113,18 +113,18 @@ def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flo
     raise UsageError(
         f"flow {text!r} not found",
         hint=f"{did_you_mean(text, known)}known flows: {', '.join(known)}; or pass a file: my.toml, my.toml:NAME"
-        f"{known.broken_text()}",
+        f"{known.format_broken()}",
     )
 
 
 def _load_entry_point(point: EntryPoint) -> list[Flow]:
     thing = load(point, object)
     if callable(thing):
-        with guarded(where(point), UsageError, UsageError):
+        with guard_plugin(describe_entry_point(point), UsageError, UsageError):
             thing = thing()
     listed = [thing] if isinstance(thing, Flow) else thing
     if not isinstance(listed, list | tuple) or not all(isinstance(one, Flow) for one in listed):
-        raise refused(point, f"must be a hil.plugins.Flow or a list of flows, got {shown(thing)}")
+        raise make_refused_error(point, f"must be a hil.plugins.Flow or a list of flows, got {format_value(thing)}")
     return list(listed)
 
 
@@ -162,7 +162,11 @@ def check_flow(flow: Flow, where: str) -> None:
             pick("compiler", dict.fromkeys(_list_compilers()), flow.compiler)
         else:
             # A flow may use a runtime that only boards have. Such a flow must specify the compiler.
-            pick("runtime", dict.fromkeys([*RUNTIMES, *(one.name for one in points("hil.compilers"))]), flow.runtime)
+            pick(
+                "runtime",
+                dict.fromkeys([*RUNTIMES, *(one.name for one in list_entry_points("hil.compilers"))]),
+                flow.runtime,
+            )
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         parse_accept(flow.accept, option="accept")
@@ -182,7 +186,7 @@ def check_flow(flow: Flow, where: str) -> None:
 def _list_compilers() -> list[str]:
     """Return the names of all compilers without loading them."""
     own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
-    return sorted(own | {point.name for point in points("hil.compilers")})
+    return sorted(own | {point.name for point in list_entry_points("hil.compilers")})
 
 
 def _parse_flow(name: str, table: Any, where: str) -> Flow:

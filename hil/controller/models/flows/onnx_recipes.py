@@ -9,12 +9,12 @@ from typing import Any
 
 from hil.controller.models.importers.onnx import describe
 from hil.controller.models.importers.onnx_data import embed_all
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
 from hil.controller.models.inputs import make_inputs
-from hil.controller.models.rewrite_check import difference, run_plainly
+from hil.controller.models.rewrite_check import find_difference, run_plainly
 from hil.controller.storage.screen.texts import line
 from hil.controller.storage.tensor_files import load_tensors
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
@@ -53,7 +53,7 @@ def _load_with_shapes(path: Path) -> Any:
     """Load the model with all inferred shapes. If a model has shapes, the converter needs only types."""
     import onnx
 
-    with temporary_folder("hil-float16-") as folder:
+    with make_temporary_folder("hil-float16-") as folder:
         inferred = Path(folder) / "inferred.onnx"
         # Use files: shape inference in memory fails for models above 2 GB.
         onnx.shape_inference.infer_shapes_path(path, inferred)
@@ -77,7 +77,7 @@ def _sort_nodes(graph: Any) -> None:
 def _iter_read_names(node: Any) -> Iterator[str]:
     """Yield the names of values that a node reads: its inputs, and outer values that its subgraphs use."""
     yield from node.input
-    for graph in graphs_of(node):
+    for graph in iter_subgraphs(node):
         made = {name for inner in graph.node for name in inner.output}
         own = made | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         names = {name for inner in graph.node for name in _iter_read_names(inner)}
@@ -175,7 +175,7 @@ def _quantise_model(
 ) -> None:
     if before := _find_quantised_ops(model):
         raise ImportFailed(f"the model is already quantized: found {', '.join(sorted(before))}")
-    with temporary_folder("hil-quantise-") as folder:
+    with make_temporary_folder("hil-quantise-") as folder:
         prepared = Path(folder) / "prepared.onnx"
         _prepare_model(model, prepared, external)
         check_prepared(Path(model), prepared, samples)
@@ -221,7 +221,7 @@ def check_prepared(model: Path, prepared: Path, samples: Sequence[str]) -> None:
             return
         given = make_inputs(specs, {}, ranges=found["ranges"])
     before, after = (run_plainly(str(file), file.parent, given) for file in (model, prepared))
-    if before is not None and after is not None and (change := difference(before, after, _FUSED_EPSILONS)):
+    if before is not None and after is not None and (change := find_difference(before, after, _FUSED_EPSILONS)):
         raise ImportFailed(f"onnxruntime.quantization.quant_pre_process changed {change}")
 
 
@@ -247,7 +247,7 @@ def _find_quantised_ops(path: str) -> set[str]:
 
 def _list_operators(path: str) -> set[str]:
 
-    return {node.op_type for node in nodes_of(load_onnx(path).graph.node)}
+    return {node.op_type for node in iter_nodes(load_onnx(path).graph.node)}
 
 
 def _pick_setting(setting: str, value: str, known: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.executorch_backends import make_quantizer, pick_backend
-from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, user_inputs
+from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, list_user_inputs
 from hil.controller.models.importers.exported.pt2_archive import load_program
 from hil.controller.storage.tensor_files import load_tensors
 from hil.errors import ImportFailed
@@ -72,7 +72,7 @@ def _quantise_program(
     DuplicateDynamicQuantChainPass()(converted)
     seconds = time.monotonic() - start
     args, kwargs = calls[0]
-    again = torch.export.export(converted, args, kwargs, dynamic_shapes=_dynamic_shapes(program))
+    again = torch.export.export(converted, args, kwargs, dynamic_shapes=_read_dynamic_shapes(program))
     if not _find_quantised_ops(again):
         found = sorted({str(node.target) for node in program.graph.nodes if node.op == "call_function"})
         raise ImportFailed(f"the model has no operators to quantize; operators: {', '.join(found)}")
@@ -86,7 +86,7 @@ def _find_quantised_ops(program: Any) -> list[str]:
     return sorted({target for target in targets if target.startswith(_NAMESPACE)})
 
 
-def _dynamic_shapes(program: Any) -> Any:
+def _read_dynamic_shapes(program: Any) -> Any:
     """Return the program's dynamic dimensions in the format for ``torch.export.export``."""
     from torch.export import Dim
     from torch.utils._pytree import tree_unflatten
@@ -94,7 +94,7 @@ def _dynamic_shapes(program: Any) -> Any:
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     dims: dict[str, Any] = {}
 
-    def dim(size: Any) -> Any:
+    def make_dim(size: Any) -> Any:
         expression = size.node.expr
         if not expression.is_Symbol:
             return Dim.AUTO  # the size is an expression of other sizes
@@ -104,10 +104,10 @@ def _dynamic_shapes(program: Any) -> Any:
         return dims.setdefault(name, Dim(name, **bounds))
 
     flat = [
-        {axis: dim(size) for axis, size in enumerate(values[name].shape) if not isinstance(size, int)} or None
+        {axis: make_dim(size) for axis, size in enumerate(values[name].shape) if not isinstance(size, int)} or None
         if is_tensor(spec.arg)
         else None
-        for name, spec in user_inputs(program)
+        for name, spec in list_user_inputs(program)
     ]
     if not any(flat):
         return None

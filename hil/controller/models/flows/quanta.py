@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.flows.recipe import Flow
 from hil.controller.models.importers import import_model
-from hil.controller.models.importers.exported.pt2 import is_tensor, output_names
+from hil.controller.models.importers.exported.pt2 import is_tensor, list_output_names
 from hil.controller.models.importers.exported.pt2_archive import load_program
 from hil.controller.models.importers.onnx_data import embed_data
-from hil.controller.models.importers.onnx_nodes import constants_of
+from hil.controller.models.importers.onnx_nodes import read_constants
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import IsolatedError, function_version
+from hil.controller.storage.isolation.isolated import IsolatedError, make_function_version
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from hil.controller.storage.run_context import RunContext
 
 
-_TIMEOUT_S = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
-def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
+def compute_quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> float | None:
     """Return the absolute tolerance for a model and a flow's ``quanta``.
 
     Two correct runtimes may round a value between two steps differently. So each requantisation before an output may
@@ -52,11 +52,11 @@ def quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path) -> floa
 
     def find() -> Any:
         try:
-            return context.isolated.call(look, {"path": str(path.absolute())}, timeout=_TIMEOUT_S, log=log)
+            return context.isolated.call(look, {"path": str(path.absolute())}, timeout=_TIMEOUT_SECONDS, log=log)
         except IsolatedError as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
 
-    key = Cache.key("quanta", model=model.digest, find=function_version(look))
+    key = Cache.key("quanta", model=model.digest, find=make_function_version(look))
     steps, _ = context.cache.get_or_compute(key, {"model": model.name}, find)
     chosen = [one for one in steps if not one["integer"]] or steps
     return max((one["step"] * min(flow.quanta, one["roundings"]) for one in chosen), default=None)
@@ -84,7 +84,7 @@ def find_onnx(path: str) -> list[dict[str, Any]]:
 
     graph = load_onnx(path).graph
     given = {value.name for value in graph.input}
-    tensors = constants_of(graph)
+    tensors = read_constants(graph)
     makers: dict[str, _Node] = {}
     for node in graph.node:
         quantises, dequantises = node.op_type == "QuantizeLinear", node.op_type == "DequantizeLinear"
@@ -115,7 +115,7 @@ def find_pt2(path: str) -> list[dict[str, Any]]:
         rounds = computed and target == _QUANTISE
         makers[node.name] = _Node(inputs, target == _QUANTISE, target == _DEQUANTISE, step, rounds)
     return _find_steps(
-        makers, {name: arg.name for name, arg in output_names(program) if is_tensor(arg)}, integers=False
+        makers, {name: arg.name for name, arg in list_output_names(program) if is_tensor(arg)}, integers=False
     )
 
 

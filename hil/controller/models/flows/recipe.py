@@ -10,18 +10,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.executorch_backends import recipe_inputs
+from hil.controller.models.executorch_backends import check_recipe_inputs
 from hil.controller.models.flows import onnx_recipes, pt2_recipes
 from hil.controller.models.importers import import_model
-from hil.controller.models.inputs import calibration_samples, digest_of_samples
+from hil.controller.models.inputs import digest_of_samples, make_calibration_samples
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import IsolatedFunction, function_name, function_version, naming_errors
-from hil.controller.storage.packages import needed_version, pick, registered
+from hil.controller.storage.isolation.isolated import (
+    IsolatedFunction,
+    convert_errors,
+    get_function_name,
+    make_function_version,
+)
+from hil.controller.storage.packages import load_registered, pick, require_version
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.files import copy_file, read_file
-from hil.core.guarded import called, guard, shown
+from hil.core.guarded import format_plugin, format_value, guard
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, NotRun, StageTimeout, UsageError, did_you_mean
 
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _GROUP = "hil.recipes"
-RECIPE_TIMEOUT_S = 1800.0
+RECIPE_TIMEOUT_SECONDS = 1800.0
 # Setting with the number of seeded random samples for a model without calibration data.
 _SAMPLES = "samples"
 # File with a recipe's notes, next to the resulting model.
@@ -129,7 +134,7 @@ class Recipe:
 def _make_pt2e_recipe(apply: IsolatedFunction) -> Recipe:
     packages = ("torch", "torchao", "executorch")
     settings = {"per_channel": True, "backend": "xnnpack", "options": {}}
-    return Recipe(apply, settings, calibrated=True, packages=packages, formats=("pt2",), depends=recipe_inputs)
+    return Recipe(apply, settings, calibrated=True, packages=packages, formats=("pt2",), depends=check_recipe_inputs)
 
 
 _BUILT_IN = MappingProxyType(
@@ -151,9 +156,9 @@ _BUILT_IN = MappingProxyType(
 )
 
 
-def recipes() -> dict[str, Recipe]:
+def load_recipes() -> dict[str, Recipe]:
     """Return all recipes by name: hil's recipes and the entry point group ``hil.recipes``."""
-    return registered(_GROUP, _BUILT_IN, Recipe, lambda one: function_name(one.apply))
+    return load_registered(_GROUP, _BUILT_IN, Recipe, lambda one: get_function_name(one.apply))
 
 
 def check_settings(flow: Flow) -> dict[str, Any]:
@@ -166,7 +171,7 @@ def check_settings(flow: Flow) -> dict[str, Any]:
         if flow.settings:
             raise UsageError("settings require a recipe", hint='set a recipe, such as recipe = "static-int8"')
         return {}
-    defaults = pick("recipe", recipes(), flow.recipe).all_settings
+    defaults = pick("recipe", load_recipes(), flow.recipe).all_settings
     for name, value in flow.settings.items():
         if name not in defaults:
             taken = ", ".join(f"{key} = {default!r}" for key, default in defaults.items()) or "none"
@@ -216,7 +221,7 @@ def apply_recipe(
     if not flow.recipe:
         return path
     settings = check_settings(flow)
-    recipe = pick("recipe", recipes(), flow.recipe)
+    recipe = pick("recipe", load_recipes(), flow.recipe)
     model = import_model(path, dims=dims, isolated=context.isolated, cache=context.cache)
     if model.format not in recipe.formats:
         taken = " and ".join(recipe.formats)
@@ -225,7 +230,7 @@ def apply_recipe(
             stage="import",
         )
     count = settings.pop(_SAMPLES, 0)
-    samples = calibration_samples(model, inputs, count) if recipe.calibrated else []
+    samples = make_calibration_samples(model, inputs, count) if recipe.calibrated else []
     failure = partial(ImportFailed, stage="import")
     with guard("recipe", _GROUP, flow.recipe, failure, ImportFailed, StageTimeout, NotRun, UsageError):
         return _apply_cached(flow.recipe, recipe, settings, path, model, samples, context, log)
@@ -248,14 +253,14 @@ def _apply_cached(
         samples=digest_of_samples(samples),
         recipe=name,
         settings=settings,
-        apply=function_version(recipe.apply),
-        versions={package: needed_version(package) for package in recipe.packages},
+        apply=make_function_version(recipe.apply),
+        versions={package: require_version(package) for package in recipe.packages},
         version=recipe.version,
         **({"depends": recipe.depends(settings)} if recipe.depends else {}),
     )
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-samples-") as given:
+        with make_temporary_folder("hil-samples-") as given:
             folders = [Path(given) / str(number) for number in range(len(samples))]
             for one, sample in zip(folders, samples, strict=True):
                 save_tensors(one, sample)
@@ -268,17 +273,17 @@ def _apply_cached(
             }
             what = f"cannot apply the recipe {name} to {path.name}"
             failure = partial(ImportFailed, stage="import")
-            with naming_errors("import", f"the recipe {name}", failure, what):
+            with convert_errors("import", f"the recipe {name}", failure, what):
                 try:
-                    notes = context.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_S, log=log)
+                    notes = context.isolated.call(recipe.apply, arguments, timeout=RECIPE_TIMEOUT_SECONDS, log=log)
                 except ImportFailed as error:
                     error.args = (f"{what}: {error.message}",)
-                    error.located(stage="import")
+                    error.locate(stage="import")
                     raise
-            _check_result(called("recipe", _GROUP, name), model, folder / path.name, context)
+            _check_result(format_plugin("recipe", _GROUP, name), model, folder / path.name, context)
             if notes:
                 if not isinstance(notes, dict):
-                    raise TypeError(f"expected notes as a JSON object or None, got {shown(notes)}")
+                    raise TypeError(f"expected notes as a JSON object or None, got {format_value(notes)}")
                 (folder / _NOTES).write_text(json.dumps(notes))
 
     meta = {"model": model.name, "recipe": name, "settings": settings}
@@ -339,7 +344,7 @@ def _format_specs(specs: Sequence[TensorSpec] | None) -> str:
     return ", ".join(map(str, specs or ())) or "none"
 
 
-def recipe_notes(model: Path) -> dict[str, Any]:
+def read_recipe_notes(model: Path) -> dict[str, Any]:
     """Return the notes of the recipe that created a model, such as ``quantise_s``; empty if a recipe was not used."""
     file = model.with_name(_NOTES)
     if not file.is_file():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hil.controller.models.generation.spec import GenerateSpec
 from hil.core.results import Model
 from hil.core.steps import PromptFunction, StepRule, StepsPlan, find_fixed_axis
-from hil.core.tensors import TensorSpec, dtype_of
+from hil.core.tensors import TensorSpec, parse_dtype
 from hil.errors import UsageError, did_you_mean
 
 # Rule -> names that exporters give to inputs with this rule (optimum, torch.onnx, onnxruntime-genai, LiteRT,
@@ -98,8 +98,8 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     specs = [inputs[place] for place, _ in pairs]
     known = roles.bound or _find_bound(specs, mask)
     axes = _find_axes(specs, known)
-    bound = known or min((size for size in _sizes_at(specs, axes) if isinstance(size, int)), default=0)
-    if roles.bound and axes and roles.bound not in _sizes_at(specs, axes) and not _grows(specs):
+    bound = known or min((size for size in _list_sizes(specs, axes) if isinstance(size, int)), default=0)
+    if roles.bound and axes and roles.bound not in _list_sizes(specs, axes) and not _is_growing(specs):
         raise UsageError(
             f"no cache input has {bound} positions (bound in [roles]): {_list_names(specs)}", option="--generate"
         )
@@ -116,7 +116,7 @@ def detect_roles(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sp
     tensors = [
         _describe_cache(spec, outputs[output], axis) for spec, (_, output), axis in zip(specs, pairs, axes, strict=True)
     ]
-    return Decoder(plan, _numbered_layers(tensors), tuple(one.name for one in free))
+    return Decoder(plan, _number_layers(tensors), tuple(one.name for one in free))
 
 
 def match_prompt_function(decoder: Decoder, main: Model, other: Model) -> PromptFunction:
@@ -174,7 +174,7 @@ def _pair_cache(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> 
     made = {one.name for one in outputs}
     found: dict[str, str] = {}
     for one in inputs:
-        if dtype_of(one.dtype).kind in "biu" and len(one.shape) < 3:
+        if parse_dtype(one.dtype).kind in "biu" and len(one.shape) < 3:
             continue
         candidates = [one.name, f"{one.name}_out"]
         candidates += [one.name.replace(past, new, 1) for past in _PAST if past in one.name for new in _PRESENT]
@@ -221,14 +221,14 @@ def _find_axes(cache: Sequence[TensorSpec], bound: int) -> list[int | None]:
     from the end.
     """
     axes = list(map(_find_growing_axis, cache))
-    grows = _grows(cache)
+    grows = _is_growing(cache)
     return [
         _find_fixed_axis(spec, bound, grows=grows) if axis is None else axis
         for spec, axis in zip(cache, axes, strict=True)
     ]
 
 
-def _grows(cache: Iterable[TensorSpec]) -> bool:
+def _is_growing(cache: Iterable[TensorSpec]) -> bool:
     return any(_find_growing_axis(spec) is not None for spec in cache)
 
 
@@ -243,7 +243,7 @@ def _find_fixed_axis(spec: TensorSpec, bound: int, *, grows: bool = False) -> in
     return None if grows and not bound else find_fixed_axis(spec.name, spec.shape, bound)
 
 
-def _sizes_at(cache: Sequence[TensorSpec], axes: Sequence[int | None]) -> list[int | str | None]:
+def _list_sizes(cache: Sequence[TensorSpec], axes: Sequence[int | None]) -> list[int | str | None]:
     return [spec.shape[axis] for spec, axis in zip(cache, axes, strict=True) if axis is not None and spec.shape]
 
 
@@ -277,7 +277,7 @@ def _describe_cache(own: TensorSpec, other: TensorSpec, axis: int | None) -> Cac
     return CacheTensor(other.name, int(numbers[-1]) if numbers else -1, is_key, axis)
 
 
-def _numbered_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
+def _number_layers(tensors: Sequence[CacheTensor]) -> tuple[CacheTensor, ...]:
     """Number the layers from 0.
 
     If each name has a different number, two consecutive tensors (keys, values) form a layer.

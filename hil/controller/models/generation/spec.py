@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from hil.controller.models.sizing.sizes import edge_sizes, parse_range
+from hil.controller.models.sizing.sizes import list_edge_sizes, parse_range
 from hil.core.config_files import parse_toml
 from hil.core.files import MAX_FILE_BYTES, read_file, read_text
 from hil.core.steps import MAX_STEPS, join_turns
-from hil.core.text import numbered
+from hil.core.text import make_names_unique
 from hil.errors import UsageError
 
 # In a suite, NAME.generate.toml next to NAME.onnx contains the prompts of the model.
@@ -64,7 +64,7 @@ class Prompt(Turn, kw_only=True, forbid_unknown_fields=True):
         """All turns."""
         return [self, *self.turn]
 
-    def joined(self, steps: int) -> tuple[list[int], list[int]]:
+    def join_turns(self, steps: int) -> tuple[list[int], list[int]]:
         """Return the tokens and the forced tokens of all turns, separated by TURN_END."""
         forced = [turn.forced[:steps] for turn in self.turns if turn.forced]
         return join_turns(turn.tokens for turn in self.turns), join_turns(forced)
@@ -144,11 +144,11 @@ def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
         prompts += _read_windows(prompt, spec, tokenizer, path) if prompt.file else [prompt]
     for prompt in prompts:
         _check_turns(prompt, path)
-    names = numbered([prompt.name or f"prompt-{number}" for number, prompt in enumerate(prompts, 1)])
+    names = make_names_unique([prompt.name or f"prompt-{number}" for number, prompt in enumerate(prompts, 1)])
     for prompt, name in zip(prompts, names, strict=True):
         prompt.name = name
     spec.prompt, spec.lengths = prompts, _read_lengths(spec, prompts[0], path)
-    if spec.lengths and (clash := [prompt.name for prompt in prompts[1:] if _size_in_name(spec, prompt.name)]):
+    if spec.lengths and (clash := [prompt.name for prompt in prompts[1:] if _parse_size(spec, prompt.name)]):
         raise UsageError(
             f"{path}: prompt {clash[0]!r} has the same name as a shortened copy of the first prompt",
             hint="rename one of the prompts",
@@ -178,11 +178,11 @@ def find_prompt(spec: GenerateSpec, name: str) -> Prompt | None:
     ``NAME-LENGTH`` is the first prompt, cut to a length. Return None if unknown.
     """
     found = next((prompt for prompt in spec.prompt if prompt.name == name), None)
-    size = _size_in_name(spec, name)
+    size = _parse_size(spec, name)
     return cut_prompt(spec.prompt[0], size) if found is None and size else found
 
 
-def _size_in_name(spec: GenerateSpec, name: str) -> int:
+def _parse_size(spec: GenerateSpec, name: str) -> int:
     """Return the length in the name of a cut prompt (``NAME-LENGTH``); 0 for other names."""
     first = spec.prompt[0]
     size = name.removeprefix(_LENGTH_NAME.format(first.name, ""))
@@ -288,7 +288,7 @@ def _read_lengths(spec: GenerateSpec, first: Prompt, path: Path) -> list[int]:
                 f"{path}: invalid lengths {lengths[:40]!r}", hint="give a range like 1..64", option="--generate"
             ) from error
         near_chunks = [spec.chunk + step for step in (-1, 0, 1) if low <= spec.chunk + step <= high and spec.chunk]
-        lengths = [*edge_sizes(low, high), *near_chunks]
+        lengths = [*list_edge_sizes(low, high), *near_chunks]
     if longest := [size for size in lengths if not 0 < size <= most]:
         raise UsageError(
             f"{path}: lengths contains {longest[0]}, but the first prompt has {most} tokens",

@@ -15,24 +15,24 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import (
     Isolated,
     IsolatedFunction,
-    function_name,
-    function_version,
-    lent,
-    naming_errors,
+    convert_errors,
+    get_function_name,
+    lend_pool,
+    make_function_version,
 )
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
-from hil.controller.storage.packages import Registered, pick, registered
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.packages import Registered, load_registered, pick
 from hil.controller.storage.paths import is_file
 from hil.core.field_types import check_fields
-from hil.core.files import digest_file, open_file, within
-from hil.core.guarded import guard, guarded, package_of
-from hil.core.named import later
+from hil.core.files import digest_file, open_file, resolve_within
+from hil.core.guarded import find_package, guard, guard_plugin
+from hil.core.named import defer_import
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import DTYPES, TensorSpec, check_names
 from hil.errors import ImportFailed, LoadFailed, NotRun, StageTimeout, UsageError
 
-IMPORT_TIMEOUT_S = 600.0
+IMPORT_TIMEOUT_SECONDS = 600.0
 # Increment this when the format of the description changes, so that older cache entries are not used.
 _VERSION = 10
 _HEAD = 64
@@ -91,9 +91,11 @@ _BUILT_IN = {
         (".pte", ".bpte"),
         is_pte,
         f"{_PROGRAMS}:describe_pte",
-        later(f"{_PROGRAMS}:read_with_program"),
+        defer_import(f"{_PROGRAMS}:read_with_program"),
     ),
-    "so": Importer((".so",), has_no_mark, f"{_PROGRAMS}:describe_library", later(f"{_PROGRAMS}:read_with_library")),
+    "so": Importer(
+        (".so",), has_no_mark, f"{_PROGRAMS}:describe_library", defer_import(f"{_PROGRAMS}:read_with_library")
+    ),
     # A bundle is not a model. The entry provides an error with a hint.
     "hilb": Importer((".hilb",), is_hilb, refuse_bundle),
     "pt2": Importer((".pt2",), has_no_mark, f"{_HERE}.exported.pt2:describe"),
@@ -102,15 +104,15 @@ _BUILT_IN = {
         (".pb", ".pbtxt"),
         has_no_mark,
         f"{_TENSORFLOW}.source:describe",
-        later(f"{_TENSORFLOW}.graph_def:companions"),
+        defer_import(f"{_TENSORFLOW}.graph_def:list_companions"),
     ),
     "keras": Importer((".keras",), has_no_mark, f"{_TENSORFLOW}.source:describe"),
 }
 
 
-def importers() -> Registered[Importer]:
+def load_importers() -> Registered[Importer]:
     """Return all importers by format: built-in importers and plugins from the entry point group ``hil.importers``."""
-    return registered(_GROUP, _BUILT_IN, Importer, lambda one: function_name(one.describe))
+    return load_registered(_GROUP, _BUILT_IN, Importer, lambda one: get_function_name(one.describe))
 
 
 def import_model(
@@ -146,12 +148,12 @@ def import_model(
         if size < 0:
             raise UsageError(f"invalid --dim {symbol}={size}: a dimension cannot be negative")
     chosen = format or _format_of(path)
-    importer = pick("model format", importers(), chosen)
+    importer = pick("model format", load_importers(), chosen)
     if path.stat().st_size == 0:
         raise ImportFailed(f"{path.name} is empty")
     with guard("importer", _GROUP, chosen, ImportFailed, ImportFailed, StageTimeout, NotRun, UsageError):
         model = _read(importer, name, chosen, path, function, dims, isolated, cache)
-        if package_of(_GROUP, chosen):
+        if find_package(_GROUP, chosen):
             _check_model(model)
     return model
 
@@ -169,14 +171,16 @@ def _read(
     digest = _digest_of(path)
     read = {file: _digest_of_read(file) for file in importer.reads(path, function)}
     found, cached = _describe(importer, path, digest, read, function, dims, isolated, cache)
-    inputs, outputs = _specs(found["inputs"]), _specs(found["outputs"])
+    inputs, outputs = _make_specs(found["inputs"]), _make_specs(found["outputs"])
     try:
         check_names(inputs or (), outputs or ())
     except LoadFailed as error:
         raise ImportFailed(f"{path.name}: {error.message}", hint=error.hint) from error
     # Boards receive the name in UTF-8, so replace other characters.
     main = path.name.encode(errors="replace").decode()
-    files = {main: path} | {file: _external(path, file, found.get("needs", {}).get(file)) for file in found["external"]}
+    files = {main: path} | {
+        file: _resolve_external(path, file, found.get("needs", {}).get(file)) for file in found["external"]
+    }
     others = {name: read.get(file) or _digest_of(file) for name, file in files.items() if file != path}
     digests = {main: digest} | others
     return Model(
@@ -249,7 +253,7 @@ def _check_file(path: Path) -> None:
 
 
 def _format_of(path: Path) -> str:
-    known = importers()
+    known = load_importers()
     for name, importer in known.items():
         if path.suffix.lower() in importer.suffixes:
             return name
@@ -260,13 +264,14 @@ def _format_of(path: Path) -> str:
             return name
     suffixes = sorted(suffix for importer in known.values() for suffix in importer.suffixes)
     raise UsageError(
-        f"unsupported model format: {path.name}", hint=f"supported suffixes: {', '.join(suffixes)}{known.broken_text()}"
+        f"unsupported model format: {path.name}",
+        hint=f"supported suffixes: {', '.join(suffixes)}{known.format_broken()}",
     )
 
 
 def _recognises(importer: Importer, head: bytes) -> bool:
     # A plugin's function may raise any exception. The exception must not affect other formats.
-    with contextlib.suppress(ImportFailed), guarded("recognising a file", ImportFailed):
+    with contextlib.suppress(ImportFailed), guard_plugin("recognising a file", ImportFailed):
         return bool(importer.recognises(head))
     return False
 
@@ -289,32 +294,32 @@ def _describe(
         digest=digest,
         beside=sorted(str(file.relative_to(path.parent)) for file in beside),
         read={file.name: own for file, own in read.items()},
-        describe=function_version(importer.describe),
+        describe=make_function_version(importer.describe),
         suffix=path.suffix.lower(),
         function=function,
         dims=dict(dims),
         version=_VERSION,
         # An ONNX description lists the required rewrites, so the key includes the code of the rewrites.
-        code=code_digest(*ONNX_REWRITING, "controller/models/random_nodes.py"),
+        code=digest_code(*ONNX_REWRITING, "controller/models/random_nodes.py"),
     )
 
     def ask() -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
-            log = Path(stack.enter_context(temporary_folder("hil-import-"))) / "import.log"
-            pool = stack.enter_context(lent(isolated, 1))
+            log = Path(stack.enter_context(make_temporary_folder("hil-import-"))) / "import.log"
+            pool = stack.enter_context(lend_pool(isolated, 1))
             arguments = {"path": str(path.absolute()), "function": function, "dims": dict(dims)}
-            with naming_errors("import", f"reading {path.name}", ImportFailed, f"cannot read {path.name}"):
-                found: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_S, log=log)
+            with convert_errors("import", f"reading {path.name}", ImportFailed, f"cannot read {path.name}"):
+                found: dict[str, Any] = pool.call(importer.describe, arguments, timeout=IMPORT_TIMEOUT_SECONDS, log=log)
             return found
 
     return cache.get_or_compute(key, {"model": path.name}, ask) if cache is not None else (ask(), False)
 
 
-def _specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
+def _make_specs(items: Sequence[Any] | None) -> tuple[TensorSpec, ...] | None:
     return None if items is None else tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in items)
 
 
-def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
+def _resolve_external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
     """Return the path of an external data file, which must be in the model's directory or below it.
 
     Symbolic links follow ONNX Runtime's rules. If the model itself is a link, links to the directory of its target are
@@ -337,7 +342,7 @@ def _external(model: Path, name: str, needs: Sequence[Any] | None) -> Path:
             f"external data {name!r} of {model.name} is missing", hint=f"copy the file to {model.parent / parts}"
         )
     try:
-        within(model.parent, file)
+        resolve_within(model.parent, file)
     except UsageError as error:
         if not file.resolve().is_relative_to(model.resolve().parent):
             raise ImportFailed(f"external data {name!r} of {model.name}: {error.message}", hint=error.hint) from error

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.description import description
+from hil.controller.models.description import make_description
 from hil.controller.models.importers.mlir_resources import check_resources
 from hil.controller.models.random_nodes import DRAWING
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
-from hil.formats.iree_values import SCALAR_PREFIX, declaration, parse_type
+from hil.formats.iree_values import SCALAR_PREFIX, format_reflection, parse_type
 
 # Name and type of an input or output.
 Value = tuple[str, str]
@@ -47,7 +47,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     name = Path(path).name
     module = parse(path)
     check_resources(Path(path), module)
-    functions = {function: types for function, types, _ in functions_in(module)}
+    functions = {function: types for function, types, _ in iter_functions(module)}
     if not functions:
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
@@ -59,10 +59,10 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise UsageError(f"{name} has several functions", hint=hint, option="--function")
     chosen = function or next(iter(functions))
     arguments, results = functions[chosen]
-    inputs = [_spec(name, *item, named=True) for item in arguments]
-    outputs = [_spec(name, *item, named=False) for item in results]
-    producer = {"functions": list(functions), "unseen_state": list(_mutable(module))}
-    return description(
+    inputs = [_make_spec(name, *item, named=True) for item in arguments]
+    outputs = [_make_spec(name, *item, named=False) for item in results]
+    producer = {"functions": list(functions), "unseen_state": list(_iter_mutable(module))}
+    return make_description(
         name,
         chosen,
         inputs,
@@ -70,13 +70,13 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         dims,
         producer=producer,
         float64=has_float64(module),
-        random=list(_random(module)),
+        random=list(_iter_random(module)),
     )
 
 
-def functions(path: str) -> list[str]:
+def list_functions(path: str) -> list[str]:
     """Return the names of a module's public functions, in order. Raises ImportFailed if the module does not parse."""
-    return [name for name, *_ in functions_in(parse(path))]
+    return [name for name, *_ in iter_functions(parse(path))]
 
 
 def parse(path: str) -> Any:
@@ -96,7 +96,7 @@ def parse(path: str) -> Any:
         raise ImportFailed(f"cannot parse {file.name}: {first[:400]}", detail=str(error)) from error
 
 
-def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
+def iter_functions(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Value]], Any]]:
     """Yield a module's public functions: name, (inputs, outputs) with builtin types if possible, operation."""
     from iree.compiler import ir
 
@@ -104,37 +104,37 @@ def functions_in(module: Any) -> Iterator[tuple[str, tuple[list[Value], list[Val
         attributes = op.operation.attributes
         if not op.operation.name.endswith(".func") or "function_type" not in attributes:
             continue
-        visibility = _text(attributes["sym_visibility"]) if "sym_visibility" in attributes else "public"
+        visibility = _read_text(attributes["sym_visibility"]) if "sym_visibility" in attributes else "public"
         if visibility not in ("", "public") or not op.operation.regions[0].blocks:
             continue
         kind = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
         yield (
-            _text(attributes["sym_name"]),
+            _read_text(attributes["sym_name"]),
             (
-                _named(attributes, "arg_attrs", "arg", kind.inputs),
-                _named(attributes, "res_attrs", "output", kind.results),
+                _name_values(attributes, "arg_attrs", "arg", kind.inputs),
+                _name_values(attributes, "res_attrs", "output", kind.results),
             ),
             op.operation,
         )
 
 
-def function_in(module: Any, name: str) -> Any:
+def get_function(module: Any, name: str) -> Any:
     """Return the operation for a module's public function."""
-    return next(operation for found, _, operation in functions_in(module) if found == name)
+    return next(operation for found, _, operation in iter_functions(module) if found == name)
 
 
-def operations_in(operation: Any, name: str) -> list[Any]:
+def find_operations(operation: Any, name: str) -> list[Any]:
     """Return all nested operations with this name, inner operations first."""
     from iree.compiler import ir
 
     found: list[Any] = []
 
-    def look(inner: Any) -> Any:
+    def visit_operation(inner: Any) -> Any:
         if inner.name == name:
             found.append(inner)
         return ir.WalkResult.ADVANCE
 
-    operation.walk(look)
+    operation.walk(visit_operation)
     return found
 
 
@@ -147,10 +147,10 @@ def declare(operation: Any, text: str) -> None:
         operation.attributes["iree.reflection"] = ir.DictAttr.get(reflection)
 
 
-def declaration_of(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+def format_declaration(function: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     """Return the text for :func:`declare`. Raises CompileFailed for values without an MLIR type, such as strings."""
     try:
-        return declaration(function, inputs, outputs)
+        return format_reflection(function, inputs, outputs)
     except UsageError as error:
         raise CompileFailed(f"IREE does not support this model: {error.message}") from error
 
@@ -163,12 +163,12 @@ def has_float64(module: Any) -> bool:
     """
     from iree.compiler import ir
 
-    signatures = [kind for _, sides, _ in functions_in(module) for side in sides for _, kind in side]
+    signatures = [kind for _, sides, _ in iter_functions(module) for side in sides for _, kind in side]
     if any(_FLOAT64.search(kind) for kind in signatures):
         return True
     seen: set[Any] = set()
 
-    def look(operation: Any) -> Any:
+    def visit_operation(operation: Any) -> Any:
         blocks = [block for region in operation.regions for block in region.blocks]
         values = [*operation.results, *(argument for block in blocks for argument in block.arguments)]
         for kind in {value.type for value in values} - seen:
@@ -179,34 +179,34 @@ def has_float64(module: Any) -> bool:
         return ir.WalkResult.ADVANCE
 
     found: list[Any] = []
-    module.operation.walk(look)
+    module.operation.walk(visit_operation)
     return bool(found)
 
 
-def _mutable(module: Any) -> Iterator[str]:
+def _iter_mutable(module: Any) -> Iterator[str]:
     """Yield the module's mutable globals."""
     for op in module.body.operations:
         attributes = op.operation.attributes
         if op.operation.name.endswith(".global") and "is_mutable" in attributes:
-            yield _text(attributes["sym_name"])
+            yield _read_text(attributes["sym_name"])
 
 
-def _random(module: Any) -> Iterator[str]:
+def _iter_random(module: Any) -> Iterator[str]:
     """Yield the names of operations that draw random numbers. For ONNX, the name is in ``torch.operator``."""
     from iree.compiler import ir
 
     found: dict[str, None] = {}
 
-    def look(inner: Any) -> Any:
+    def visit_operation(inner: Any) -> Any:
         name = inner.name
         if name == "torch.operator":
-            name = _text(inner.attributes["name"])
+            name = _read_text(inner.attributes["name"])
         is_onnx = name.removeprefix("onnx.") in DRAWING
         if is_onnx or _DRAWING.fullmatch(name) or (_DROPOUT.fullmatch(name) and not _is_off(inner)):
             found[name] = None
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(visit_operation)
     yield from found
 
 
@@ -217,7 +217,7 @@ def _is_off(dropout: Any) -> bool:
     return maker is not None and maker.name == "torch.constant.bool" and str(maker.attributes["value"]) == "false"
 
 
-def _text(attribute: Any) -> str:
+def _read_text(attribute: Any) -> str:
     """Return the text in an attribute. Raises ImportFailed if the attribute is not a text in UTF-8."""
     from iree.compiler import ir
 
@@ -227,19 +227,19 @@ def _text(attribute: Any) -> str:
         raise ImportFailed("invalid name in the module: expected UTF-8 text") from error
 
 
-def _named(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
+def _name_values(attributes: Any, key: str, default: str, types: Any) -> list[Value]:
     from iree.compiler import ir
 
     own = list(ir.ArrayAttr(attributes[key])) if key in attributes else []
     names = []
     for position, kind in enumerate(types):
         given = ir.DictAttr(own[position]) if position < len(own) else {}
-        name = _text(given["iree.abi.name"]) if "iree.abi.name" in given else f"{default}{position}"
-        names.append((name, _builtin(str(kind))))
+        name = _read_text(given["iree.abi.name"]) if "iree.abi.name" in given else f"{default}{position}"
+        names.append((name, _convert_type(str(kind))))
     return names
 
 
-def _builtin(text: str) -> str:
+def _convert_type(text: str) -> str:
     """Convert a torch dialect type to the corresponding builtin type. Other types are returned unchanged."""
     if match := _TORCH_TENSOR.match(text):
         sizes = [size.strip() for size in match["dims"].split(",") if size.strip()]
@@ -247,7 +247,7 @@ def _builtin(text: str) -> str:
     return _TORCH_NUMBERS.get(text, text)
 
 
-def _spec(file: str, name: str, text: str, *, named: bool) -> TensorSpec:
+def _make_spec(file: str, name: str, text: str, *, named: bool) -> TensorSpec:
     """Return the spec for a value. With ``named``, dynamic dimensions become symbols."""
     try:
         spec = parse_type(name, text)

@@ -30,11 +30,11 @@ _BLOB = 0
 
 def check_resources(path: Path, module: Any) -> None:
     """Raise ImportFailed if a resource of the module has no data, or a size that does not match the type."""
-    needed = dict(_needed(module))
+    needed = dict(_iter_needed(module))
     if not needed:
         return
     with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        held = dict(_in_bytecode(data) if is_bytecode(data[:64]) else _in_text(data))
+        held = dict(_find_in_bytecode(data) if is_bytecode(data[:64]) else _find_in_text(data))
     for name, (size, kind) in needed.items():
         if name not in held:
             raise ImportFailed(
@@ -48,13 +48,13 @@ def check_resources(path: Path, module: Any) -> None:
             )
 
 
-def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
+def _iter_needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
     """Yield each resource that operations use, with the required size in bytes and the type."""
     from iree.compiler import ir
 
     found: dict[str, tuple[int, str]] = {}
 
-    def look(operation: Any) -> Any:
+    def visit_operation(operation: Any) -> Any:
         for named in operation.attributes:
             attribute = operation.attributes[named] if isinstance(named, str) else named.attr
             try:
@@ -62,16 +62,16 @@ def _needed(module: Any) -> Iterator[tuple[str, tuple[int, str]]]:
             except ValueError:  # a different kind of attribute
                 continue
             name = _RESOURCE.match(str(resource))
-            size = _bytes_of(ir.ShapedType(resource.type))
+            size = _count_bytes(ir.ShapedType(resource.type))
             if name and size is not None:
                 found[name["name"].strip('"')] = size, str(resource.type)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(visit_operation)
     yield from found.items()
 
 
-def _bytes_of(kind: Any) -> int | None:
+def _count_bytes(kind: Any) -> int | None:
     """Return the tensor's size in bytes, or None if the size is not a whole number of bytes."""
     element = _ELEMENT.match(str(kind.element_type))
     if element is None or int(element["bits"]) % 8:
@@ -80,25 +80,25 @@ def _bytes_of(kind: Any) -> int | None:
     return math.prod(sizes) * int(element["bits"]) // 8 * (2 if element["complex"] else 1)
 
 
-def _in_text(data: Any) -> Iterator[tuple[str, int]]:
+def _find_in_text(data: Any) -> Iterator[tuple[str, int]]:
     for entry in _ENTRY.finditer(data, max(data.rfind(b"{-#"), 0)):
         yield entry["name"].decode(errors="replace").strip('"'), len(entry["hex"]) // 2 - _ALIGNMENT_BYTES
 
 
-def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
+def _find_in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
     """Yield name and size of each resource blob. Raises ImportFailed if the file is damaged."""
     try:
-        sections = dict(_sections(data))
+        sections = dict(_iter_sections(data))
         if _RESOURCE_OFFSETS not in sections:
             return
-        names = _names(data, sections[_STRINGS])
+        names = _read_names(data, sections[_STRINGS])
         reader, start = _Reader(data, sections[_RESOURCE_OFFSETS][0]), sections[_RESOURCES][0]
         end = sections[_RESOURCE_OFFSETS][1]
         reader.number()  # number of groups without a dialect; all groups have the same format
         while reader.at < end:
             reader.number()  # name or dialect of the group
             for _ in range(reader.number()):
-                name, size, kind = names[reader.number()], reader.number(), reader.byte()
+                name, size, kind = names[reader.number()], reader.number(), reader.read_byte()
                 if kind == _BLOB:
                     blob = _Reader(data, start)
                     blob.number()  # alignment
@@ -108,13 +108,13 @@ def _in_bytecode(data: Any) -> Iterator[tuple[str, int]]:
         raise ImportFailed("the MLIR bytecode is damaged: cannot read the resources") from error
 
 
-def _sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:
+def _iter_sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the number of each section, with start and end offsets."""
     reader = _Reader(data, _MAGIC_BYTES)
     reader.number()  # version
     reader.at = data.find(b"\0", reader.at) + 1  # skip the producer string
     while reader.at < len(data):
-        number = reader.byte()
+        number = reader.read_byte()
         size = reader.number()
         if number & 0x80:
             alignment = reader.number()
@@ -123,7 +123,7 @@ def _sections(data: Any) -> Iterator[tuple[int, tuple[int, int]]]:
         reader.at += size
 
 
-def _names(data: Any, section: tuple[int, int]) -> list[str]:
+def _read_names(data: Any, section: tuple[int, int]) -> list[str]:
     reader = _Reader(data, section[0])
     sizes = [reader.number() for _ in range(reader.number())]
     names: list[str] = []
@@ -140,12 +140,12 @@ class _Reader:
         self._data = data
         self.at = at
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         self.at += 1
         return int(self._data[self.at - 1])
 
     def number(self) -> int:
-        first = self.byte()
+        first = self.read_byte()
         if not first:
             self.at += 8
             return int.from_bytes(self._data[self.at - 8 : self.at], "little")

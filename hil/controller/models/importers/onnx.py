@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.description import check_dims, description
+from hil.controller.models.description import check_dims, make_description
 from hil.controller.models.importers.onnx_data import check_data
-from hil.controller.models.importers.onnx_nodes import has_float64, node_label, nodes_of, tensors_of
-from hil.controller.models.importers.onnx_ranges import known_ranges
-from hil.controller.models.onnx_rewrites import needed_rewrites
+from hil.controller.models.importers.onnx_nodes import has_float64, iter_nodes, iter_tensors, label_node
+from hil.controller.models.importers.onnx_ranges import find_ranges
+from hil.controller.models.onnx_rewrites import list_needed_rewrites
 from hil.controller.storage.screen.texts import line
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
@@ -28,7 +28,7 @@ _SMALL_BYTES = 1 << 16
 # Names that exporters write for unnamed dimensions. Two dimensions with the same placeholder name may have different
 # sizes.
 _PLACEHOLDERS = ("", "?", "*", "-1", "None")
-_MOST_VERSION = (1 << 31) - 1
+_MAX_VERSION = (1 << 31) - 1
 # Hints for models with sequences, maps or optionals as inputs or outputs.
 _TENSOR_HINTS = {
     "input": "use one input per tensor, and build the sequence in the model with SequenceConstruct",
@@ -50,8 +50,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             tensors.
         UsageError: the function or dimension does not exist.
     """
-    # Imported here to avoid a cycle: random_nodes imports from this package.
-    from hil.controller.models.random_nodes import random_nodes
+    # Imported here to avoid a cycle: find_random_nodes imports from this package.
+    from hil.controller.models.random_nodes import find_random_nodes
 
     file = Path(path)
     model = _load(file)
@@ -70,17 +70,17 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         for value in values:
             _check_tensor(file, kind, value)
     check_dims(file.name, dims, fix_dims(real_inputs, dims))
-    light = light_copy(model)
+    light = make_light_copy(model)
     inferred = _infer(light)
     if not foreign:
         _check_structure(file, light)
     outputs = inferred.graph.output
-    return description(
+    return make_description(
         file.name,
         graph.name or "main_graph",
-        [spec_of_value(value) for value in real_inputs],
-        [spec_of_value(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
-        ranges=known_ranges(inferred.graph, [value.name for value in real_inputs]),
+        [make_value_spec(value) for value in real_inputs],
+        [make_value_spec(value) for value in outputs] if all(map(_has_shape, outputs)) else None,
+        ranges=find_ranges(inferred.graph, [value.name for value in real_inputs]),
         external=sorted(external),
         needs=external,
         float64=has_float64(inferred),
@@ -89,14 +89,14 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
             "version": model.producer_version,
             "ir_version": model.ir_version,
             "opsets": {item.domain or "ai.onnx": item.version for item in model.opset_import},
-            "rewrites": needed_rewrites(model),
-            "random": random_nodes(model),
-            "defaults": [[spec.name, spec.dtype, list(spec.shape)] for spec in _defaults(model)],
+            "rewrites": list_needed_rewrites(model),
+            "random": find_random_nodes(model),
+            "defaults": [[spec.name, spec.dtype, list(spec.shape)] for spec in _list_defaults(model)],
         },
     )
 
 
-def _defaults(model: Any) -> list[TensorSpec]:
+def _list_defaults(model: Any) -> list[TensorSpec]:
     """Return the inputs with a default value.
 
     Before IR version 4, every initializer is also an input, so such inputs do not count as default values.
@@ -104,7 +104,7 @@ def _defaults(model: Any) -> list[TensorSpec]:
     held = {tensor.name for tensor in model.graph.initializer} if model.ir_version >= 4 else set()
     values = [value for value in model.graph.input if value.name in held]
     known = [value for value in values if value.type.tensor_type.elem_type in _DTYPES and _has_shape(value)]
-    return list(map(spec_of_value, known))
+    return list(map(make_value_spec, known))
 
 
 def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
@@ -114,7 +114,7 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
                 continue
-            symbol = _symbol(dim) or f"{value.name}.dim{axis}"
+            symbol = _get_symbol(dim) or f"{value.name}.dim{axis}"
             symbols.add(symbol)
             if symbol in dims:
                 dim.dim_value = dims[symbol]
@@ -123,7 +123,7 @@ def fix_dims(values: Any, dims: Mapping[str, int]) -> set[str]:
     return symbols
 
 
-def _symbol(dim: Any) -> str:
+def _get_symbol(dim: Any) -> str:
     """Return a dimension's name, or "" for an unnamed dimension. Placeholders such as ``?`` are not names."""
     return "" if dim.dim_param.strip() in _PLACEHOLDERS else str(dim.dim_param)
 
@@ -142,12 +142,12 @@ def _load(file: Path) -> Any:
     if not model.HasField("graph") or not model.ir_version:
         raise ImportFailed(f"{file.name} is not an ONNX model: missing graph or IR version")
     # protobuf returns bytes for invalid UTF-8, which later code cannot display or look up.
-    if any(isinstance(text, bytes) for text in _texts(model)):
+    if any(isinstance(text, bytes) for text in _iter_texts(model)):
         raise ImportFailed(f"{file.name} is damaged: invalid UTF-8 in a name")
     return model
 
 
-def _texts(message: Any) -> Iterator[Any]:
+def _iter_texts(message: Any) -> Iterator[Any]:
     """Yield all strings of a message, recursively. From a tensor, yield only the name and the external location."""
     if message.DESCRIPTOR.name == "TensorProto":
         yield message.name
@@ -160,7 +160,7 @@ def _texts(message: Any) -> Iterator[Any]:
             yield from values
         elif field.type == field.TYPE_MESSAGE:
             for one in values:
-                yield from _texts(one)
+                yield from _iter_texts(one)
 
 
 def _check_operators(file: Path, model: Any) -> bool:
@@ -170,25 +170,25 @@ def _check_operators(file: Path, model: Any) -> bool:
     foreign = False
     newest = defs.onnx_opset_version()
     local = {(function.domain, function.name) for function in model.functions}
-    versions = _opsets(file, model.opset_import)
+    versions = _read_opsets(file, model.opset_import)
     if versions.get("", 0) > newest:
         raise ImportFailed(
             f"unsupported opset {versions['']} in {file.name}: the installed onnx supports up to {newest}",
             hint="update the packages onnx and onnxruntime, or export the model with an older opset",
         )
-    bodies = [(function.node, _opsets(file, function.opset_import)) for function in model.functions]
+    bodies = [(function.node, _read_opsets(file, function.opset_import)) for function in model.functions]
     for nodes, opsets in [(model.graph.node, versions), *bodies]:
-        for node in nodes_of(nodes):
-            domain = _domain(node.domain)
+        for node in iter_nodes(nodes):
+            domain = _normalize_domain(node.domain)
             if (node.domain, node.op_type) in local or domain not in _OWN_DOMAINS:
                 continue
             version = opsets.get(domain, versions.get(domain, 0))
             if defs.has(node.op_type, domain=domain, max_inclusive_version=version):
                 continue
             # Models that ONNX Runtime optimized may have operators of ONNX Runtime in ONNX's domain.
-            if version < _ort_operators().get(node.op_type, _MOST_VERSION + 1):
+            if version < _list_ort_operators().get(node.op_type, _MAX_VERSION + 1):
                 raise ImportFailed(
-                    f"{file.name}: unsupported operator {node.op_type!r} of {node_label(node)}: "
+                    f"{file.name}: unsupported operator {node.op_type!r} of {label_node(node)}: "
                     f"not in {domain or 'ai.onnx'} {version}",
                     hint="put a custom operator in a separate domain, or define it as a function in the model",
                 )
@@ -196,27 +196,27 @@ def _check_operators(file: Path, model: Any) -> bool:
     return foreign
 
 
-def _opsets(file: Path, imports: Any) -> dict[str, int]:
+def _read_opsets(file: Path, imports: Any) -> dict[str, int]:
     """Return domain -> version."""
     for item in imports:
-        if not 0 <= item.version <= _MOST_VERSION:
+        if not 0 <= item.version <= _MAX_VERSION:
             raise ImportFailed(f"invalid opset {item.version} of {item.domain or 'ai.onnx'} in {file.name}")
-    return {_domain(item.domain): item.version for item in imports}
+    return {_normalize_domain(item.domain): item.version for item in imports}
 
 
 @functools.cache
-def _ort_operators() -> dict[str, int]:
+def _list_ort_operators() -> dict[str, int]:
     """Return ONNX Runtime's operators in ONNX's domain -> first opset with the operator."""
     from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
     first: dict[str, int] = {}
     for schema in ort.get_all_operator_schema():
         if not schema.domain:
-            first[schema.name] = min(schema.since_version, first.get(schema.name, _MOST_VERSION))
+            first[schema.name] = min(schema.since_version, first.get(schema.name, _MAX_VERSION))
     return first
 
 
-def _domain(domain: str) -> str:
+def _normalize_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
@@ -241,7 +241,7 @@ def _check_tensor(file: Path, kind: str, value: Any) -> None:
         )
 
 
-def light_copy(model: Any) -> Any:
+def make_light_copy(model: Any) -> Any:
     """Return a copy of a model in which large and external tensors are inputs.
 
     Graph, types and shapes are unchanged.
@@ -270,7 +270,7 @@ def _check_structure(file: Path, light: Any) -> None:
 
     for value in (*light.graph.input, *light.graph.output):
         value.type.tensor_type.shape.SetInParent()  # the checker requires a shape, the runtimes do not
-    if any(tensor.data_location == 1 for tensor in tensors_of(light)):
+    if any(tensor.data_location == 1 for tensor in iter_tensors(light)):
         # The model has external data in a subgraph or attribute, for which the checker would search in the wrong
         # directory.
         return
@@ -285,14 +285,14 @@ def _infer(light: Any) -> Any:
     import onnx
 
     try:
-        with limited_memory(_INFER_BYTES + 4 * light.ByteSize()):
+        with limit_memory(_INFER_BYTES + 4 * light.ByteSize()):
             return onnx.shape_inference.infer_shapes(light, data_prop=True)
     except Exception:  # shapes are optional: values that cannot be inferred stay unknown
         return light
 
 
 @contextlib.contextmanager
-def limited_memory(size: int) -> Iterator[None]:
+def limit_memory(size: int) -> Iterator[None]:
     """Limit further memory allocations of this process to ``size`` bytes.
 
     The limit is necessary because a number in a model may request a huge number of dimensions. Without /proc, there is
@@ -315,11 +315,11 @@ def _has_shape(value: Any) -> bool:
     return bool(value.type.tensor_type.HasField("shape"))
 
 
-def spec_of_value(value: Any) -> TensorSpec:
+def make_value_spec(value: Any) -> TensorSpec:
     """Return the spec of an ONNX value info."""
     kind = value.type.tensor_type
     shape: list[Dim] = []
     for dim in kind.shape.dim:
         is_size = dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0
-        shape.append(dim.dim_value if is_size else _symbol(dim) or None)
+        shape.append(dim.dim_value if is_size else _get_symbol(dim) or None)
     return TensorSpec(value.name, _DTYPES[kind.elem_type], tuple(shape))

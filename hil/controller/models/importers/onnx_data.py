@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import labelled_tensors, tensors_of
+from hil.controller.models.importers.onnx_nodes import iter_labelled_tensors, iter_tensors
 from hil.core.files import open_file
-from hil.core.tensors import SUB_BYTE_BITS, Array, dtype_name, dtype_of, pack
+from hil.core.tensors import SUB_BYTE_BITS, Array, get_dtype_name, pack, parse_dtype
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
@@ -45,7 +45,7 @@ def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
         ImportFailed: a size does not match, or an external location, offset or length is invalid.
     """
     found: dict[str, tuple[int, str]] = {}
-    for label, tensor in labelled_tensors(model):
+    for label, tensor in iter_labelled_tensors(model):
         where = f"{file}: {label}"
         if any(size < 0 for size in tensor.dims):
             raise ImportFailed(f"{where} has a negative dimension: {list(tensor.dims)}")
@@ -59,23 +59,23 @@ def check_data(file: str, model: Any) -> dict[str, tuple[int, str]]:
     return found
 
 
-def size_of(tensor: Any) -> int:
+def compute_size(tensor: Any) -> int:
     """Return the size in bytes that a tensor's shape and type require."""
     name = _NAMES.get(tensor.data_type, "string")
     if name == "string":
         return int(tensor.ByteSize())
-    bits = SUB_BYTE_BITS.get(name) or dtype_of(name).itemsize * 8
+    bits = SUB_BYTE_BITS.get(name) or parse_dtype(name).itemsize * 8
     return -(-int(math.prod(tensor.dims)) * bits // 8)
 
 
-def raw_of(tensor: Any, folder: Path) -> Any:
+def read_raw(tensor: Any, folder: Path) -> Any:
     """Return a tensor's data as uint8. External data is memory-mapped from a file in ``folder``."""
     from onnx import numpy_helper
 
     if tensor.data_location == tensor.EXTERNAL:
-        return _map_external(tensor, folder, "r") if size_of(tensor) else np.zeros(0, np.uint8)
+        return _map_external(tensor, folder, "r") if compute_size(tensor) else np.zeros(0, np.uint8)
     array = numpy_helper.to_array(tensor)
-    if dtype_name(array.dtype) in SUB_BYTE_BITS:
+    if get_dtype_name(array.dtype) in SUB_BYTE_BITS:
         return pack(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -84,19 +84,19 @@ def _map_external(tensor: Any, folder: Path, mode: Literal["r", "c"]) -> Any:
     """Map the external data of a tensor with elements, as uint8. The mode is that of :class:`numpy.memmap`."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     with open_file(folder / fields["location"]) as file:
-        return np.memmap(file, np.uint8, mode, int(fields.get("offset", 0)), (size_of(tensor),))
+        return np.memmap(file, np.uint8, mode, int(fields.get("offset", 0)), (compute_size(tensor),))
 
 
 def embed_data(tensor: Any, folder: Path) -> None:
     """Read a tensor's external data into the tensor. (onnx's function rejects symbolic links.)"""
-    tensor.raw_data = raw_of(tensor, folder).tobytes()
+    tensor.raw_data = read_raw(tensor, folder).tobytes()
     del tensor.external_data[:]
     tensor.ClearField("data_location")
 
 
 def embed_all(model: Any, folder: Path) -> None:
     """Read all external data of a model into the tensors."""
-    for tensor in tensors_of(model):
+    for tensor in iter_tensors(model):
         if tensor.data_location == tensor.EXTERNAL:
             embed_data(tensor, folder)
 
@@ -116,11 +116,11 @@ def detach_weights(model: Any, folder: Path) -> dict[str, Array]:
     declared = {value.name for value in graph.input}
     for tensor in graph.initializer:
         name = _NAMES.get(tensor.data_type, "")
-        if tensor.data_location != tensor.EXTERNAL or name not in _MAPPED or not size_of(tensor):
+        if tensor.data_location != tensor.EXTERNAL or name not in _MAPPED or not compute_size(tensor):
             continue
         # "c": an operator that writes to its input changes a private copy.
         data = _map_external(tensor, folder, "c")
-        weights[tensor.name] = data.view(dtype_of(name)).reshape(tuple(tensor.dims))
+        weights[tensor.name] = data.view(parse_dtype(name)).reshape(tuple(tensor.dims))
         if tensor.name not in declared:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights]
@@ -129,7 +129,7 @@ def detach_weights(model: Any, folder: Path) -> dict[str, Array]:
     return weights
 
 
-def load_whole(path: Path) -> Any:
+def load_with_data(path: Path) -> Any:
     """Read a model with all external data."""
 
     model = load_onnx(path)
@@ -147,8 +147,8 @@ def _check_inline(where: str, tensor: Any) -> None:
             raise ImportFailed(
                 f"{where} ({what}) has raw_data together with {', '.join(held) or 'element type string'}"
             )
-        if (size := len(tensor.raw_data)) != size_of(tensor):
-            raise ImportFailed(f"{where} ({what}) has {size:,} of {size_of(tensor):,} bytes", hint=_DAMAGED)
+        if (size := len(tensor.raw_data)) != compute_size(tensor):
+            raise ImportFailed(f"{where} ({what}) has {size:,} of {compute_size(tensor):,} bytes", hint=_DAMAGED)
         return
     field = _TYPED.get(name, "int32_data")
     if others := held.keys() - {field}:
@@ -172,7 +172,7 @@ def _check_external(where: str, tensor: Any) -> tuple[str, int]:
     for key in ("offset", "length"):
         if not _DIGITS.fullmatch(fields.get(key, "0")):
             raise ImportFailed(f"{where} has invalid external {key} {fields[key]!r}: expected a number of bytes")
-    size = size_of(tensor)
+    size = compute_size(tensor)
     if "length" in fields and int(fields["length"]) != size:
         what = f"{_NAMES[tensor.data_type]} {list(tensor.dims)}"
         raise ImportFailed(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import constants_of, graphs_of, nodes_of
+from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs, read_constants
 
 # Operators that only copy values -> the inputs with these values.
 _TRANSPARENT = {
@@ -31,7 +31,7 @@ _INDICES: dict[tuple[str, int], tuple[int, str, int]] = {
 _AXES = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
 
 
-def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
+def find_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Return (low, high) for each input whose values reach an operator with bounds. The graph needs inferred shapes.
 
     The indexed axis bounds indices (GatherND and ScatterND: the shortest of the axes). The number of elements bounds
@@ -40,7 +40,7 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
     look = _GraphIndex(graph)
     ranges: dict[str, tuple[float, float]] = {}
     for name in inputs:
-        bounds = [bound for bound in look.bounds(name) if bound[0] <= bound[1]]
+        bounds = [bound for bound in look.iter_bounds(name) if bound[0] <= bound[1]]
         if bounds:
             low, high = max(bound[0] for bound in bounds), min(bound[1] for bound in bounds)
             if low <= high:
@@ -50,24 +50,24 @@ def known_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, fl
 
 class _GraphIndex:
     def __init__(self, graph: Any) -> None:
-        nodes = list(nodes_of(graph.node))
-        graphs = [graph, *(inner for node in nodes for inner in graphs_of(node))]
+        nodes = list(iter_nodes(graph.node))
+        graphs = [graph, *(inner for node in nodes for inner in iter_subgraphs(node))]
         self._types: dict[str, Any] = {}
         self._constants: dict[str, Any] = {}
         for each in graphs:
             values = (*each.input, *each.value_info, *each.output)
             self._types |= {value.name: value.type.tensor_type for value in values}
-            self._constants |= constants_of(each)
+            self._constants |= read_constants(each)
         self._users: dict[str, list[tuple[Any, int]]] = {}
         for node in nodes:
             for position, name in enumerate(node.input):
                 self._users.setdefault(name, []).append((node, position))
 
-    def bounds(self, name: str) -> Iterator[tuple[float, float]]:
+    def iter_bounds(self, name: str) -> Iterator[tuple[float, float]]:
         pending, seen = [name], {name}
         while pending:
             for node, position in self._users.get(pending.pop(), ()):
-                if _passes_on(node, position):
+                if _is_passing_on(node, position):
                     fresh = [output for output in node.output if output not in seen]
                     pending += fresh
                     seen.update(fresh)
@@ -83,23 +83,27 @@ class _GraphIndex:
         if kind in _INDICES:
             place, attribute, default = _INDICES[kind]
             shape = self._shape(node.input[place])
-            return _up_to(shape[_attribute(node, attribute, default)] - 1)
+            return _make_bounds(shape[_get_attribute(node, attribute, default)] - 1)
         if kind in (("GatherND", 1), ("ScatterND", 1)):
             return self._index_of_several(node)
         if kind in (("RotaryEmbedding", 1 if _is_foreign(node) else 3), ("TensorScatter", 2)):
-            return self._position(node)
+            return self._find_position_bounds(node)
         if kind in (("OneHot", 0), ("ArrayFeatureExtractor", 1)):
-            depth = self._values(node, 1) if node.op_type == "OneHot" else self._shape(node.input[0])[-1]
-            return None if depth is None else _up_to(float(np.reshape(depth, -1)[0]) - 1)
+            depth = self._read_values(node, 1) if node.op_type == "OneHot" else self._shape(node.input[0])[-1]
+            return None if depth is None else _make_bounds(float(np.reshape(depth, -1)[0]) - 1)
         if kind == ("MaxUnpool", 1):
-            return _up_to(math.prod(self._shape(node.output[0])) - 1)
+            return _make_bounds(math.prod(self._shape(node.output[0])) - 1)
         if kind == ("TopK", 1):
-            return 1.0, float(self._shape(node.input[0])[_attribute(node, "axis", -1)])
+            return 1.0, float(self._shape(node.input[0])[_get_attribute(node, "axis", -1)])
         if position == 1 and node.op_type in _AXES:
             # Accept only a single axis: several axes must differ from each other, which a range cannot express.
-            return _up_to(len(self._shape(node.input[0])) - 1) if math.prod(self._shape(node.input[1])) == 1 else None
+            return (
+                _make_bounds(len(self._shape(node.input[0])) - 1)
+                if math.prod(self._shape(node.input[1])) == 1
+                else None
+            )
         if kind == ("QuantizeLinear", 0):
-            return self._quantised(node)
+            return self._find_quantised_bounds(node)
         if kind == ("Clip", 0):
             low, high = self._limit(node, 1, "min", -math.inf), self._limit(node, 2, "max", math.inf)
             # A Clip with only one limit (a ReLU) does not define a range for random inputs.
@@ -120,24 +124,24 @@ class _GraphIndex:
 
         A tuple has an index for each of several axes; the shortest axis defines the bound.
         """
-        first = _attribute(node, "batch_dims", 0)
+        first = _get_attribute(node, "batch_dims", 0)
         count = self._shape(node.input[1])[-1]
         sizes = self._shape(node.input[0])[first : first + count]
-        return None if count < 1 or len(sizes) < count else _up_to(min(sizes) - 1)
+        return None if count < 1 or len(sizes) < count else _make_bounds(min(sizes) - 1)
 
-    def _position(self, node: Any) -> tuple[float, float] | None:
+    def _find_position_bounds(self, node: Any) -> tuple[float, float] | None:
         """Return bounds for positions in a cache. The rest of the sequence must fit after the position."""
         if node.op_type == "TensorScatter":
-            axis = _attribute(node, "axis", -2)
-            return _up_to(self._shape(node.input[0])[axis] - self._shape(node.input[1])[axis])
+            axis = _get_attribute(node, "axis", -2)
+            return _make_bounds(self._shape(node.input[0])[axis] - self._shape(node.input[1])[axis])
         length = self._shape(node.input[2 if _is_foreign(node) else 1])[0]
         # ONNX Runtime's operator also accepts a scalar, which is the first position.
         is_first = _is_foreign(node) and self._shape(node.input[1]) == [1]
-        return _up_to(length - (self._shape(node.input[0])[-2] if is_first else 1))
+        return _make_bounds(length - (self._shape(node.input[0])[-2] if is_first else 1))
 
-    def _quantised(self, node: Any) -> tuple[float, float] | None:
-        scale = self._values(node, 1)
-        zero = self._values(node, 2) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.uint8)
+    def _find_quantised_bounds(self, node: Any) -> tuple[float, float] | None:
+        scale = self._read_values(node, 1)
+        zero = self._read_values(node, 2) if len(node.input) > 2 and node.input[2] else np.zeros(1, np.uint8)
         if scale is None or zero is None or zero.dtype not in (np.int8, np.uint8, np.int16, np.uint16):
             return None
         # Accept only equal shapes or a scalar: numpy's broadcast of other shapes could exceed the memory.
@@ -148,12 +152,12 @@ class _GraphIndex:
         return float(np.min((limits.min - zero) * scale)), float(np.max((limits.max - zero) * scale))
 
     def _limit(self, node: Any, position: int, name: str, default: float) -> float:
-        values = self._values(node, position)
+        values = self._read_values(node, position)
         if values is not None and values.size:
             return float(values.reshape(-1)[0])
-        return default if len(node.input) > position and node.input[position] else _attribute(node, name, default)
+        return default if len(node.input) > position and node.input[position] else _get_attribute(node, name, default)
 
-    def _values(self, node: Any, position: int) -> Any:
+    def _read_values(self, node: Any, position: int) -> Any:
         from onnx import numpy_helper
 
         if len(node.input) <= position or node.input[position] not in self._constants:
@@ -163,7 +167,7 @@ class _GraphIndex:
         return None if tensor.data_location == tensor.EXTERNAL else numpy_helper.to_array(tensor)
 
 
-def _up_to(high: float) -> tuple[float, float]:
+def _make_bounds(high: float) -> tuple[float, float]:
     return 0.0, float(high)
 
 
@@ -171,13 +175,13 @@ def _is_foreign(node: Any) -> bool:
     return node.domain not in ("", "ai.onnx")
 
 
-def _passes_on(node: Any, position: int) -> bool:
+def _is_passing_on(node: Any, position: int) -> bool:
     """Return True if the node's outputs contain unchanged values of this input."""
     places = _TRANSPARENT.get(node.op_type, ())
     return places is None or position in places
 
 
-def _attribute(node: Any, name: str, default: Any) -> Any:
+def _get_attribute(node: Any, name: str, default: Any) -> Any:
     from onnx import helper
 
     return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)

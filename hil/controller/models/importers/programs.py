@@ -7,26 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.description import description
+from hil.controller.models.description import make_description
 from hil.controller.models.importers.heads import is_tflite, is_vmfb
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.packages import require_version
 from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import (
     Damaged,
+    find_tensor_file,
     is_bundle,
-    mapped,
+    list_tensor_files,
+    map_program,
     pick_method,
     read_methods,
-    tensor_files,
-    tensors_beside,
 )
-from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_in, read_functions
+from hil.formats.iree_values import SCALAR_PREFIX, choose_function, decode_functions, read_functions
 from hil.formats.litert import PACKAGE, open_signature
-from hil.formats.xla_program import find_signature, values_beside
+from hil.formats.xla_program import find_signature, find_values
 
 _ZIP = b"PK\x03\x04"
-_LEAST_BYTES = 64
+_MIN_BYTES = 64
 
 
 def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -36,12 +36,12 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
         ImportFailed: the file is not a .vmfb, or the function has no outputs.
     """
     file = Path(path)
-    head = _head(file)
-    if len(head) < _LEAST_BYTES or not (head.startswith(_ZIP) or is_vmfb(head)):
+    head = _read_head(file)
+    if len(head) < _MIN_BYTES or not (head.startswith(_ZIP) or is_vmfb(head)):
         raise ImportFailed(f"{file.name} is not an IREE program", hint="expected a .vmfb file from iree-compile")
     try:
-        chosen = choose_function(functions_in(read_functions(str(file))), function)
-        inputs, outputs = chosen.signature()
+        chosen = choose_function(decode_functions(read_functions(str(file))), function)
+        inputs, outputs = chosen.make_signature()
     except LoadFailed:
         # The program is from a newer IREE or a vendor, or lacks the function. The board may support it, or reports the
         # error.
@@ -49,7 +49,7 @@ def describe_vmfb(path: str, function: str, dims: Mapping[str, int]) -> dict[str
     takes, gives = (
         [replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) for spec in side] for side in (inputs, outputs)
     )
-    return description(file.name, chosen.name, takes, gives)
+    return make_description(file.name, chosen.name, takes, gives)
 
 
 def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -66,20 +66,22 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
     """
     file = Path(path)
     try:
-        data = mapped(file)
+        data = map_program(file)
         methods = read_methods(data)
         method = pick_method(methods, function)
         if method is None:
             problem = f"has no method {function!r}" if function else f"has {len(methods)} methods but no 'forward'"
             hint = f"choose one with --function: {', '.join(methods) or 'none'}"
             raise UsageError(f"{file.name} {problem}", hint=hint, option="--function")
-        inputs, outputs = ([spec for _, spec in found] for found in (method.input_specs(), method.output_specs()))
-        tensors = tensors_beside(file, methods)
+        inputs, outputs = (
+            [spec for _, spec in found] for found in (method.list_input_specs(), method.list_output_specs())
+        )
+        tensors = find_tensor_file(file, methods)
     except Damaged as error:
         raise ImportFailed(
             f"{file.name}: {error}", hint="expected a .pte file from ExecuTorch's to_executorch()"
         ) from error
-    return description(
+    return make_description(
         file.name,
         method.name,
         inputs,
@@ -96,7 +98,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
             "constants": [value.constant for value in method.inputs if value.constant is not None],
             "most": {
                 spec.name: list(method.inputs[place].sizes)
-                for place, spec in method.input_specs()
+                for place, spec in method.list_input_specs()
                 if method.inputs[place].dynamic
             },
         },
@@ -114,9 +116,9 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
         UsageError: LiteRT is not installed; the function or dimension does not exist; or the model has several
             functions and ``function`` is "".
     """
-    version = needed_version(PACKAGE, "tflite")
+    version = require_version(PACKAGE, "tflite")
     file = Path(path)
-    if not is_tflite(_head(file)):
+    if not is_tflite(_read_head(file)):
         raise ImportFailed(
             f"{file.name} is not a TFLite model", hint="expected a .tflite file from TensorFlow's converter"
         )
@@ -130,7 +132,9 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
         "unseen_state": list(opened.keeping),
     }
     random = opened.random
-    return description(file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer, random=random)
+    return make_description(
+        file.name, opened.name, opened.inputs, opened.outputs, dims, producer=producer, random=random
+    )
 
 
 def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
         UsageError: the function or dimension does not exist.
     """
     file = Path(path)
-    values = values_beside(file)
+    values = find_values(file)
     try:
         signature = find_signature(read_file(file, MAX_MODEL_BYTES))
         if values and signature.variables:
@@ -159,20 +163,20 @@ def describe_library(path: str, function: str, dims: Mapping[str, int]) -> dict[
         )
     takes = signature.inputs(variables=not values)
     external = [values.name] if values and signature.variables else []
-    return description(file.name, signature.function, takes, signature.results(), dims, external=external)
+    return make_description(file.name, signature.function, takes, signature.list_results(), dims, external=external)
 
 
 def read_with_program(program: Path, function: str) -> list[Path]:
     """Return the files that may contain tensors of an ExecuTorch program. The program does not name these files."""
-    return tensor_files(program.parent)
+    return list_tensor_files(program.parent)
 
 
 def read_with_library(library: Path, function: str) -> list[Path]:
     """Return the file with a library's variables, if present."""
-    values = values_beside(library)
+    values = find_values(library)
     return [values] if values else []
 
 
-def _head(file: Path) -> bytes:
+def _read_head(file: Path) -> bytes:
     with open_file(file) as opened:
-        return opened.read(_LEAST_BYTES)
+        return opened.read(_MIN_BYTES)

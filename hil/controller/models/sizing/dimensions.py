@@ -13,7 +13,7 @@ from hil.errors import HilError, StorageError, UsageError, did_you_mean
 T = TypeVar("T")
 
 
-def symbols_of(path: Path, context: RunContext, function: str = "") -> set[str]:
+def find_symbols(path: Path, context: RunContext, function: str = "") -> set[str]:
     """Return a model's symbolic dimensions. Unreadable models have no symbols. The model's case reports the error."""
     try:
         # A decoder may have several functions.
@@ -36,7 +36,7 @@ def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
     return {name: size for name, size in sizes.items() if name in known}
 
 
-def sizes_of_models(
+def choose_model_sizes(
     paths: Sequence[Path], sizes: Mapping[str, T], context: RunContext, function: str = ""
 ) -> list[dict[str, T]]:
     """Return the sizes or size ranges for each model's dimensions.
@@ -46,7 +46,7 @@ def sizes_of_models(
     """
     if not sizes:
         return [{} for _ in paths]
-    symbols = [symbols_of(path, context, function) for path in paths]
+    symbols = [find_symbols(path, context, function) for path in paths]
     check_known(sizes, dict(zip(map(str, paths), symbols, strict=True)))
     return [own_sizes(sizes, own) for own in symbols]
 

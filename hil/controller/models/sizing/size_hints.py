@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Dim
 from hil.errors import StageError
 from hil.formats.onnx_file import load_onnx
@@ -21,7 +21,7 @@ _MAX_RANK, _MAX_SIZE = 8, 4096  # limits for ranks and sizes in a graph's consta
 _MAX_MODEL_BYTES = 256 << 20
 _MAX_ELEMENTS = 4 << 20
 _SECONDS = 5.0
-_TIMEOUT_S = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
@@ -29,11 +29,11 @@ def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MAX_MODEL_BYTES:
         return {}
     inputs = [[spec.name, spec.dtype, list(spec.shape)] for spec in model.inputs or ()]
-    with temporary_folder("hil-sizes-") as folder:
+    with make_temporary_folder("hil-sizes-") as folder:
         arguments = {"path": str(model.path.absolute()), "inputs": inputs}
         try:
             found: dict[str, int] = context.isolated.call(
-                find_sizes, arguments, timeout=_TIMEOUT_S, log=Path(folder) / "sizes.log"
+                find_sizes, arguments, timeout=_TIMEOUT_SECONDS, log=Path(folder) / "sizes.log"
             )
         except StageError:
             return {}
@@ -50,7 +50,7 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
     import numpy as np
     import onnxruntime as ort
 
-    from hil.core.tensors import dtype_of
+    from hil.core.tensors import parse_dtype
     from hil.formats.ort_values import to_ort
 
     ort.set_default_logger_severity(4)
@@ -61,13 +61,13 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
     except Exception:  # the case reports errors of the model
         return {}
     end = time.monotonic() + _SECONDS
-    for sizes in candidates([shape for _, _, shape in inputs], sorted({*_SIZES, *_sizes_in(path)})):
+    for sizes in iter_candidates([shape for _, _, shape in inputs], sorted({*_SIZES, *_find_sizes(path)})):
         if time.monotonic() > end:
             break
         shapes = [[sizes.get(dim, dim) for dim in shape] for _, _, shape in inputs]
         if sum(map(math.prod, shapes)) > _MAX_ELEMENTS:
             continue
-        arrays = (np.zeros(shape, dtype_of(dtype)) for (_, dtype, _), shape in zip(inputs, shapes, strict=True))
+        arrays = (np.zeros(shape, parse_dtype(dtype)) for (_, dtype, _), shape in zip(inputs, shapes, strict=True))
         try:
             feeds = {name: to_ort(array) for (name, *_), array in zip(inputs, arrays, strict=True)}
             outputs = session.run_with_ort_values(None, feeds)
@@ -78,14 +78,14 @@ def find_sizes(path: str, inputs: Sequence[Any]) -> dict[str, int]:
     return {}
 
 
-def _sizes_in(path: str) -> set[int]:
+def _find_sizes(path: str) -> set[int]:
     """Return the sizes in shapes and values of the graph's constants, such as the shape of a Reshape."""
     from onnx import numpy_helper
 
-    from hil.controller.models.importers.onnx_nodes import constants_of
+    from hil.controller.models.importers.onnx_nodes import read_constants
 
     found: set[int] = set()
-    for tensor in constants_of(load_onnx(path).graph).values():
+    for tensor in read_constants(load_onnx(path).graph).values():
         found.update(tensor.dims)
         is_shape = tensor.data_type == tensor.INT64 and math.prod(tensor.dims) <= _MAX_RANK
         if is_shape and tensor.data_location != tensor.EXTERNAL:
@@ -93,7 +93,7 @@ def _sizes_in(path: str) -> set[int]:
     return {size for size in sorted(found) if 0 < size <= _MAX_SIZE}
 
 
-def candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
+def iter_candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
     """Yield sizes to try, small sizes first: for each size, first with batches of 1, then with all dimensions equal.
 
     A dimension counts as a batch if it occurs only as the first of several dimensions.

@@ -27,12 +27,12 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def range_text(sizes: Range) -> str:
+def format_range(sizes: Range) -> str:
     """Format a range for :func:`parse_range`."""
     return f"{sizes[0]}..{sizes[1]}"
 
 
-def edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
+def list_edge_sizes(low: int, high: int, most: int = MAX_SIZES) -> list[int]:
     """Return sizes in a range at which programs often fail: ends, 1, 2, and sizes near multiples of vectors and tiles.
 
     Returns:
@@ -55,9 +55,11 @@ def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, 
         return [{}]
     if len(ranges) == 1:
         ((name, (low, high)),) = ranges.items()
-        return [{name: size} for size in edge_sizes(low, high, most)]
+        return [{name: size} for size in list_edge_sizes(low, high, most)]
     highest = {name: high for name, (_, high) in ranges.items()}
-    edges = [[{**highest, name: size} for size in edge_sizes(low, high, most)] for name, (low, high) in ranges.items()]
+    edges = [
+        [{**highest, name: size} for size in list_edge_sizes(low, high, most)] for name, (low, high) in ranges.items()
+    ]
     turns = (one for round_ in itertools.zip_longest(*edges) for one in round_ if one is not None)
     found: list[dict[str, int]] = []
     for one in itertools.chain(({name: low for name, (low, _) in ranges.items()}, highest), turns):
@@ -66,7 +68,7 @@ def sweep(ranges: Mapping[str, Range], most: int = MAX_SIZES) -> list[dict[str, 
     return found
 
 
-def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
+def choose_next_size(low: int, failed: Mapping[int, bool]) -> int | None:
     """Return the next size in a search for the smallest failing size; None if the search is complete or nothing failed.
 
     The search bisects the sizes below the smallest failing size. It assumes that all larger sizes fail too.
@@ -82,24 +84,26 @@ def next_size(low: int, failed: Mapping[int, bool]) -> int | None:
     return None if smallest - passed <= 1 else (passed + smallest) // 2
 
 
-def smallest_failing(tried: Mapping[tuple[int, ...], bool]) -> tuple[int, ...] | None:
+def find_smallest_failing(tried: Mapping[tuple[int, ...], bool]) -> tuple[int, ...] | None:
     """Return the failing size combination with the smallest sum, or None."""
     return min((sizes for sizes, wrong in tried.items() if wrong), key=lambda one: (sum(one), one), default=None)
 
 
-def next_combination(ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...], bool]) -> dict[str, int] | None:
+def choose_next_combination(
+    ranges: Mapping[str, Range], tried: Mapping[tuple[int, ...], bool]
+) -> dict[str, int] | None:
     """Return the next sizes in a search for a failing combination with minimal dimensions; None at the end.
 
     Args:
         ranges: dimension -> range.
         tried: sizes, in the order of ``ranges`` -> whether they failed.
     """
-    failing = smallest_failing(tried)
+    failing = find_smallest_failing(tried)
     if failing is None:
         return None
     for place, (name, (low, _)) in enumerate(ranges.items()):
         line = dict(_line(failing, place, tried))
-        if (size := next_size(low, line)) is not None:
+        if (size := choose_next_size(low, line)) is not None:
             return {**dict(zip(ranges, failing, strict=True)), name: size}
     return None
 
@@ -111,11 +115,11 @@ def _line(failing: tuple[int, ...], place: int, tried: Mapping[tuple[int, ...], 
             yield sizes[place], wrong
 
 
-def sized_name(name: str, sizes: Mapping[str, int]) -> str:
+def format_sized_name(name: str, sizes: Mapping[str, int]) -> str:
     """Return the name of a model's case with these sizes: ``net_S-128``."""
     return "_".join([name, *(f"{symbol}-{size}" for symbol, size in sizes.items())])
 
 
-def sizes_text(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
     """Return sizes as text: ``S=128, N=1``."""
     return ", ".join(f"{symbol}={size}" for symbol, size in sizes.items())

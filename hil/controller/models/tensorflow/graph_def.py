@@ -11,9 +11,9 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.tensorflow.graphs import error_text
+from hil.controller.models.tensorflow.graphs import format_error
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.files import MAX_MODEL_BYTES, read_file, read_text
 from hil.errors import ImportFailed, UsageError, did_you_mean
 
@@ -86,7 +86,7 @@ class TfGraph:
         import tensorflow as tf
 
         nodes = {node.name: node for node in self.definition.node if node.op == VARIABLE_OP}
-        with foreign_errors(ImportFailed, "cannot read the graph's checkpoint", error_text=error_text):
+        with convert_foreign_errors(ImportFailed, "cannot read the graph's checkpoint", error_text=format_error):
             stored = tf.train.load_checkpoint(self.checkpoint) if self.checkpoint and nodes else None
         values = {}
         for name, node in nodes.items():
@@ -119,7 +119,7 @@ class TfGraph:
             node.input[:] = [taken for taken in node.input if taken not in after]
         returned = [fetch.tensor for fetch in self.fetches]
 
-        def imported(*given: Any) -> list[Any]:
+        def import_graph(*given: Any) -> list[Any]:
             graph = tf.compat.v1.get_default_graph()
             inside = {feed.tensor: tensor for feed, tensor in zip(self.feeds, given, strict=True)}
             for name, variable in self.variables.items():
@@ -130,7 +130,7 @@ class TfGraph:
             return list(tf.import_graph_def(plain, input_map=inside, return_elements=returned, name=""))
 
         # Do not use tf.function: it would add control dependencies, which fails in loops.
-        wrapped: Callable[..., list[Any]] = tf.compat.v1.wrap_function(imported, list(specs))
+        wrapped: Callable[..., list[Any]] = tf.compat.v1.wrap_function(import_graph, list(specs))
         return wrapped
 
 
@@ -150,7 +150,7 @@ def own_config(file: Path) -> Path | None:
     return next((path for suffix in CONFIG_SUFFIXES if is_file(path := file.with_name(file.stem + suffix))), None)
 
 
-def companions(file: Path, function: str) -> list[Path]:
+def list_companions(file: Path, function: str) -> list[Path]:
     """Return the further files for a graph's entry point: config, and checkpoint with the graph's name."""
     if not is_graph(file):
         return []
@@ -192,7 +192,7 @@ def open_graph(file: Path, function: str) -> TfGraph:
             raise UsageError(f"config {wanted!r} not found in the directory of {file.name}", hint=hint)
         feeds, fetches, identifiers = _read_config(file.with_name(wanted), nodes)
     else:
-        names, targets = nodes.leaves() if wanted == MAIN else nodes.named(wanted.split(","))
+        names, targets = nodes.list_leaves() if wanted == MAIN else nodes.select_named(wanted.split(","))
         if not names:
             raise UsageError(
                 f"no output tensors in {file.name}",
@@ -201,15 +201,15 @@ def open_graph(file: Path, function: str) -> TfGraph:
                 option="--function",
             )
         fetches = [GraphPort(name, name.removesuffix(":0")) for name in names]
-        needed = nodes.closure([_get_node_name(name) for name in (*names, *targets)])
-        feeds = [GraphPort(name, name.removesuffix(":0")) for name in nodes.fed(needed)]
+        needed = nodes.find_closure([_get_node_name(name) for name in (*names, *targets)])
+        feeds = [GraphPort(name, name.removesuffix(":0")) for name in nodes.list_fed(needed)]
     made, fetches = nodes.cut(fetches, targets)
     if reference := next((node.name for node in made.node if node.op in _REFERENCES), ""):
         raise ImportFailed(
             f"unsupported reference variable {reference!r}: XLA requires resource variables",
             hint="call tf.compat.v1.enable_resource_variables() first, or freeze the variables to constants",
         )
-    specs = [nodes.spec(feed) for feed in feeds]
+    specs = [nodes.make_spec(feed) for feed in feeds]
     return TfGraph(
         wanted,
         entries,
@@ -227,7 +227,7 @@ def open_graph(file: Path, function: str) -> TfGraph:
 def _parse_message(file: Path, message: Any, kind: str, fields: Sequence[str]) -> None:
     from google.protobuf import text_format
 
-    with foreign_errors(ImportFailed, f"{file.name} is not a {kind}", error_text=error_text):
+    with convert_foreign_errors(ImportFailed, f"{file.name} is not a {kind}", error_text=format_error):
         if file.suffix.lower() == ".pbtxt":
             text_format.Parse(read_text(file, MAX_MODEL_BYTES), message, allow_unknown_field=False)
         else:
@@ -243,20 +243,20 @@ def _read_config(file: Path, nodes: _Nodes) -> tuple[list[GraphPort], list[Graph
     config = tf2xla_pb2.Config()
     _parse_message(file, config, "tf2xla config", ("feed", "fetch", "variable"))
 
-    def placed(port: Any) -> GraphPort:
+    def read_port(port: Any) -> GraphPort:
         tensor = f"{port.id.node_name}:{port.id.output_index}"
         nodes.check(tensor, f"{file.name}: ")
         spec = None
         if port.HasField("shape"):
-            dtype = tf.dtypes.as_dtype(port.type) if port.type else nodes.spec(GraphPort(tensor, tensor)).dtype
+            dtype = tf.dtypes.as_dtype(port.type) if port.type else nodes.make_spec(GraphPort(tensor, tensor)).dtype
             spec = tf.TensorSpec(tf.TensorShape(port.shape), dtype)
         return GraphPort(tensor, port.name or tensor.removesuffix(":0"), port.name, spec)
 
     if not config.fetch:
         raise ImportFailed(f"invalid config {file.name}: expected at least one fetch")
     return (
-        [placed(feed) for feed in config.feed],
-        [placed(fetch) for fetch in config.fetch],
+        [read_port(feed) for feed in config.feed],
+        [read_port(fetch) for fetch in config.fetch],
         {variable.node_name: variable.name for variable in config.variable if variable.name},
     )
 
@@ -272,27 +272,27 @@ class _Nodes:
             for taken in node.input:
                 self._takers[_get_node_name(taken)].append(node.name)
 
-    def closure(self, names: Iterable[str]) -> set[str]:
+    def find_closure(self, names: Iterable[str]) -> set[str]:
         """Return these nodes and all their dependencies."""
         return _find_reachable(
             names, lambda name: map(_get_node_name, self._nodes[name].input) if name in self._nodes else ()
         )
 
-    def part(self, names: Iterable[str]) -> Any:
+    def extract_part(self, names: Iterable[str]) -> Any:
         """Return a GraphDef of these nodes and all their dependencies."""
-        needed = self.closure(names)
+        needed = self.find_closure(names)
         made = type(self._definition)(versions=self._definition.versions, library=self._definition.library)
         made.node.extend(node for node in self._definition.node if node.name in needed)
         for node in made.node:
             node.attr.pop("_class", None)  # the attribute may name a node outside this part
         return made
 
-    def fed(self, needed: set[str]) -> list[str]:
+    def list_fed(self, needed: set[str]) -> list[str]:
         """Return the tensors among the nodes that the caller must provide."""
         fed = (node for node in self._definition.node if node.name in needed and node.op in _FED)
         return [tensor for node in fed for tensor in self._iter_outputs(node)]
 
-    def leaves(self) -> tuple[list[str], list[str]]:
+    def list_leaves(self) -> tuple[list[str], list[str]]:
         """Return the unused results that depend on feeds: tensors, and operations without values (training)."""
         fed = [node.name for node in self._definition.node if node.op in _FED]
         computed = _find_reachable(fed, lambda name: self._takers[name]) - set(fed)
@@ -305,7 +305,7 @@ class _Nodes:
         tensors = [tensor for node in outer for tensor in self._iter_outputs(node)]
         return tensors, [node.name for node in last if not self._list_output_types(node)]
 
-    def named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    def select_named(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
         """Return the tensors among the names, and the operations without values among the names."""
         tensors, operations = [], []
         for name in (name.strip() for name in names):
@@ -327,7 +327,7 @@ class _Nodes:
         if number and not (number.isdigit() and int(number) < len(self._list_output_types(self._nodes[node]))):
             raise UsageError(f"{where}output {number} of operation {node!r} not found")
 
-    def spec(self, feed: GraphPort) -> Any:
+    def make_spec(self, feed: GraphPort) -> Any:
         """Return the ``tf.TensorSpec`` for a feed, from the config or the graph.
 
         Raises ImportFailed if the type is unknown.
@@ -346,7 +346,7 @@ class _Nodes:
 
     def cut(self, fetches: Sequence[GraphPort], targets: Sequence[str]) -> tuple[Any, list[GraphPort]]:
         """Return the part of the graph that fetches and operations need, and the fetches in this part."""
-        made = self.part([*(_get_node_name(fetch.tensor) for fetch in fetches), *targets])
+        made = self.extract_part([*(_get_node_name(fetch.tensor) for fetch in fetches), *targets])
         if not targets:
             return made, list(fetches)
         waiting = []
@@ -392,14 +392,14 @@ def _compute_initial_value(definition: Any, variable: str) -> Any:
     assigning = [node for node in definition.node if node.op == _ASSIGN and node.input[0] == variable]
     # Prefer the assignment that TensorFlow 1 creates. Otherwise use any assignment without unknown dependencies.
     for node in sorted(assigning, key=lambda node: bool(node.name != f"{variable}/Assign")):
-        part = _Nodes(definition).part([_get_node_name(node.input[1])])
+        part = _Nodes(definition).extract_part([_get_node_name(node.input[1])])
         if any(one.op in _FED or one.op == VARIABLE_OP for one in part.node):
             continue
         for one in part.node:
             if "seed2" in one.attr and not one.attr["seed"].i and not one.attr["seed2"].i:
                 one.attr["seed2"].i = _make_seed(one.name)  # deterministic across processes
         what = f"TensorFlow cannot compute the initial value of {variable}"
-        with tf.Graph().as_default() as graph, foreign_errors(ImportFailed, what, error_text=error_text):
+        with tf.Graph().as_default() as graph, convert_foreign_errors(ImportFailed, what, error_text=format_error):
             tf.import_graph_def(part, name="")
             with tf.compat.v1.Session(graph=graph) as session:
                 return session.run(_get_tensor_name(node.input[1]))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from hil.controller.storage.screen.texts import unique_name
+from hil.controller.storage.screen.texts import make_unique_name
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
 
 Structure = Any
 
 
-def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
+def iter_leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every leaf with its path, in the order of ``tf.nest.flatten``: dicts by sorted keys; None is a leaf.
 
     Args:
@@ -24,13 +24,13 @@ def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, Any]]:
         path: path of the structure; a leaf of ``{"a": [x]}`` is ``a.0``.
     """
     for name, item in _iter_items(structure):
-        yield from leaves(item, f"{path}.{name}" if path else str(name))
+        yield from iter_leaves(item, f"{path}.{name}" if path else str(name))
     if not _is_nested(structure):
         yield path, structure
 
 
 def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structure:
-    """Return the same structure with new leaves, created in the order of :func:`leaves`."""
+    """Return the same structure with new leaves, created in the order of :func:`iter_leaves`."""
     if not _is_nested(structure):
         return make(structure)
     made = {name: replace_leaves(item, make) for name, item in _iter_items(structure)}
@@ -41,14 +41,14 @@ def replace_leaves(structure: Structure, make: Callable[[Any], Any]) -> Structur
     return type(structure)(made.values())
 
 
-def numbered(structure: Structure, counts: Callable[[Any], bool] = lambda leaf: leaf is not None) -> Structure:
+def number_leaves(structure: Structure, counts: Callable[[Any], bool] = lambda leaf: leaf is not None) -> Structure:
     """Replace each leaf for which ``counts`` returns True by its number. Other leaves stay unchanged."""
-    numbers = iter(range(sum(map(counts, (leaf for _, leaf in leaves(structure))))))
+    numbers = iter(range(sum(map(counts, (leaf for _, leaf in iter_leaves(structure))))))
     return replace_leaves(structure, lambda leaf: next(numbers) if counts(leaf) else leaf)
 
 
 def restore(structure: Structure, values: Sequence[Any]) -> Structure:
-    """Replace the numbers from :func:`numbered` by values. Other leaves stay unchanged."""
+    """Replace the numbers from :func:`number_leaves` by values. Other leaves stay unchanged."""
     return replace_leaves(structure, lambda leaf: values[leaf] if type(leaf) is int else leaf)
 
 
@@ -75,12 +75,12 @@ _CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0, "While": 0, "State
 _CALLS |= dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1)
 
 
-def new_value(name: str) -> str:
+def name_new_value(name: str) -> str:
     """Return the output name for a variable's new value."""
     return f"variable {name}"
 
 
-def captured(concrete: Any) -> list[tuple[str, Any]]:
+def list_captured(concrete: Any) -> list[tuple[str, Any]]:
     """Return the captured variables and tensors in a concrete function in order, with unique names.
 
     Raises:
@@ -94,7 +94,7 @@ def captured(concrete: Any) -> list[tuple[str, Any]]:
     return items
 
 
-def assigned(concrete: Any) -> dict[str, Any]:
+def find_assigned(concrete: Any) -> dict[str, Any]:
     """Return the variables that a concrete function may assign, by name, in capture order.
 
     The result includes a variable if its handle reaches any operation that may write, directly or in a called function.
@@ -106,7 +106,7 @@ def assigned(concrete: Any) -> dict[str, Any]:
     return {
         name: item
         for (name, item), place in zip(items, places, strict=True)
-        if is_variable(item) and looked_through.writes(place.op.name)
+        if is_variable(item) and looked_through.is_written(place.op.name)
     }
 
 
@@ -120,7 +120,7 @@ class HandledVariable:
     shape: Any
 
     @classmethod
-    def of(cls, tensor: Any) -> Any:
+    def from_handle(cls, tensor: Any) -> Any:
         """Return the variable of a handle tensor. Other tensors are returned unchanged."""
         import tensorflow as tf
 
@@ -177,7 +177,7 @@ class HandleGraph:
                 if not taken.startswith("^"):
                     self._takers[taken.partition(":")[0]].append((node, place))
 
-    def writes(self, handle: str) -> bool:
+    def is_written(self, handle: str) -> bool:
         """Return True if any operation assigns the variable with this handle (a node or argument)."""
         waiting, seen = [handle], {handle}
         while waiting:
@@ -186,13 +186,13 @@ class HandleGraph:
                     waiting += {node.name} - seen
                     seen.add(node.name)
                 elif node.op in _CALLS and self._library is not None:
-                    if any(self._writes_within(node, place)):
+                    if any(self._iter_writes(node, place)):
                         return True
                 elif node.op not in _READING:
                     return True
         return False
 
-    def _writes_within(self, node: Any, place: int) -> Iterator[bool]:
+    def _iter_writes(self, node: Any, place: int) -> Iterator[bool]:
         """For each function that a node calls, yield True if the function assigns the node's input at ``place``."""
         assert self._library is not None
         for value in node.attr.values():
@@ -200,15 +200,15 @@ class HandleGraph:
                 function = self._library[name]
                 if name not in self._called:
                     self._called[name] = HandleGraph(function.node_def, self._library)
-                yield self._called[name].writes(function.signature.input_arg[place - _CALLS[node.op]].name)
+                yield self._called[name].is_written(function.signature.input_arg[place - _CALLS[node.op]].name)
 
 
 def _list_captures(concrete: Any) -> list[tuple[str, Any]]:
     """Return name and variable, or the tensor, for each capture of a function."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
-    items = [variables.get(id(tensor), HandledVariable.of(tensor)) for tensor in concrete.captured_inputs]
+    items = [variables.get(id(tensor), HandledVariable.from_handle(tensor)) for tensor in concrete.captured_inputs]
     taken: set[str] = set()
-    return [(unique_name(_get_capture_name(item), taken), item) for item in items]
+    return [(make_unique_name(_get_capture_name(item), taken), item) for item in items]
 
 
 def _get_capture_name(item: Any) -> str:
@@ -233,7 +233,7 @@ _OPERATION = re.compile(r"\s*\[Op:\w+\].*$")
 _LOCATION = re.compile(r"^loc\(.*?\): ")
 
 
-def error_text(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return an error's kind and message in one line."""
     name, text = type(error).__name__, _COLOR.sub("", str(error))
     if text.startswith("in user code:") and (raised := _RAISED.search(text)):
@@ -245,11 +245,11 @@ def error_text(error: Exception) -> str:
     return f"{name}: {message}" if message else name
 
 
-def converter_text(error: Exception) -> str:
+def format_converter_error(error: Exception) -> str:
     """Return the TFLite converter's errors in one line."""
     lines = [line.partition("error: ")[2].strip() for line in str(error).splitlines() if "error: " in line]
     texts = [_LOCATION.sub("", line) for line in lines]
-    return "; ".join(dict.fromkeys(texts))[:_LENGTH] or error_text(error)
+    return "; ".join(dict.fromkeys(texts))[:_LENGTH] or format_error(error)
 
 
 def _iter_message_lines(text: str) -> Iterator[str]:

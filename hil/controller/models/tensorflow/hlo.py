@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hil.controller.models.compiling import death_text, run_logged
+from hil.controller.models.compiling import describe_death, run_logged
 from hil.core.files import copy_file
-from hil.core.processes import module_command
-from hil.core.scratch import temporary_folder
+from hil.core.processes import make_module_command
+from hil.core.scratch import make_temporary_folder
 
 # Subdirectory of ``--debug-ir`` for XLA's files.
 HLO = "hlo"
@@ -31,7 +31,7 @@ PASSES = "passes"
 
 
 @contextlib.contextmanager
-def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
+def make_dump_environment(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
     """Yield the environment variables with which XLA dumps modules to a directory; "" disables the dump.
 
     The files are ``before_optimizations`` and ``after_optimizations``, as ``.txt`` and ``.dot``, and further files that
@@ -41,7 +41,7 @@ def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
     if not folder:
         yield {}
         return
-    with temporary_folder("hil-hlo-") as scratch:
+    with make_temporary_folder("hil-hlo-") as scratch:
         flags = f"--xla_dump_to={scratch} {_FLAGS}{' --xla_dump_hlo_pass_re=.*' if passes else ''}"
         yield {"XLA_FLAGS": " ".join(filter(None, (os.environ.get("XLA_FLAGS"), flags)))}
         written = sorted(path.name for path in Path(scratch).iterdir())
@@ -56,27 +56,27 @@ def dumping(folder: str, passes: bool = False) -> Iterator[dict[str, str]]:
 
 def write_hlo(path: str, function: str, dims: Mapping[str, int], folder: str, log: str, passes: bool = False) -> None:
     """Dump the HLO of a model's function, compiled for this machine, below a directory. Errors go to the log."""
-    command = module_command("hil.controller.models.tensorflow.hlo", path, function, json.dumps(dict(dims)))
-    with dumping(str(Path(folder, HLO)), passes) as flags:
+    command = make_module_command("hil.controller.models.tensorflow.hlo", path, function, json.dumps(dict(dims)))
+    with make_dump_environment(str(Path(folder, HLO)), passes) as flags:
         code, _ = run_logged(command, Path(log), environment=flags)
     if code:
-        print(f"XLA died {death_text(code)}: incomplete modules in {folder}", flush=True)
+        print(f"XLA died {describe_death(code)}: incomplete modules in {folder}", flush=True)
 
 
 def main() -> None:
     """Compile a function of a model, so that XLA dumps it."""
     import tensorflow as tf
 
-    from hil.controller.models.tensorflow.source import named_outputs, open_model
+    from hil.controller.models.tensorflow.source import name_outputs, open_model
 
     path, function, dims = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     source = open_model(path, function, dims)
 
-    def flat(*tensors: object) -> list[object]:
-        return [tf.identity(leaf) for _, leaf in named_outputs(source.call(list(tensors)))]
+    def call_flat(*tensors: object) -> list[object]:
+        return [tf.identity(leaf) for _, leaf in name_outputs(source.call(list(tensors)))]
 
-    compiled = tf.function(flat, jit_compile=True, autograph=False)
-    compiled.experimental_get_compiler_ir(*source.sized())(stage="optimized_hlo")
+    compiled = tf.function(call_flat, jit_compile=True, autograph=False)
+    compiled.experimental_get_compiler_ir(*source.list_sized_inputs())(stage="optimized_hlo")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,17 @@ from typing import Any
 
 from hil.controller.models.tensorflow.graphs import (
     Structure,
-    captured,
-    error_text,
+    format_error,
     is_variable,
-    leaves,
-    numbered,
+    iter_leaves,
+    list_captured,
+    number_leaves,
     read_stablehlo,
     replace_leaves,
     restore,
 )
-from hil.controller.models.tensorflow.source import named_outputs, output_name, spec_of
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.tensorflow.source import format_output_name, make_spec, name_outputs
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import CompileFailed
 
@@ -60,27 +60,27 @@ def lower_function(
     called = function if hasattr(function, "get_concrete_function") else tf.function(function)
     returned: list[Any] = []
 
-    def flat(*tensors: Any) -> list[Any]:
+    def call_flat(*tensors: Any) -> list[Any]:
         given = iter(tensors)
         positional, named = replace_leaves(structure, lambda leaf: next(given) if _is_tensor(leaf) else leaf)
         returned[:] = [called(*positional, **named)]
-        return [_as_tensor(path, leaf) for path, leaf in leaves(returned[0]) if leaf is not None]
+        return [_as_tensor(path, leaf) for path, leaf in iter_leaves(returned[0]) if leaf is not None]
 
-    traced = tf.function(flat, jit_compile=True, autograph=False)
+    traced = tf.function(call_flat, jit_compile=True, autograph=False)
     specs = [spec for _, spec in inputs]
-    with foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=error_text):
+    with convert_foreign_errors(CompileFailed, "TensorFlow cannot lower the function", error_text=format_error):
         concrete = traced.get_concrete_function(*specs)
         # Check captures first, because XLA's messages about unsupported captures are unclear.
-        items = captured(concrete)
+        items = list_captured(concrete)
         text = traced.experimental_get_compiler_ir(*specs)(stage="stablehlo")
-    return _build_lowered(concrete, items, text, [spec_of(name, spec) for name, spec in inputs], returned[0])
+    return _build_lowered(concrete, items, text, [make_spec(name, spec) for name, spec in inputs], returned[0])
 
 
 def flatten(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Array]:
     """Return the tensors among the arguments as arrays, in the order of ``LoweredFunction.inputs``."""
     import numpy as np
 
-    return [np.asarray(leaf) for _, leaf in leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
+    return [np.asarray(leaf) for _, leaf in iter_leaves((list(args), dict(kwargs or {}))) if _is_tensor(leaf)]
 
 
 def _build_lowered(
@@ -94,14 +94,14 @@ def _build_lowered(
             f"the lowered function takes {module.arguments} arguments, expected {len(inputs)} inputs and "
             f"{len(items)} captured variables"
         )
-    named = zip(named_outputs(returned), concrete.structured_outputs, strict=True)
-    outputs = [spec_of(name, spec) for (name, _), spec in named]
+    named = zip(name_outputs(returned), concrete.structured_outputs, strict=True)
+    outputs = [make_spec(name, spec) for (name, _), spec in named]
     results = {argument - len(inputs): result for result, argument in module.aliases.items()}
     state = tuple(
-        State(spec_of(name, item), not is_variable(item), results.get(position))
+        State(make_spec(name, item), not is_variable(item), results.get(position))
         for position, (name, item) in enumerate(items)
     )
-    lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, numbered(returned))
+    lowered = LoweredFunction(module.mlir, tuple(inputs), tuple(outputs), state, number_leaves(returned))
     return CapturedFunction(lowered, tuple(item for _, item in items))
 
 
@@ -116,7 +116,7 @@ def _name_tensors(function: Any, structure: tuple[list[Any], dict[str, Any]]) ->
     args, kwargs = structure
     names = [*parameters, *(f"arg{position}" for position in range(len(parameters), len(args)))]
     for name, argument in (*zip(names, args, strict=False), *sorted(kwargs.items())):
-        yield from ((path, leaf) for path, leaf in leaves(argument, name) if _is_tensor(leaf))
+        yield from ((path, leaf) for path, leaf in iter_leaves(argument, name) if _is_tensor(leaf))
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -131,7 +131,7 @@ def _as_tensor(path: str, leaf: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor, tf.TensorArray)):
-        raise CompileFailed(f"{output_name(path)} is a {type(leaf).__name__}: hil passes tensors only")
+        raise CompileFailed(f"{format_output_name(path)} is a {type(leaf).__name__}: hil passes tensors only")
     return tf.identity(leaf)
 
 
@@ -161,7 +161,7 @@ class LoweredFunction:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
-    # Structure of the return value, with output numbers as leaves; see :meth:`returned`.
+    # Structure of the return value, with output numbers as leaves; see :meth:`nest_outputs`.
     structure: Structure
 
     @property
@@ -170,6 +170,6 @@ class LoweredFunction:
         found = [state for state in self.state if state.result is not None]
         return tuple(sorted(found, key=lambda state: state.result or 0))
 
-    def returned(self, outputs: list[Any]) -> Structure:
+    def nest_outputs(self, outputs: list[Any]) -> Structure:
         """Nest outputs in the structure that the function returns."""
         return restore(self.structure, outputs)

@@ -11,12 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.description import check_dims, description
+from hil.controller.models.description import check_dims, make_description
 from hil.controller.models.tensorflow import graph_def
-from hil.controller.models.tensorflow.graphs import assigned, error_text, leaves, new_value, replace_leaves
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.screen.texts import foreign_errors
-from hil.core.tensors import Array, Dim, TensorSpec, dtype_name
+from hil.controller.models.tensorflow.graphs import (
+    find_assigned,
+    format_error,
+    iter_leaves,
+    name_new_value,
+    replace_leaves,
+)
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.screen.texts import convert_foreign_errors
+from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 
 SAVED_MODEL = "saved_model.pb"
@@ -26,7 +32,7 @@ _DEFAULT = "serving_default"
 # method.
 _SLOTS = "add_slot"
 # Internal signatures of TensorFlow.
-_OWN = ("__saved_model_init_op", "__saved_model_train_op")
+_INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 # Operators that draw random numbers. Stateless operators are deterministic for a seed.
 _DRAWING = frozenset(
     "Multinomial ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2 RandomShuffle "
@@ -54,16 +60,16 @@ class OpenedFunction:
         Raises:
             ImportFailed: tracing failed, or a result is not a tensor.
         """
-        named = named_outputs(self._concrete_function.structured_outputs, getattr(self.model, "output_names", ()))
+        named = name_outputs(self._concrete_function.structured_outputs, getattr(self.model, "output_names", ()))
         try:
-            return tuple(spec_of(name, spec) for name, spec in named)
+            return tuple(make_spec(name, spec) for name, spec in named)
         except CompileFailed as error:
             raise ImportFailed(f"output {error.message}") from error
 
     @cached_property
     def assigned(self) -> dict[str, Any]:
         """Variables that the function assigns, by name. Raises ImportFailed if tracing failed."""
-        return assigned(self._concrete_function)
+        return find_assigned(self._concrete_function)
 
     @property
     def random(self) -> list[str]:
@@ -80,15 +86,15 @@ class OpenedFunction:
     def _concrete_function(self) -> Any:
         import tensorflow as tf
 
-        with foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", error_text=error_text):
+        with convert_foreign_errors(ImportFailed, f"TensorFlow cannot trace {self.name!r}", error_text=format_error):
             return tf.function(self.call, autograph=False).get_concrete_function(self.specs)
 
     @property
     def specs(self) -> list[Any]:
         """``tf.TensorSpec`` for each input."""
-        return [leaf for _, leaf in leaves(self.structure) if is_spec(leaf)]
+        return [leaf for _, leaf in iter_leaves(self.structure) if is_spec(leaf)]
 
-    def sized(self) -> list[Any]:
+    def list_sized_inputs(self) -> list[Any]:
         """Return the ``tf.TensorSpec`` for each input. Raises UsageError for a dynamic dimension without a size."""
         for spec in self.inputs:
             for dim in spec.shape:
@@ -146,8 +152,8 @@ def _open_graph(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
 def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFunction:
     import tensorflow as tf
 
-    with foreign_errors(
-        ImportFailed, f"TensorFlow cannot read the SavedModel {file.parent.name}", error_text=error_text
+    with convert_foreign_errors(
+        ImportFailed, f"TensorFlow cannot read the SavedModel {file.parent.name}", error_text=format_error
     ):
         try:
             model = tf.saved_model.load(str(file.parent))
@@ -159,7 +165,7 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
                 hint="instead of the optimizer, save self.apply = optimizer.apply_gradients and, after the first step, "
                 "self.state = optimizer.variables()",
             ) from error
-    signatures = {name: found for name, found in model.signatures.items() if name not in _OWN}
+    signatures = {name: found for name, found in model.signatures.items() if name not in _INTERNAL_SIGNATURES}
     methods = _list_methods(model, signatures)
     functions = signatures | methods
     if not functions:
@@ -173,7 +179,7 @@ def _open_saved(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
         problem = f"no function {chosen!r}" if chosen else "several functions"
         hint = f"choose one with --function: {', '.join(functions)}"
         raise UsageError(f"{file.parent.name} has {problem}", hint=hint, option="--function")
-    structure, inputs = _fix_sizes(file.parent.name, _specs_of(functions[chosen]), dims, batch=False)
+    structure, inputs = _fix_sizes(file.parent.name, _get_specs(functions[chosen]), dims, batch=False)
     return OpenedFunction(chosen, functions[chosen], structure, inputs, tuple(functions), model)
 
 
@@ -184,13 +190,13 @@ def _list_methods(model: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
         if name.startswith("_") or name in signatures:
             continue
         for concrete in getattr(item, "concrete_functions", ()):
-            if all(is_spec(leaf) for _, leaf in leaves(_specs_of(concrete))):
+            if all(is_spec(leaf) for _, leaf in iter_leaves(_get_specs(concrete))):
                 found[name] = concrete
                 break
     return found
 
 
-def _specs_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
+def _get_specs(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs = concrete.structured_input_signature
     return list(args), dict(kwargs)
 
@@ -205,7 +211,7 @@ def _open_keras(file: Path, function: str, dims: Mapping[str, int]) -> OpenedFun
         model = keras.saving.load_model(file, compile=False, safe_mode=True)
     except Exception as error:  # raised by Keras, zipfile, h5py, json or the layers
         hint = "hil does not run the code of custom layers or lambdas" if "ambda" in str(error) else ""
-        raise ImportFailed(f"Keras cannot read {file.name}: {error_text(error)}", hint=hint) from error
+        raise ImportFailed(f"Keras cannot read {file.name}: {format_error(error)}", hint=hint) from error
     if not getattr(model, "inputs", None):
         raise ImportFailed(
             f"{file.name} does not define inputs",
@@ -232,9 +238,9 @@ def _fix_sizes(
     inputs: list[TensorSpec] = []
     args, kwargs = structure
     named = [(getattr(item, "name", None) or f"arg{number}", item) for number, item in enumerate(args)]
-    paths = iter([path for name, item in (*named, *sorted(kwargs.items())) for path, _ in leaves(item, name)])
+    paths = iter([path for name, item in (*named, *sorted(kwargs.items())) for path, _ in iter_leaves(item, name)])
 
-    def fixed(leaf: Any) -> Any:
+    def fix_leaf(leaf: Any) -> Any:
         path = next(paths)
         if not is_spec(leaf):
             return leaf
@@ -247,13 +253,13 @@ def _fix_sizes(
                 symbols.add(symbol)
             shape.append(dims.get(symbol, symbol) if dim is None else dim)
         try:
-            dtype = spec_of(path, tf.TensorSpec([], leaf.dtype)).dtype
+            dtype = make_spec(path, tf.TensorSpec([], leaf.dtype)).dtype
         except CompileFailed as error:
             raise ImportFailed(f"{file}: input {error.message}") from error
         inputs.append(TensorSpec(path, dtype, tuple(shape)))
         return tf.TensorSpec([dim if isinstance(dim, int) else None for dim in shape], leaf.dtype, leaf.name)
 
-    made = replace_leaves((args, kwargs), fixed)
+    made = replace_leaves((args, kwargs), fix_leaf)
     check_dims(file, dims, symbols)
     return made, tuple(inputs)
 
@@ -273,50 +279,50 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         UsageError: TensorFlow is not installed; the function or dimension does not exist; or the model has several
             functions and ``function`` is "".
     """
-    version = needed_version("tensorflow", "tensorflow")
+    version = require_version("tensorflow", "tensorflow")
     name = Path(path).name
     # TensorFlow validates nodes, types and operations only on use of the model.
-    with foreign_errors(ImportFailed, f"TensorFlow cannot read {name}", error_text=error_text):
+    with convert_foreign_errors(ImportFailed, f"TensorFlow cannot read {name}", error_text=format_error):
         source = open_model(path, function, dims)
-        new = [spec_of(new_value(name), variable) for name, variable in source.assigned.items()]
-        return description(
+        new = [make_spec(name_new_value(name), variable) for name, variable in source.assigned.items()]
+        return make_description(
             name,
             source.name,
             source.inputs,
             (*source.outputs(), *new),
-            external=[file.relative_to(Path(path).parent).as_posix() for file in beside(Path(path), function)],
+            external=[file.relative_to(Path(path).parent).as_posix() for file in list_companions(Path(path), function)],
             producer={"read with": f"tensorflow {version}", "functions": list(source.functions)}
             | ({"first values": source.model.sources} if isinstance(source.model, graph_def.TfGraph) else {}),
             random=source.random,
         )
 
 
-def beside(model: Path, function: str) -> list[Path]:
+def list_companions(model: Path, function: str) -> list[Path]:
     """Return the further files of a SavedModel, or of a graph's entry point."""
     if model.name != SAVED_MODEL:
-        return graph_def.companions(model, function)
+        return graph_def.list_companions(model, function)
     below = (file for name in _FOLDERS for file in sorted((model.parent / name).rglob("*")))
     return [file for file in (*below, model.with_name("fingerprint.pb")) if file.is_file()]
 
 
-def spec_of(name: str, spec: Any) -> TensorSpec:
+def make_spec(name: str, spec: Any) -> TensorSpec:
     """Convert a TensorFlow spec. Raises CompileFailed for unsupported dtypes."""
     try:
-        dtype = dtype_name(spec.dtype.as_numpy_dtype)
+        dtype = get_dtype_name(spec.dtype.as_numpy_dtype)
     except UsageError as error:
         raise CompileFailed(f"{name} has the unsupported dtype {spec.dtype.name}") from error
     return TensorSpec(name, dtype, tuple(spec.shape))
 
 
-def named_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
+def name_outputs(returned: Any, names: Sequence[str] = ()) -> list[tuple[str, Any]]:
     """Return the results of a function that are not None. Names come from the structure, or from ``names``."""
-    found = [(path, leaf) for path, leaf in leaves(returned) if leaf is not None]
+    found = [(path, leaf) for path, leaf in iter_leaves(returned) if leaf is not None]
     if len(names) == len(found) and not any(_is_name(path) for path, _ in found):
         return [(name, leaf) for name, (_, leaf) in zip(names, found, strict=True)]
-    return [(output_name(path), leaf) for path, leaf in found]
+    return [(format_output_name(path), leaf) for path, leaf in found]
 
 
-def array_of(tensor: Any) -> Array:
+def read_array(tensor: Any) -> Array:
     """Return a tensor's values as an array. Strings become text."""
     import numpy as np
 
@@ -328,7 +334,7 @@ def array_of(tensor: Any) -> Array:
     return text
 
 
-def output_name(path: str) -> str:
+def format_output_name(path: str) -> str:
     """Return the name for an output at this path of the return value."""
     return path if _is_name(path) else f"output{path or 0}"
 

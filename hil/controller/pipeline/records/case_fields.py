@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.records.outputs import StoredVerdict
 from hil.controller.records.run import DeviceStatistics, RunCase
 from hil.controller.records.suite import OtherReference
 
 
-def case_fields(case: RunCase) -> dict[str, Any]:
+def make_case_fields(case: RunCase) -> dict[str, Any]:
     """Return fields of :class:`hil.controller.records.suite.CaseRecord` for a case.
 
     The caller adds the other fields: the location of the case, the suite, and the command that repeats the case.
@@ -25,7 +25,7 @@ def case_fields(case: RunCase) -> dict[str, Any]:
     return {
         "stage": case.stage,
         "message": case.reason,
-        "hint": hint_for_case(case),
+        "hint": make_case_hint(case),
         "detail": case.error.detail if case.error else "",
         "timings": case.timings.to_json(),
         "device_p50_ns": device.p50_ns,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hil.compare.random_outputs import random_text
-from hil.controller.pipeline.records.case_fields import case_fields
+from hil.compare.random_outputs import format_random
+from hil.controller.pipeline.records.case_fields import make_case_fields
 from hil.controller.pipeline.records.print_generation import describe_generation
 from hil.controller.records.outputs import FailedReference, StoredComparison, StoredCriterion
 from hil.controller.records.run import RunCase
@@ -16,25 +16,27 @@ from hil.core.results import Relation
 _MAX_LINES = 100
 
 
-def evidence(record: CaseRecord) -> list[tuple[str, str]]:
+def list_evidence(record: CaseRecord) -> list[tuple[str, str]]:
     """Return (title, text) for each fact: references, failed references, repetition, criteria and caveats."""
     return [fact for fact, _ in zip(_iter_facts(record), range(_MAX_LINES), strict=False)]
 
 
-def evidence_of_case(case: RunCase) -> list[tuple[str, str]]:
-    """Return the facts for a case of run.json: see :func:`evidence`."""
-    facts = evidence(
-        CaseRecord(**case_fields(case), id=case.name, model="", suite="", flow="", runtime="", outcome="", ended="")
+def list_case_evidence(case: RunCase) -> list[tuple[str, str]]:
+    """Return the facts for a case of run.json: see :func:`list_evidence`."""
+    facts = list_evidence(
+        CaseRecord(
+            **make_case_fields(case), id=case.name, model="", suite="", flow="", runtime="", outcome="", ended=""
+        )
     )
     return [*facts, *([("programs", case.compilations.text)] if case.compilations else [])]
 
 
-def evidence_lines(record: CaseRecord) -> list[str]:
-    """Return the facts of :func:`evidence` as lines."""
-    return [f"{title}: {text}" for title, text in evidence(record)]
+def format_evidence(record: CaseRecord) -> list[str]:
+    """Return the facts of :func:`list_evidence` as lines."""
+    return [f"{title}: {text}" for title, text in list_evidence(record)]
 
 
-def reference_text(against: str, relation: str) -> str:
+def format_reference(against: str, relation: str) -> str:
     """Return a reference's name, with the relation unless it is independent; "" without a reference."""
     try:
         return Relation(relation or "independent").named(against) if against else ""
@@ -42,26 +44,26 @@ def reference_text(against: str, relation: str) -> str:
         return f"{against} ({relation})"
 
 
-def unanswered_text(one: FailedReference) -> str:
+def format_unanswered(one: FailedReference) -> str:
     """Return the name of a failed reference and the reason."""
     return f"{one.reference}: {one.reason or one.outcome}"
 
 
 def _iter_facts(record: CaseRecord) -> Iterator[tuple[str, str]]:
-    decider, reference = record.decided_by, reference_text(record.against, record.relation)
+    decider, reference = record.decided_by, format_reference(record.against, record.relation)
     if decider:
         yield "decided by", decider
     if reference and reference != decider:
         yield "compared with", reference
     for other in record.other_references:
-        if (named := reference_text(other.against, other.relation)) != decider:
+        if (named := format_reference(other.against, other.relation)) != decider:
             yield "compared with", f"{named}: {other.outcome}"
     for one in record.unanswered:
-        yield "failed reference", unanswered_text(one)
+        yield "failed reference", format_unanswered(one)
     if record.disagreement:
         yield "the references disagree", record.disagreement
     if record.random:
-        yield "random", random_text(record.random)
+        yield "random", format_random(record.random)
     if record.answers:
         yield "answers", record.answers
     if record.generation is not None:
@@ -72,14 +74,14 @@ def _iter_facts(record: CaseRecord) -> Iterator[tuple[str, str]]:
 
 def _iter_output_facts(output: StoredComparison) -> Iterator[tuple[str, str]]:
     for criterion in output.criteria:
-        yield "criterion", f"{output.name}: {criterion_text(criterion)}"
+        yield "criterion", f"{output.name}: {format_criterion(criterion)}"
     if output.control:
         yield "arithmetic", f"{output.name}: {output.control.arithmetic}, {output.control.source}"
     for note in output.notes:
         yield "note", f"{output.name}: {note}"
 
 
-def criterion_text(criterion: StoredCriterion) -> str:
+def format_criterion(criterion: StoredCriterion) -> str:
     """Format a criterion of a record: ``top1>=0.99: 1, met``."""
     found = "met" if criterion.passed else "not met"
     shown = found if criterion.value is None else f"{format_number(criterion.value, 6)}, {found}"

@@ -58,7 +58,7 @@ def record_generation(case: Case) -> StoredGeneration | None:
         prompt_tokens=prompt,
         forced=inputs[FORCED].tolist(),
         tokens=tokens,
-        steps=len(TokenPlaces.of_turns(prompt, tokens).steps),
+        steps=len(TokenPlaces.from_turns(prompt, tokens).steps),
         chunk=decoder.plan.chunk,
         bound=decoder.plan.bound or None,
         times=measure_generation(result, case.calls, prompt, tokens, case.link_ns),
@@ -135,7 +135,7 @@ class TokenTimes:
     @property
     def prefill_ns(self) -> int:
         """Duration of the prompt's calls."""
-        return sum(map(duration_of, self.prompt))
+        return sum(map(compute_duration, self.prompt))
 
     @property
     def gaps_ns(self) -> list[int]:
@@ -161,21 +161,21 @@ def measure_generation(
     prompt_tokens = sum(map(len, split_turns(prompt)))
     most = max(len(one.steps) for one in iterations)
     complete = [one for one in iterations if len(one.steps) == most]
-    steps = [duration_of(call) for one in iterations for call in one.steps]
+    steps = [compute_duration(call) for one in iterations for call in one.steps]
     prefill = [one.prefill_ns for one in iterations]
-    decode = [sum(map(duration_of, one.steps)) for one in complete]
+    decode = [sum(map(compute_duration, one.steps)) for one in complete]
     gaps = [gap for one in iterations for gap in one.gaps_ns]
-    by_step = np.median([[duration_of(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
+    by_step = np.median([[compute_duration(call) for call in one.steps[:MAX_TIMES]] for one in complete], axis=0)
     ttft_ns = float(np.median([one.ttft_ns for one in iterations]))
     return GenerationTimes(
         iterations=len(iterations),
         steps=len(steps),
         ttft_ns=ttft_ns,
         host_ttft_ns=ttft_ns + link_ns if link_ns else None,
-        tpot_p50_ns=_percentile(steps, 50),
-        tpot_p90_ns=_percentile(steps, 90),
-        tpot_max_ns=_percentile(steps, 100),
-        sampling_ns=_percentile(gaps, 50),
+        tpot_p50_ns=_compute_percentile(steps, 50),
+        tpot_p90_ns=_compute_percentile(steps, 90),
+        tpot_max_ns=_compute_percentile(steps, 100),
+        sampling_ns=_compute_percentile(gaps, 50),
         prefill_tokens_per_s=_compute_rate(prompt_tokens, prefill),
         decode_tokens_per_s=_compute_rate(most, decode),
         prefill_ns=prefill[:MAX_TIMES],
@@ -215,12 +215,12 @@ def split_calls(
     return found
 
 
-def duration_of(call: StepCall) -> int:
+def compute_duration(call: StepCall) -> int:
     """Return the duration of a call in nanoseconds."""
     return max(call.end_ns - call.start_ns, 0)
 
 
-def _percentile(values: Sequence[int], percent: float) -> float | None:
+def _compute_percentile(values: Sequence[int], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 

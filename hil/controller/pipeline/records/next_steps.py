@@ -13,7 +13,7 @@ from hil.core.results import Outcome
 _DEFAULT = StoredTolerance(**vars(DEFAULT_TOLERANCES["float32"]))
 
 
-def hint_for_case(case: RunCase) -> str:
+def make_case_hint(case: RunCase) -> str:
     """Return a hint for a case that did not pass; "" if none is known."""
     outcome = case.outcome
     if case.error:
@@ -21,17 +21,17 @@ def hint_for_case(case: RunCase) -> str:
     if outcome is Outcome.UNSTABLE and case.generation:
         return "check that each prompt starts with an empty cache, and that no state remains from the previous prompt"
     if outcome is Outcome.UNSTABLE and case.repetition:
-        return hint_for_unstable(case.repetition)
+        return make_unstable_hint(case.repetition)
     decisive = [verdict for verdict in case.verdicts if verdict.outcome is outcome]
     if outcome is Outcome.BLIND and decisive:
-        return hint_for_blind(decisive[0])
+        return make_blind_hint(decisive[0])
     failed = [output for verdict in decisive for output in verdict.outputs if not output.passed]
-    if outcome is Outcome.FAIL and failed and _may_declare_arithmetic(case) and all(map(_looks_rounded, failed)):
+    if outcome is Outcome.FAIL and failed and _may_declare_arithmetic(case) and all(map(_is_rounding_likely, failed)):
         return "most errors are small: if the board computes in float16 or bfloat16, declare it with --arithmetic"
     return ""
 
 
-def hint_for_blind(verdict: StoredVerdict) -> str:
+def make_blind_hint(verdict: StoredVerdict) -> str:
     """Return a hint for a BLIND verdict."""
     names = [output.name for output in verdict.outputs if not output.passed]
     allow = _repeat_option("--allow-blind", names) or "--allow-blind=OUTPUT"
@@ -45,7 +45,7 @@ def _may_declare_arithmetic(case: RunCase) -> bool:
     return is_onnx and not is_declared and not case.random
 
 
-def _looks_rounded(output: StoredComparison) -> bool:
+def _is_rounding_likely(output: StoredComparison) -> bool:
     """Return True if the errors of a float32 output look like rounding to float16 or bfloat16.
 
     The function checks the size and the distribution of the errors. It returns False for an output with criteria or a
@@ -62,7 +62,7 @@ def _looks_rounded(output: StoredComparison) -> bool:
     return share >= 0.5 and 40 <= sqnr <= 85 and worst <= 10 * mean
 
 
-def hint_for_unstable(repetition: StoredRepetition) -> str:
+def make_unstable_hint(repetition: StoredRepetition) -> str:
     """Return the iteration with the first difference, and options to find the cause or to allow it."""
     _, *others = repetition.answers
     where = f"first difference in iteration {others[0].first + 1}; " if others else ""

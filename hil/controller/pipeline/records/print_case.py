@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from hil.compare.random_outputs import random_text
+from hil.compare.random_outputs import format_random
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.instructions import format_counts
-from hil.controller.pipeline.records.evidence import criterion_text, format_number
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.evidence import format_criterion, format_number
+from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.print_generation import print_generation
 from hil.controller.records.outputs import StoredComparison, StoredControl, StoredVerdict, format_placement
 from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
-from hil.controller.storage.screen.texts import aligned, say, seconds, together
+from hil.controller.storage.screen.texts import align_rows, format_seconds, keep_together, print_labelled
 from hil.core.results import Outcome
 from hil.core.tensors import type_text
 
@@ -27,7 +27,7 @@ _DETAIL_SHOWN = 12
 _REASONS_SHOWN = 20
 _SHOWN = [one for one in STATISTICS if one.column]
 _COLUMNS = ["output", "shape", "mismatches", *(one.heading for one in _SHOWN)]
-_NAME_LEAST = 10
+_MIN_NAME_WIDTH = 10
 COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.UNSTABLE: "red"}
 
 
@@ -40,48 +40,48 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
     # If a single verdict decides the outcome, print_verdict prints the reason, and notes describe failed references.
     is_told = case.reason and [one.outcome for one in case.verdicts] != [outcome]
     if is_told:
-        say(console, "", case.reason)
+        print_labelled(console, "", case.reason)
     if case.error:
         _print_error(console, case.stage, case.error)
     for one in () if is_told else case.unanswered:
-        say(console, "note", f"reference {one.reference} failed: {one.reason}")
+        print_labelled(console, "note", f"reference {one.reference} failed: {one.reason}")
     if case.generation:
         for verdict in case.verdicts:
-            say(console, "against", verdict.relation.named(verdict.against))
+            print_labelled(console, "against", verdict.relation.named(verdict.against))
             _print_criteria(console, verdict)
             if verdict.outcome is Outcome.FAIL and not is_told:
-                say(console, "fault" if case.generation.fault else "", verdict.reason, style="red")
+                print_labelled(console, "fault" if case.generation.fault else "", verdict.reason, style="red")
         print_generation(console, case.generation)
         if case.peak_memory_bytes:
-            say(console, "memory", f"peak {case.peak_memory_bytes / 2**20:,.0f} MiB")
+            print_labelled(console, "memory", f"peak {case.peak_memory_bytes / 2**20:,.0f} MiB")
     else:
         for verdict in case.verdicts:
             print_verdict(console, verdict)
     if case.random and outcome in (Outcome.FAIL, Outcome.BLIND):  # after a pass, the reason includes this text
-        say(console, "note", random_text(case.random))
+        print_labelled(console, "note", format_random(case.random))
     _print_provenance(console, case)
     if case.repetition and case.repetition.iterations > 1:
-        say(console, "answers", case.repetition.text)
+        print_labelled(console, "answers", case.repetition.text)
         if outcome is Outcome.UNSTABLE and not case.generation:
-            say(console, "note", "the tables show the first answer")
-    if not case.error and (hint := hint_for_case(case)):
-        say(console, "hint", hint)
+            print_labelled(console, "note", "the tables show the first answer")
+    if not case.error and (hint := make_case_hint(case)):
+        print_labelled(console, "hint", hint)
     if case.compilations:
-        say(console, "programs", case.compilations.text)
+        print_labelled(console, "programs", case.compilations.text)
     if case.device and case.device.iterations:
-        say(console, "device time", _format_device_time(case.device))
+        print_labelled(console, "device time", _format_device_time(case.device))
     if case.instructions:
-        say(console, "instructions", format_counts(case.instructions))
+        print_labelled(console, "instructions", format_counts(case.instructions))
     if case.grade and case.grade.reasons:
-        say(console, "grade", case.grade.text)
+        print_labelled(console, "grade", case.grade.text)
     timings = case.timings.to_json()
-    spent = {key[:-2]: seconds(value) for key, value in timings.items() if value is not None}
+    spent = {key[:-2]: format_seconds(value) for key, value in timings.items() if value is not None}
     if spent:
         words = [f"{stage} {text}{' (cached)' if stage in case.cached else ''}" for stage, text in spent.items()]
-        say(console, "host time", ", ".join(map(together, words)))
+        print_labelled(console, "host time", ", ".join(map(keep_together, words)))
     for profile in case.profiles:
         for note in profile.notes:
-            say(console, "note", note)
+            print_labelled(console, "note", note)
         label = "profile" if profile.kind == "run" else "compiling"
         console.print(f"  {label:<12} {_escape_markup(profile.folder)}", highlight=False, soft_wrap=True)
     if where:
@@ -93,42 +93,42 @@ def _print_provenance(console: Console, case: RunCase) -> None:
     provenance = case.provenance
     if provenance:
         for note in provenance.notes:
-            say(console, "note", note)
+            print_labelled(console, "note", note)
         if provenance.elsewhere:
-            say(console, "note", provenance.elsewhere)
+            print_labelled(console, "note", provenance.elsewhere)
         if provenance.placement is not UNSET and provenance.placement is not None:
             where = format_placement(provenance.placement)
-            say(console, "ran on", where or "no device (the model has no nodes)")
+            print_labelled(console, "ran on", where or "no device (the model has no nodes)")
     if case.artifact and (text := case.artifact.notes.get("text")):
-        say(console, "compiled", text)
+        print_labelled(console, "compiled", text)
     if provenance and (command := provenance.command):
         parts = [command.why, f"not measured: {', '.join(command.not_measured)}"]
-        say(console, "no agent", "; ".join(filter(None, parts)))
+        print_labelled(console, "no agent", "; ".join(filter(None, parts)))
 
 
 def print_verdict(console: Console, verdict: StoredVerdict) -> None:
     """Print a verdict's outputs as a table of at most 80 columns, then the reasons for mismatches."""
     from rich.text import Text
 
-    say(console, "against", verdict.relation.named(verdict.against) + _describe_tolerance(verdict.outputs))
+    print_labelled(console, "against", verdict.relation.named(verdict.against) + _describe_tolerance(verdict.outputs))
     if bounds := {_describe_bound(output.control) for output in verdict.outputs if output.control}:
-        say(console, "arithmetic", "; ".join(sorted(bounds)))
+        print_labelled(console, "arithmetic", "; ".join(sorted(bounds)))
     rows = [_COLUMNS, *(_format_row(output) for output in verdict.outputs)]
     # Names get the remaining width of the terminal. If this width is too small, first reduce the gaps between columns,
     # then drop the least informative columns. The record contains all columns.
     room, gap = _compute_name_width(console, rows, 2), 2
-    if room < min(_NAME_LEAST, max(len(row[0]) for row in rows)):
+    if room < min(_MIN_NAME_WIDTH, max(len(row[0]) for row in rows)):
         gap = 1
         for statistic in reversed([one for one in _SHOWN if one.column == "wide"]):
-            if _compute_name_width(console, rows, gap) < _NAME_LEAST:
+            if _compute_name_width(console, rows, gap) < _MIN_NAME_WIDTH:
                 place = rows[0].index(statistic.heading)
                 rows = [[*row[:place], *row[place + 1 :]] for row in rows]
-        room = max(_compute_name_width(console, rows, gap), _NAME_LEAST)
+        room = max(_compute_name_width(console, rows, gap), _MIN_NAME_WIDTH)
     names = [_shorten_name(name, room) for name, *_ in rows]
     colours = ["green" if output.passed else "red" for output in verdict.outputs]
     if colours:
         # Do not use a table of rich, which measures a table about three times and takes 1.2 ms.
-        lines = aligned([[name, *rest] for name, (_, *rest) in zip(names, rows, strict=True)], left=2, gap=gap)
+        lines = align_rows([[name, *rest] for name, (_, *rest) in zip(names, rows, strict=True)], left=2, gap=gap)
         console.print(Text(f"  {next(lines)}", "dim"), soft_wrap=True)
         for line, name, colour in zip(lines, names[1:], colours, strict=True):
             text = Text(f"  {line}")
@@ -137,20 +137,20 @@ def print_verdict(console: Console, verdict: StoredVerdict) -> None:
     _print_criteria(console, verdict)
     failed = [output for output in verdict.outputs if not output.passed]
     for output in failed[:_REASONS_SHOWN]:
-        say(console, "", f"{output.name}: {output.reason}", style="red")
+        print_labelled(console, "", f"{output.name}: {output.reason}", style="red")
     if len(failed) > _REASONS_SHOWN:
-        say(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
+        print_labelled(console, "", f"and {len(failed) - _REASONS_SHOWN} more outputs", style="red")
     if not verdict.outputs and verdict.reason:
-        say(console, "", verdict.reason, style="red")
+        print_labelled(console, "", verdict.reason, style="red")
     if verdict.outcome is Outcome.PASS and verdict.reason:
-        say(console, "note", verdict.reason)
+        print_labelled(console, "note", verdict.reason)
 
 
 def _print_criteria(console: Console, verdict: StoredVerdict) -> None:
     for output in verdict.outputs:
         for criterion in output.criteria:
             style = "green" if criterion.passed else "red"
-            say(console, "", f"{output.name}: {criterion_text(criterion)}", style=style)
+            print_labelled(console, "", f"{output.name}: {format_criterion(criterion)}", style=style)
 
 
 def _describe_bound(control: StoredControl) -> str:
@@ -204,13 +204,14 @@ def _describe_tolerance(outputs: Sequence[StoredComparison]) -> str:
 def _format_device_time(device: DeviceStatistics) -> str:
     count, cold = device.iterations, device.cold_ns
     numbers = {"p50": device.p50_ns, "p90": device.p90_ns, "min": device.min_ns, "stdev": device.stdev_ns}
-    shown = {name: seconds(value / 1e9) for name, value in numbers.items() if value is not None}
+    shown = {name: format_seconds(value / 1e9) for name, value in numbers.items() if value is not None}
     if count == 1:
         return f"{shown['min']} (1 {'iteration' if cold is None else 'cold iteration'})"
-    times = ", ".join(together(f"{name} {text}") for name, text in shown.items())
+    times = ", ".join(keep_together(f"{name} {text}") for name, text in shown.items())
     if cold is None:
-        return f"{times} {together(f'({count} iterations)')}"
-    return f"{times} ({together(f'{count} iterations')}; excludes the cold first iteration: {seconds(cold / 1e9)})"
+        return f"{times} {keep_together(f'({count} iterations)')}"
+    first = f"excludes the cold first iteration: {format_seconds(cold / 1e9)}"
+    return f"{times} ({keep_together(f'{count} iterations')}; {first})"
 
 
 def _describe_execution(case: RunCase) -> str:
@@ -224,16 +225,16 @@ def _describe_execution(case: RunCase) -> str:
 
 
 def _print_error(console: Console, stage: str, error: CaseError) -> None:
-    say(console, "stage", stage + (f" on board {error.board}" if error.board else ""))
+    print_labelled(console, "stage", stage + (f" on board {error.board}" if error.board else ""))
     lines = error.detail.strip().splitlines()
     if len(lines) > _DETAIL_SHOWN:
         # Show both ends: Python reports a crash at the start of the output, other programs at the end.
         half = _DETAIL_SHOWN // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} more lines in run.json ...", *lines[-half:]]
     for line in lines:
-        say(console, "", line, style="dim", indent=4, whole=True)
+        print_labelled(console, "", line, style="dim", indent=4, whole=True)
     if error.hint:
-        say(console, "hint", error.hint, whole=True)
+        print_labelled(console, "hint", error.hint, whole=True)
 
 
 def _escape_markup(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.records.base import Number, parse_number
 from hil.controller.records.generation import GenerationTimes, StoredGeneration, StoredPerplexity, StoredPosition
-from hil.controller.storage.screen.texts import counted, say, seconds, together
+from hil.controller.storage.screen.texts import format_count, format_seconds, keep_together, print_labelled
 from hil.core.steps import TokenPlaces, split_turns
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MAX_EXPONENT = 700.0
 def print_generation(console: Console, generation: StoredGeneration) -> None:
     """Print labelled lines about the tokens, the logits, and the times."""
     for label, parts in describe_generation(generation):
-        say(console, label, ", ".join(map(together, parts)) if len(parts) > 1 else parts[0])
+        print_labelled(console, label, ", ".join(map(keep_together, parts)) if len(parts) > 1 else parts[0])
 
 
 def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Sequence[str]]]:
@@ -42,11 +42,11 @@ def describe_generation(generation: StoredGeneration) -> Iterator[tuple[str, Seq
     for note in generation.notes:
         yield "note", [note]
     if generation.times is not None:
-        places = TokenPlaces.of_turns(generation.prompt_tokens, generation.tokens)
+        places = TokenPlaces.from_turns(generation.prompt_tokens, generation.tokens)
         yield from describe_times(generation.times, places.steps, generation.bound)
 
 
-def worst_position(generation: StoredGeneration) -> StoredPosition | None:
+def find_worst_position(generation: StoredGeneration) -> StoredPosition | None:
     """Return the first position with the largest divergence. NaN counts as the largest."""
     return max(generation.positions, key=lambda one: _rank_number(one.kl), default=None)
 
@@ -64,7 +64,7 @@ def _format_number(value: Number) -> str:
 def _describe_tokens(generation: StoredGeneration) -> list[str]:
     source = "forced" if generation.forced else "chosen by the board"
     step = generation.first_divergent
-    steps = counted(generation.steps, "step") + (f" ({source})" if generation.steps else "")
+    steps = format_count(generation.steps, "step") + (f" ({source})" if generation.steps else "")
     sizes = [len(turn) for turn in split_turns(generation.prompt_tokens)]
     prompts = f"prompt{'s' if len(sizes) > 1 else ''} of {' and '.join(map(str, sizes))}"
     parts = [prompts, steps]
@@ -74,7 +74,7 @@ def _describe_tokens(generation: StoredGeneration) -> list[str]:
 
 
 def _describe_logits(generation: StoredGeneration) -> list[str]:
-    worst = worst_position(generation)
+    worst = find_worst_position(generation)
     assert worst is not None
     bound = f"bound {_format_number(generation.kl_bound)}"
     return [f"worst KL {_format_number(worst.kl)} at position {worst.position}", bound]
@@ -101,10 +101,10 @@ def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
     )
     errors = [parse_number(one.error_nats) or 0.0 for one in texts]
     error = math.hypot(*(weight * own for weight, own in zip(weights, errors, strict=True)))
-    low, ratio, high = (_exponential(board - reference + sign * _Z95 * error) for sign in (-1, 0, 1))
+    low, ratio, high = (_compute_exponential(board - reference + sign * _Z95 * error) for sign in (-1, 0, 1))
     return [
-        f"{_exponential(board):.5g} over {counted(total, 'token')}",
-        f"reference {_exponential(reference):.5g}",
+        f"{_compute_exponential(board):.5g} over {format_count(total, 'token')}",
+        f"reference {_compute_exponential(reference):.5g}",
         f"ratio {ratio:.6g} (95 %: {low:.6g} to {high:.6g})",
     ]
 
@@ -120,11 +120,11 @@ def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
         if found and len(windows) > 1:
             parts = describe_perplexity(found)
             if len(found) < len(windows):
-                parts.append(f"{counted(len(windows) - len(found), 'window')} of {len(windows)} without result")
+                parts.append(f"{format_count(len(windows) - len(found), 'window')} of {len(windows)} without result")
             yield f"perplexity of {''.join(name)} ({found[0].file}): {', '.join(parts)}"
 
 
-def _exponential(value: float) -> float:
+def _compute_exponential(value: float) -> float:
     return math.inf if value >= _MAX_EXPONENT else math.exp(value)
 
 
@@ -137,16 +137,19 @@ def describe_times(
         depths: Number of cached tokens before each step.
     """
     if times.ttft_ns is not None:
-        host = [] if times.host_ttft_ns is None else [f"{seconds(times.host_ttft_ns / 1e9)} on the host"]
-        yield "TTFT", [seconds(times.ttft_ns / 1e9), *host, f"prefill {_format_rate(times.prefill_tokens_per_s)}"]
+        host = [] if times.host_ttft_ns is None else [f"{format_seconds(times.host_ttft_ns / 1e9)} on the host"]
+        yield (
+            "TTFT",
+            [format_seconds(times.ttft_ns / 1e9), *host, f"prefill {_format_rate(times.prefill_tokens_per_s)}"],
+        )
     percentiles = {"p50": times.tpot_p50_ns, "p90": times.tpot_p90_ns, "max": times.tpot_max_ns}
-    shown = [f"{name} {seconds(ns / 1e9)}" for name, ns in percentiles.items() if ns is not None]
+    shown = [f"{name} {format_seconds(ns / 1e9)}" for name, ns in percentiles.items() if ns is not None]
     if shown:
         depth = f"at depth {depths[0]} to {depths[-1]}" if depths else ""
         depth += f" of {bound}" if bound else ""
         yield "TPOT", [*shown, f"decode {_format_rate(times.decode_tokens_per_s)} {depth}"]
     if times.sampling_ns is not None:
-        yield "sampling", [f"p50 {seconds(times.sampling_ns / 1e9)} between calls, not in TPOT"]
+        yield "sampling", [f"p50 {format_seconds(times.sampling_ns / 1e9)} between calls, not in TPOT"]
 
 
 def _format_rate(rate: float | None) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from hil.compare.comparison import OutputComparison
-from hil.compare.verdict import Verdict, deciding
+from hil.compare.verdict import Verdict, find_deciding
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.generation import digest_generation, record_generation
-from hil.controller.pipeline.verdicts.repetition import worst_answer
+from hil.controller.pipeline.verdicts.repetition import find_worst_answer
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import FailedReference, StoredComparison, StoredVerdict
 from hil.controller.records.run import (
@@ -40,13 +40,13 @@ from hil.controller.records.run import (
 from hil.controller.storage.runs import Run, store_tensors
 from hil.core.results import NEVER_IN, Outcome, RunResult, exit_code_of
 from hil.core.tensors import TensorSpec
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import EXIT_INTERRUPTED, StorageError
 
 _SAMPLES_KEPT = 10_000
 
 
-def device_times(result: RunResult) -> DeviceStatistics:
+def summarize_device_times(result: RunResult) -> DeviceStatistics:
     """Return statistics of the device time in nanoseconds, with at most 10,000 samples.
 
     A cold iteration is the program's first iteration after loading. Its time is ``cold_ns`` (otherwise None). The
@@ -94,9 +94,9 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         ),
         artifact=_record_artifact(case),
         timings=StageTimes(**vars(case.timings)),
-        cached=cached_stages(case),
+        cached=list_cached_stages(case),
         pushed_bytes=case.pushed_bytes,
-        device=None if result is None else device_times(result),
+        device=None if result is None else summarize_device_times(result),
         instructions=None if result is None else summarise_counts(result.instructions, cold=result.cold),
         conditions=case.conditions,
         grade=case.grade,
@@ -112,7 +112,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
             StoredReference(
                 source=reference.source,
                 relation=reference.relation,
-                provenance=jsonable(reference.provenance),
+                provenance=convert_to_json(reference.provenance),
                 outputs=stored,
             )
             for reference, stored in zip(case.references, stored_references, strict=True)
@@ -150,7 +150,7 @@ def _record_artifact(case: Case) -> StoredArtifact | None:
         main=artifact.main,
         digests=dict(artifact.digests),
         bytes=sum(path.stat().st_size for path in artifact.files.values() if path.exists()),
-        notes=jsonable(artifact.notes),
+        notes=convert_to_json(artifact.notes),
     )
 
 
@@ -162,11 +162,11 @@ def _record_repetition(case: Case) -> StoredRepetition | None:
     record = make_record(repetition.record(), StoredRepetition)
     for number, verdict in case.answer_verdicts.items():
         record.answers[number].verdict = record_verdict(verdict)
-    record.worst = worst_answer(case.answer_verdicts) if case.answer_verdicts else None
+    record.worst = find_worst_answer(case.answer_verdicts) if case.answer_verdicts else None
     return record
 
 
-def cached_stages(case: Case) -> list[CachedStage]:
+def list_cached_stages(case: Case) -> list[CachedStage]:
     """Return the stages whose complete result was cached."""
     sources = [reference.provenance.get("cached", False) for reference in case.references]
     found: dict[CachedStage, bool] = {
@@ -179,7 +179,7 @@ def cached_stages(case: Case) -> list[CachedStage]:
 
 def record_board(board: Board) -> RunBoard:
     """Return the record of a run's board."""
-    return RunBoard(name=board.name, hw_type=board.config.hw_type, info=jsonable(board.info))
+    return RunBoard(name=board.name, hw_type=board.config.hw_type, info=convert_to_json(board.info))
 
 
 def record_verdict(verdict: Verdict) -> StoredVerdict:
@@ -195,7 +195,7 @@ def record_comparison(output: OutputComparison) -> StoredComparison:
 
 def _name_decider(case: Case) -> str:
     """Return the reference that decides a pass, with its relation; "" if the case did not pass."""
-    decider = deciding(case.verdicts) if case.outcome is Outcome.PASS else None
+    decider = find_deciding(case.verdicts) if case.outcome is Outcome.PASS else None
     return decider.named if decider else ""
 
 
@@ -209,7 +209,7 @@ def record_specs(specs: Iterable[TensorSpec]) -> list[StoredSpec]:
 
 
 # Write delay. Stages with cached results take milliseconds, and writing the record of many cases takes as long.
-_SOON_S = 0.2
+_SOON_SECONDS = 0.2
 
 
 class Recorder:
@@ -264,7 +264,7 @@ class Recorder:
         with self._lock:
             self._news[case.name] = self._cases[case.name] = case
             if self._writer is None:
-                self._writer = threading.Timer(_SOON_S, self._write_scheduled)
+                self._writer = threading.Timer(_SOON_SECONDS, self._write_scheduled)
                 self._writer.daemon = True
                 self._writer.start()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hil.compare.criteria import parse_accept
 from hil.controller.devices.choosing.board_resolver import is_address
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.bench import BenchProgram
 from hil.controller.records.history import StoredProgram
@@ -29,7 +29,7 @@ def copy_board_options(job: Job, other: Job) -> Job:
     return replace(job, **{name: getattr(other, name) for name in _WHERE})
 
 
-def board_of_stored(stored: Job, job: Job, *, own: bool) -> Job:
+def restore_board(stored: Job, job: Job, *, own: bool) -> Job:
     """Return a stored job with a board that it may use. A record from another user must not select a board.
 
     Raises:
@@ -79,7 +79,7 @@ def restore_references(run: Run, case: RunCase) -> tuple[RunResult, ...]:
 def restore_case(run: Run, case: RunCase, job: Job, artifact: Artifact) -> Case:
     """Return a stored case for a new run: same inputs, references and options, with the given program."""
     path = next((path for path in job.models if str(path) == case.path), Path(case.path))
-    options = for_model(job.options(), path)
+    options = apply_model_settings(job.make_options(), path)
     if (judging := case.judging) is not None:
         if set(judging.accept) - set(options.accept):
             # The record is not protected like the job, so it must not name a Python function.

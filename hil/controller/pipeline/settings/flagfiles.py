@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hil.compare.tolerance import blindness, scale_of
-from hil.compare.values import EXACT_DTYPES, largest
-from hil.controller.backends.references.expected import expected_result
-from hil.controller.storage.runs import storing
+from hil.compare.tolerance import find_blindness, scale_of
+from hil.compare.values import EXACT_DTYPES, find_largest
+from hil.controller.backends.references.expected import read_expected
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.files import read_text
 from hil.core.npy import load_npy
 from hil.core.results import Model, RunResult, Tolerance
-from hil.core.tensors import Array, TensorSpec, dtype_name, read_as, to_bytes
+from hil.core.tensors import Array, TensorSpec, get_dtype_name, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
-from hil.formats.iree_command import PARAMETER_SCOPE, shows_sign
+from hil.formats.iree_command import PARAMETER_SCOPE, is_sign_shown
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Job
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _TYPED = re.compile(r"(?:\d+x)*([a-z]+\w*(?:<f\d+>)?)(?:=|$)")
 
 
-def element_type(text: str) -> str:
+def parse_element_type(text: str) -> str:
     """Return the element type in the tools' text for a tensor: ``si64`` for ``2xsi64=1 2``; "" if unspecified."""
     if text.startswith("@") and text.endswith(".npy"):
         dtype = load_npy(Path(text[1:]), mmap=True).dtype
@@ -47,7 +47,7 @@ def element_type(text: str) -> str:
     return typed[1] if typed else ""
 
 
-def tool_differs(
+def find_tool_difference(
     result: RunResult,
     reference: RunResult,
     wanted: Sequence[str],
@@ -57,8 +57,8 @@ def tool_differs(
     """Return a reason if iree-run-module would report a difference although the values agree; otherwise "".
 
     Args:
-        result: The program's outputs, as returned by :func:`comparable`.
-        wanted: For each output, the :func:`element_type` of the expected tensor. Empty disables the check.
+        result: The program's outputs, as returned by :func:`make_comparable`.
+        wanted: For each output, the :func:`parse_element_type` of the expected tensor. Empty disables the check.
         inputs: The program's inputs. An output that equals an input may be the same tensor, and then has the input's
             signedness.
         declared: The specs that the program declares for all outputs.
@@ -69,14 +69,14 @@ def tool_differs(
     pairs = zip(result.outputs.items(), reference.outputs.values(), kinds, strict=False)
     for (name, array), other, (kind, own_dtype) in pairs:
         if array.dtype.kind not in "iub":
-            if kind and dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
+            if kind and get_dtype_name(array.dtype) not in ATOLS and to_bytes(array) != to_bytes(other):
                 return (
                     f"output {name}: the values agree, but the bits of a NaN or zero differ, "
                     "which iree-run-module reports as different"
                 )
             continue
         own = "i1" if array.dtype.kind == "b" else f"i{8 * array.dtype.itemsize}"
-        own = f"u{own}" if shows_sign(own_dtype, dtype_name(array.dtype)) else own
+        own = f"u{own}" if is_sign_shown(own_dtype, get_dtype_name(array.dtype)) else own
         signed = array.dtype.kind in "iu" and kind.lstrip("su") == own.lstrip("u")
         same = (one for one in inputs.values() if array.dtype == one.dtype and np.array_equal(array, one))
         if kind not in ("", own) and not (signed and next(same, None) is not None):
@@ -87,7 +87,7 @@ def tool_differs(
     return ""
 
 
-def comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
+def make_comparable(result: RunResult, reference: RunResult, model: Model | None) -> RunResult:
     """Return a run's outputs in the form that is compared with a reference.
 
     Outputs that the reference ignores are removed. Integers of unknown signedness get the signedness of the reference.
@@ -98,7 +98,7 @@ def comparable(result: RunResult, reference: RunResult, model: Model | None) -> 
     outputs = {name: array for name, array, _ in kept}
     if len(specs) == len(result.outputs) and len(kept) == len(reference.outputs):
         pairs = zip(kept, reference.outputs.values(), strict=True)
-        outputs = {name: read_as(array, dtype_name(other.dtype), specs[n]) for (name, array, n), other in pairs}
+        outputs = {name: read_as(array, get_dtype_name(other.dtype), specs[n]) for (name, array, n), other in pairs}
     return replace(result, outputs=outputs)
 
 
@@ -109,7 +109,7 @@ ATOLS: Mapping[str, float] = MappingProxyType({"float16": 1e-3, "float32": 1e-4,
 _EXACT = 0.25
 
 
-def tool_tolerance(
+def choose_tool_tolerance(
     rtol: float | None, atols: Mapping[str, float], expected: Sequence[Array]
 ) -> tuple[float | None, float | None]:
     """Return rtol and atol that are at least as strict as the tools' comparison.
@@ -121,14 +121,14 @@ def tool_tolerance(
     Args:
         rtol, atols: Values of the flags.
     """
-    dtypes = [dtype_name(array.dtype) for array in expected]
+    dtypes = [get_dtype_name(array.dtype) for array in expected]
     if not set(dtypes) - EXACT_DTYPES:
         return None, None
     if set(dtypes) - EXACT_DTYPES - ATOLS.keys():
         return 0.0, 0.0
     given, rtol = rtol, RTOL if rtol is None else rtol
     floats = [(dtype, array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in ATOLS]
-    exact = [largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
+    exact = [find_largest(array) for dtype, array in zip(dtypes, expected, strict=True) if dtype in EXACT_DTYPES]
     if any(dtype not in atols and _is_blind(Tolerance(rtol, ATOLS[dtype]), array) for dtype, array in floats):
         return (None if exact else given), None
     atol = min(atols.get(dtype, ATOLS[dtype]) for dtype, _ in floats)
@@ -136,7 +136,7 @@ def tool_tolerance(
 
 
 def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
-    return bool(blindness(tolerance, scale_of(expected), given=True))
+    return bool(find_blindness(tolerance, scale_of(expected), given=True))
 
 
 # Flags of the tools for the execution -> hint about hil's equivalent.
@@ -203,7 +203,7 @@ def write_flagfile(path: Path, flags: FlagFile) -> None:
     for line in lines:
         if len(line.splitlines()) != 1:
             raise UsageError(f"cannot write {line[:60]!r} to a flag file: expected a single line")
-    with storing(path):
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
 
@@ -241,23 +241,23 @@ def parse_flags(flags: Iterable[tuple[str, str]], folder: Path, *, strict: bool 
             raise UsageError(f"{where}unknown flag --{name}", hint=did_you_mean(name, _KNOWN))
         found.setdefault(name, []).append(value)
 
-    def last(name: str) -> str:
+    def find_last(name: str) -> str:
         return found.get(name, [""])[-1]
 
-    rtol = _parse_number("expected_rtol", last("expected_rtol"))
-    given = {dtype: _parse_number(flag, last(flag)) for dtype, flag in THRESHOLDS.items()}
+    rtol = _parse_number("expected_rtol", find_last("expected_rtol"))
+    given = {dtype: _parse_number(flag, find_last(flag)) for dtype, flag in THRESHOLDS.items()}
     atols = {dtype: atol for dtype, atol in given.items() if atol is not None}
-    if (mode := last("equality_mode")) == "exact":
+    if (mode := find_last("equality_mode")) == "exact":
         rtol, atols = 0.0, dict.fromkeys(THRESHOLDS, 0.0)
     elif mode not in ("", "approximate"):
         raise UsageError(f"invalid --equality_mode={mode}", hint="expected one of approximate, exact")
     return FlagFile(
         tuple(_resolve_path(folder, value) for value in found.get("module", ())),
-        last("function"),
+        find_last("function"),
         tuple(_resolve_tensor_file(value, folder) for value in found.get("input", ())),
         tuple(_resolve_tensor_file(value, folder) for value in found.get("expected_output", ())),
         tuple(_resolve_path(folder, value.rpartition("=")[2]) for value in found.get("parameters", ())),
-        last("device"),
+        find_last("device"),
         rtol,
         atols,
     )
@@ -292,11 +292,11 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     rtol, atol = flags.rtol, min(flags.atols.values(), default=None)
     types: tuple[str, ...] = ()
     if flags.expected and not job.expected:
-        types = tuple(map(element_type, flags.expected))
+        types = tuple(map(parse_element_type, flags.expected))
         # Skip bare numbers: only the program knows their type.
         tensors = [text for text, kind in zip(flags.expected, types, strict=True) if kind or text.startswith("@")]
-        wanted = expected_result(tensors, None).outputs.values()
-        rtol, atol = tool_tolerance(flags.rtol, flags.atols, list(wanted))
+        wanted = read_expected(tensors, None).outputs.values()
+        rtol, atol = choose_tool_tolerance(flags.rtol, flags.atols, list(wanted))
     return replace(
         job,
         models=job.models or flags.modules,

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.models.sizing.sizes import range_text
-from hil.controller.pipeline.settings.options import CaseSettings, Kind, RunSettings, checked, specs_of
+from hil.controller.models.sizing.sizes import format_range
+from hil.controller.pipeline.settings.options import CaseSettings, Kind, RunSettings, check_value, list_specs
 from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
@@ -27,19 +27,19 @@ def _require_mapping(value: Any) -> Mapping[str, Any]:
 _TABLE: Kind = ("a table", _require_mapping)
 
 
-def checked_models(values: Any) -> dict[str, dict[str, Any]]:
+def check_models(values: Any) -> dict[str, dict[str, Any]]:
     """Return validated settings by file name pattern. Raises UsageError if settings are invalid or unknown."""
-    specs = {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and spec.decides}
+    specs = {name: spec for name, spec in list_specs(RunSettings).items() if spec.help and spec.decides}
     found: dict[str, dict[str, Any]] = {}
-    for pattern, table in checked("settings of models", values, _TABLE).items():
+    for pattern, table in check_value("settings of models", values, _TABLE).items():
         own: dict[str, Any] = {}
-        for name, value in checked(f"settings of {pattern}", table, _TABLE).items():
+        for name, value in check_value(f"settings of {pattern}", table, _TABLE).items():
             if name not in specs:
                 raise UsageError(
                     f"unknown model setting {name!r}",
                     hint=f"{did_you_mean(name, specs)}known settings: {', '.join(specs)}",
                 )
-            own[name] = checked(name, value, specs[name].kind, specs[name].hint)
+            own[name] = check_value(name, value, specs[name].kind, specs[name].hint)
         found[pattern] = own
     return found
 
@@ -49,7 +49,7 @@ def matches(pattern: str, path: Path) -> bool:
     return fnmatchcase(path.name, pattern) or fnmatchcase(path.as_posix(), pattern)
 
 
-def for_model(settings: T, path: Path) -> T:
+def apply_model_settings(settings: T, path: Path) -> T:
     """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
 
     Sizes of dimensions are merged by name. Settings that the class does not have are ignored. For example, a suite has
@@ -60,9 +60,9 @@ def for_model(settings: T, path: Path) -> T:
     own = {field.name for field in dataclasses.fields(settings)}
     found: dict[str, Any] = {}
     if _DIMS in own:
-        ranges = {name: range_text(sizes) for name, sizes in getattr(settings, _RANGES).items()}
+        ranges = {name: format_range(sizes) for name, sizes in getattr(settings, _RANGES).items()}
         found[_DIMS] = {**getattr(settings, _DIMS), **ranges}
-    for pattern, values in checked_models(settings.per_model).items():
+    for pattern, values in check_models(settings.per_model).items():
         if matches(pattern, path):
             dims = {**found.get(_DIMS, {}), **values.get(_DIMS, {})}
             found |= {**values, _DIMS: dims}
@@ -84,7 +84,7 @@ def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
 def refuse_functions(settings: CaseSettings) -> None:
     """Raise UsageError if settings name a Python function: only the user's settings may run code."""
     texts = [*settings.accept]
-    for own in checked_models(settings.per_model).values():
+    for own in check_models(settings.per_model).values():
         texts += own.get("accept", ())
     if texts:
         from hil.compare.criteria import parse_accept

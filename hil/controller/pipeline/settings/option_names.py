@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from hil.controller.pipeline.settings.options import Options, flag_of, specs_of
+from hil.controller.pipeline.settings.options import Options, flag_of, list_specs
 from hil.core.arithmetic import ARITHMETICS
 from hil.core.runtimes import RUNTIMES
 from hil.errors import HilError
@@ -27,7 +27,7 @@ _NOT_PROSE = re.compile(r"[0-9A-Z=/<>\"'*]|\.\w")
 def rename_options(text: str, rename: Rename) -> str:
     """Return a message with the option names of an interface."""
 
-    def one(found: re.Match[str]) -> str:
+    def rename_option(found: re.Match[str]) -> str:
         if found["command"]:
             return found[0]
         flag, after = found["flag"], found["value"] or ""
@@ -36,7 +36,7 @@ def rename_options(text: str, rename: Rename) -> str:
             value = ""
         return rename(flag, value) + after[len(value) :]
 
-    return _NAMED.sub(one, text)
+    return _NAMED.sub(rename_option, text)
 
 
 def _is_value(flag: str, text: str) -> bool:
@@ -46,15 +46,15 @@ def _is_value(flag: str, text: str) -> bool:
         return False
     if name == "dims":
         return "=" in text[1:]
-    return text.startswith("=") or bool(_NOT_PROSE.search(text)) or text[1:] in _known_values()
+    return text.startswith("=") or bool(_NOT_PROSE.search(text)) or text[1:] in _list_known_values()
 
 
 @cache
-def _known_values() -> frozenset[str]:
+def _list_known_values() -> frozenset[str]:
     """Return option values that are ordinary words."""
-    from hil.controller.backends.references import references
+    from hil.controller.backends.references import load_references
 
-    return frozenset([*RUNTIMES, *ARITHMETICS, *references()])
+    return frozenset([*RUNTIMES, *ARITHMETICS, *load_references()])
 
 
 def rename_in_error(error: HilError, rename: Rename) -> HilError:
@@ -64,12 +64,12 @@ def rename_in_error(error: HilError, rename: Rename) -> HilError:
     return error
 
 
-def by_table(names: Mapping[str, str]) -> Rename:
+def make_renamer(names: Mapping[str, str]) -> Rename:
     """Return a renaming function for a table flag -> name."""
     return lambda flag, value: names.get(flag, flag) + value
 
 
-def as_keyword(flag: str, value: str) -> str:
+def format_keyword(flag: str, value: str) -> str:
     """Return an option as a keyword argument of :func:`hil.run`, ``dims={'N': 1}``. Other options are unchanged."""
     spec = _KEYWORDS.get(flag)
     if spec is None:
@@ -95,4 +95,4 @@ def _format_literal(text: str) -> str:
     return text
 
 
-_KEYWORDS = {flag_of(name, spec): (name, spec.repeats) for name, spec in specs_of(Options).items()}
+_KEYWORDS = {flag_of(name, spec): (name, spec.repeats) for name, spec in list_specs(Options).items()}

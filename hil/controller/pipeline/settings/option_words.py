@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
+def format_option_words(named: Iterable[tuple[str, Any]]) -> list[str]:
     """Return options as command line arguments. The value True stands for an option without a value."""
     words: list[str] = []
     for flag, value in named:

@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hil.controller.models.sizing.sizes import Range, range_text
+from hil.controller.models.sizing.sizes import Range, format_range
 from hil.controller.models.sizing.sizes import parse_range as parse_range_of_sizes
 from hil.core.arithmetic import ARITHMETICS, check_arithmetic
 from hil.errors import UsageError, did_you_mean
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="CaseSettings")
 
-DEFAULT_TIMEOUT_S = 60.0
-COMPILE_TIMEOUT_S = 1800.0
+DEFAULT_TIMEOUT_SECONDS = 60.0
+COMPILE_TIMEOUT_SECONDS = 1800.0
 # Default counts of a profiled run, because a single cold run is not representative.
 PROFILED_COUNTS = {"iterations": 10, "warmup": 2}
 # Maximum timeout: longer than any useful wait, and within the range of clocks and gRPC.
-_MOST_SECONDS = 1e7
+_MAX_SECONDS = 1e7
 # Kind of an argument: a description, and a function that converts the value or raises ValueError.
 Kind = tuple[str, Callable[[Any], Any]]
 
 
-def checked(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
+def check_value(name: str, value: Any, kind: Kind, hint: str = "") -> Any:
     """Convert the value of option ``name`` to a ``kind``. Raises UsageError if the value is invalid."""
     wanted, make = kind
     try:
@@ -72,7 +72,7 @@ def _to_float(value: Any) -> float:
 
 def _to_seconds(value: Any) -> float:
     seconds = _to_float(value)
-    if not 0 <= seconds <= _MOST_SECONDS:
+    if not 0 <= seconds <= _MAX_SECONDS:
         raise ValueError
     return seconds
 
@@ -121,7 +121,7 @@ def _to_range(value: Any) -> tuple[float, float]:
     return low, high
 
 
-def kind_of_count(least: int, most: int) -> Kind:
+def make_count_kind(least: int, most: int) -> Kind:
     """Return the kind of a whole number in a range."""
 
     def make(value: Any) -> int:
@@ -133,7 +133,7 @@ def kind_of_count(least: int, most: int) -> Kind:
 
 
 TEXT: Kind = ("a string", _require_type(str))
-SECONDS: Kind = (f"a number of seconds from 0 to {_MOST_SECONDS:g}", _to_seconds)
+SECONDS: Kind = (f"a number of seconds from 0 to {_MAX_SECONDS:g}", _to_seconds)
 PATH: Kind = ("a path", _to_path)
 TEXTS: Kind = ("a sequence of strings", _to_texts)
 _COUNT: Kind = ("a whole number", _to_int)
@@ -156,7 +156,7 @@ def parse_dims(texts: Sequence[str], option: str = "--dim") -> dict[str, int | s
         # Split at the last equals sign: a name may contain one, a size cannot.
         name, _, value = text.rpartition("=")
         try:
-            size = int(value) if value.isdecimal() else range_text(parse_range_of_sizes(value))
+            size = int(value) if value.isdecimal() else format_range(parse_range_of_sizes(value))
             why = ""
         except ValueError as error:
             size, why = "", f": {error}" if str(error) else ""
@@ -203,7 +203,7 @@ def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple
 
 def parse_seconds(value: float, option: str = "--timeout") -> float:
     """Validate a timeout in seconds. Raises UsageError if the timeout is negative, too large or not a number."""
-    return float(checked(option, value, SECONDS))
+    return float(check_value(option, value, SECONDS))
 
 
 def parse_arithmetic(text: str, option: str = "--arithmetic") -> str:
@@ -238,12 +238,12 @@ def _make_option(default: Any, kind: Kind, help: str = "", **more: Any) -> Any:
 
 
 def _make_count(default: int, help: str, *, least: int = 1, most: int = MAX_RUNS) -> Any:
-    kind = kind_of_count(least, most)
+    kind = make_count_kind(least, most)
 
-    def of_text(value: Any, option: str) -> Any:
-        return checked(option, value, kind)
+    def parse_text(value: Any, option: str) -> Any:
+        return check_value(option, value, kind)
 
-    return _make_option(default, kind, help, of_text=of_text, bounds=(least, most), shows_default=True)
+    return _make_option(default, kind, help, of_text=parse_text, bounds=(least, most), shows_default=True)
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class CaseSettings:
     )
     # seconds for loading, for all runs together, and per reference.
     timeout: float = _make_option(
-        DEFAULT_TIMEOUT_S,
+        DEFAULT_TIMEOUT_SECONDS,
         SECONDS,
         "Timeout for loading, for all runs together, and for each reference.",
         metavar="S",
@@ -466,7 +466,7 @@ class Options(RunSettings):
     profile: bool = False  # run a second time under the runtime's profiler, and record the board's counters
 
 
-def specs_of(settings: type[CaseSettings]) -> dict[str, Spec]:
+def list_specs(settings: type[CaseSettings]) -> dict[str, Spec]:
     """Return field name -> spec. Fields that are not options are omitted."""
     fields = dataclasses.fields(settings)
     return {field.name: field.metadata["spec"] for field in fields if "spec" in field.metadata}
@@ -477,9 +477,9 @@ def check_counts(settings: CaseSettings) -> None:
 
     The command line checks its options itself. Settings from the library need this check.
     """
-    for name, spec in specs_of(type(settings)).items():
+    for name, spec in list_specs(type(settings)).items():
         if spec.bounds is not None:
-            checked(flag_of(name, spec), getattr(settings, name), spec.kind)
+            check_value(flag_of(name, spec), getattr(settings, name), spec.kind)
 
 
 def flag_of(name: str, spec: Spec) -> str:
@@ -487,12 +487,12 @@ def flag_of(name: str, spec: Spec) -> str:
     return spec.flag or f"--{name.replace('_', '-')}"
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def make_options(given: Mapping[str, Any]) -> Options:
     """Return the options for arguments of :func:`hil.run`. Raises UsageError if an option is unknown or invalid."""
     return _build_settings(Options, given, "unknown hil.run option", "known options:")
 
 
-def case_settings(given: Mapping[str, Any]) -> CaseSettings:
+def make_case_settings(given: Mapping[str, Any]) -> CaseSettings:
     """Return the case settings for library arguments. Raises UsageError if an option is unknown or invalid."""
     return _build_settings(CaseSettings, given, "unknown option", "known options:")
 
@@ -504,14 +504,14 @@ def _build_settings(kind: type[T], given: Mapping[str, Any], unknown: str, known
         unknown: Start of the error message for an unknown option.
         known: Start of the hint that lists the known options.
     """
-    specs = specs_of(kind)
+    specs = list_specs(kind)
     for name in given:
         if name not in specs:
             raise UsageError(f"{unknown} {name!r}", hint=f"{did_you_mean(name, specs)}{known} {', '.join(specs)}")
-    return kind(**{name: checked(name, value, specs[name].kind, specs[name].hint) for name, value in given.items()})
+    return kind(**{name: check_value(name, value, specs[name].kind, specs[name].hint) for name, value in given.items()})
 
 
-def stored_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
+def restore_settings(values: Mapping[str, Any], kind: type[T]) -> dict[str, Any]:
     """Return the fields of a settings class from a stored record: texts become paths, lists become tuples."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     return {name: _restore_value(fields[name].type, value) for name, value in values.items() if name in fields}
@@ -554,12 +554,12 @@ class Job(RunSettings, _ModelsAndBoard):
     profile: Path | None = None
     compile_time_profile: Path | None = None
 
-    def options(self) -> Options:
+    def make_options(self) -> Options:
         """Return the options that the stages use."""
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(RunSettings)}
         return Options(**shared, profile=self.profile is not None)
 
     @classmethod
-    def of_record(cls, request: Mapping[str, Any]) -> Job:
+    def from_record(cls, request: Mapping[str, Any]) -> Job:
         """Return the job of a stored run."""
-        return cls(**{**request, **stored_settings(request, cls)})
+        return cls(**{**request, **restore_settings(request, cls)})

@@ -32,8 +32,8 @@ from hil.controller.pipeline.settings.history_settings import (
     is_inside,
     read_history_table,
 )
-from hil.controller.pipeline.settings.model_settings import checked_models
-from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, specs_of
+from hil.controller.pipeline.settings.model_settings import check_models
+from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, list_specs
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_of
 from hil.core.files import digest_file, read_text
@@ -109,7 +109,7 @@ def find_history(start: Path) -> HistorySettings:
 
 def read_project(path: Path) -> Project:
     """Read a project file without checking trust. Raises UsageError if the file is unreadable or invalid."""
-    from hil.compare.criteria import function_files
+    from hil.compare.criteria import list_function_files
 
     try:
         text = read_text(path)
@@ -130,13 +130,13 @@ def read_project(path: Path) -> Project:
         values = {name: _convert_value(path, where, name, value) for name, value in values.items()}
         models[pattern] = {**values, **({"accept": accept} if accept else {})}
     try:
-        checked_models(models)
+        check_models(models)
     except UsageError as error:
         raise UsageError(f"{path}: [models] {error.message}", hint=error.hint) from error
     asks, files = [], []
     for where, values in (("[defaults]", defaults), *((f'[models."{one}"]', models[one]) for one in models)):
         asks += [f"{where} {name}" for name in _NEED_TRUST if name in values]
-        if functions := function_files(values.get("accept", ())):
+        if functions := list_function_files(values.get("accept", ())):
             asks.append(f"{where} accept = python:...")
             files += functions
     history = read_history_table(path, data.get(TABLE, {}))
@@ -150,7 +150,7 @@ def read_project(path: Path) -> Project:
 
 
 def _list_key_specs() -> dict[str, Spec]:
-    return {name: spec for name, spec in specs_of(RunSettings).items() if spec.help and name not in _NOT_KEYS}
+    return {name: spec for name, spec in list_specs(RunSettings).items() if spec.help and name not in _NOT_KEYS}
 
 
 def _require_table(path: Path, where: str, value: Any) -> Mapping[str, Any]:

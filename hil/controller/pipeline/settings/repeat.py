@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.sizing.sizes import range_text
-from hil.controller.pipeline.settings.option_words import format_option_values, option_words
-from hil.controller.pipeline.settings.options import Job, RunSettings, flag_of, specs_of
+from hil.controller.models.sizing.sizes import format_range
+from hil.controller.pipeline.settings.option_words import format_option_values, format_option_words
+from hil.controller.pipeline.settings.options import Job, RunSettings, flag_of, list_specs
 
 
 def run_command(job: Job, models: Sequence[Path] = ()) -> str:
@@ -28,12 +28,12 @@ def run_command(job: Job, models: Sequence[Path] = ()) -> str:
         ("--flagfile", job.flagfile),
         *(("--fault", fault) for fault in job.faults),
     ]
-    for name, spec in specs_of(RunSettings).items():
+    for name, spec in list_specs(RunSettings).items():
         value = getattr(job, name)
         if name == "dims":
-            value = {**value, **{symbol: range_text(sizes) for symbol, sizes in job.dim_ranges.items()}}
+            value = {**value, **{symbol: format_range(sizes) for symbol, sizes in job.dim_ranges.items()}}
         if not spec.help or not spec.decides or value == getattr(usual, name):
             continue
         named += [(flag_of(name, spec), one) for one in format_option_values(name, value, repeats=spec.repeats)]
     given = [(flag, value) for flag, value in named if value not in (None, "")]
-    return shlex.join([*words, *option_words(given)])
+    return shlex.join([*words, *format_option_words(given)])

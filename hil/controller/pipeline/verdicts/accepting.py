@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.core.files import read_file
-from hil.errors import UsageError, did_you_mean, one_of
+from hil.errors import UsageError, did_you_mean, format_expected
 
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
@@ -66,7 +66,7 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
         known = [one for one, value in names.items() if callable(value) and not one.startswith("_")]
         raise UsageError(
             f"function {name!r} not found in {path}",
-            hint=f"{did_you_mean(name, known)}{one_of(known, 'known functions: ')}",
+            hint=f"{did_you_mean(name, known)}{format_expected(known, 'known functions: ')}",
         )
     made: Callable[..., Any] = function
     return made

@@ -15,16 +15,16 @@ from hil.errors import ReferenceFailed
 _HINT = "set a tolerance (--rtol, --atol), or judge the board as float32: --arithmetic float32"
 
 
-def arithmetic_of(result: RunResult) -> str:
+def get_arithmetic(result: RunResult) -> str:
     """Return the arithmetic that the result's board declares; "" is float32."""
     declared = str(result.provenance.get("arithmetic", ""))
     return "" if declared == FLOAT32 else declared
 
 
-def without_other_control(case: Case) -> Case:
+def drop_other_control(case: Case) -> Case:
     """If the board computes in float32, remove the control that a bundle contains."""
     has_control = any(one.control for one in case.references)
-    if case.result is None or arithmetic_of(case.result) or not has_control:
+    if case.result is None or get_arithmetic(case.result) or not has_control:
         return case
     return replace(case, references=tuple(replace(one, control={}) for one in case.references))
 
@@ -35,14 +35,14 @@ def needs_control(case: Case) -> bool:
     given = (options.rtol is not None or options.atol is not None) and not options.replace_blind_tolerance
     return (
         case.result is not None
-        and bool(arithmetic_of(case.result))
+        and bool(get_arithmetic(case.result))
         and not given
         and not (model is not None and model.random)
         and any(map(_may_change, case.verdicts))
     )
 
 
-def with_control(case: Case, settings: dict[str, Any]) -> Case:
+def add_control(case: Case, settings: dict[str, Any]) -> Case:
     """Add the control for the board's arithmetic to every reference of a case.
 
     Args:
@@ -53,7 +53,7 @@ def with_control(case: Case, settings: dict[str, Any]) -> Case:
         StageTimeout: computing the control timed out.
     """
     assert case.result is not None
-    arithmetic = arithmetic_of(case.result)
+    arithmetic = get_arithmetic(case.result)
     known = {one.arithmetic for reference in case.references for one in reference.control.values()}
     if known:  # a bundle contains controls
         if known != {arithmetic}:

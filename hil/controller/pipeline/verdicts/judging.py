@@ -10,28 +10,28 @@ from typing import Any
 
 from hil import errors
 from hil.compare.random_outputs import mark_random
-from hil.compare.verdict import Verdict, compare, depends_on_noise, disagreement, judge, too_far
+from hil.compare.verdict import Verdict, compare, depends_on_noise, describe_disagreement, find_excess_difference, judge
 from hil.controller.backends.references import EXPECTED_HINT, measure_noise
-from hil.controller.backends.references.noise import largest_noise
+from hil.controller.backends.references.noise import merge_noise
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.settings.flagfiles import comparable, tool_differs
+from hil.controller.pipeline.settings.flagfiles import find_tool_difference, make_comparable
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.pipeline.tools import Tools, reference_settings
+from hil.controller.pipeline.tools import Tools, make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.in_arithmetic import (
-    arithmetic_of,
+    add_control,
+    drop_other_control,
+    get_arithmetic,
     needs_control,
-    with_control,
-    without_other_control,
 )
 from hil.controller.pipeline.verdicts.independence import (
-    not_asked,
-    only_dependent,
-    refusals,
-    runtime_of,
-    unasked_reference,
+    describe_unasked,
+    find_dependence,
+    find_unasked_reference,
+    get_runtime,
+    list_refusals,
 )
-from hil.controller.pipeline.verdicts.repetition import instability, judge_answers, may_differ
+from hil.controller.pipeline.verdicts.repetition import decide_instability, judge_answers, may_differ
 from hil.core.results import Outcome, Relation, RunResult, Stage
 from hil.core.tensors import Array
 
@@ -59,20 +59,20 @@ def _judge_case(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPARE, "")
     for judged in _judge_answer(case, tools, noise := _LazyNoise(case, tools)):
         yield (case := judged)
-    runtime = runtime_of(case, tools.config)
-    evidence, rest = refusals(case, runtime)
+    runtime = get_runtime(case, tools.config)
+    evidence, rest = list_refusals(case, runtime)
     case = replace(case, reason="; ".join(filter(None, (*evidence, case.reason, *rest))))
     for judged in judge_repetition(case, tools, noise):
         yield (case := judged)
     if case.outcome is Outcome.REFERENCE_ERROR:
-        left = unasked_reference(case, runtime)
+        left = find_unasked_reference(case, runtime)
         hint, option = (f"--reference {left}", "") if left else (EXPECTED_HINT, "--expected")
         raise errors.ReferenceFailed(case.reason, stage=Stage.REFER.value, hint=hint, option=option)
     if case.outcome is Outcome.PASS and case.options.min_sqnr_db is not None and PLAIN in case.unanswered:
         why = case.unanswered[PLAIN]
         what = f"cannot compare the outputs with the model before the recipe: {why.message}"
         raise errors.ReferenceFailed(what, stage=Stage.REFER.value, hint=why.hint, detail=why.detail)
-    yield case.timed(compare_s=time.monotonic() - start)
+    yield case.with_timings(compare_s=time.monotonic() - start)
 
 
 def compare_without_noise(case: Case) -> tuple[Verdict, ...]:
@@ -96,20 +96,20 @@ def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) 
         return
     noise = noise or _LazyNoise(case, tools)
 
-    def judged(outputs: Mapping[str, Array]) -> Verdict:
+    def judge_outputs(outputs: Mapping[str, Array]) -> Verdict:
         answer = replace(case, result=replace(result, outputs=outputs, repetition=None))
         *_, answer = _judge_answer(answer, tools, noise)
         return _pick_verdict(answer)
 
     try:
-        verdicts = judge_answers(repetition, judged) if case.references else {}
+        verdicts = judge_answers(repetition, judge_outputs) if case.references else {}
     except errors.StageError as error:
         if may_differ(repetition, allowed):
             raise
         verdicts, why = {}, f"; hil cannot judge these outputs: {error.message}"
     else:
         why = ""
-    is_unstable, text = instability(repetition, verdicts, case.model, allowed)
+    is_unstable, text = decide_instability(repetition, verdicts, case.model, allowed)
     case = replace(case, answer_verdicts=verdicts)
     if is_unstable:
         yield replace(case, outcome=Outcome.UNSTABLE, reason=text + why)
@@ -135,8 +135,8 @@ class _LazyNoise:
         if case.model is None or case.inputs is None:
             return {}
         tools.sink.stage(case, Stage.COMPARE, "measuring the noise of the reference")
-        settings = reference_settings(case.options, tools.context, case.folder / "logs" / "noise.log")
-        return largest_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
+        settings = make_reference_settings(case.options, tools.context, case.folder / "logs" / "noise.log")
+        return merge_noise([measure_noise(case.model, case.inputs, one, **settings) for one in case.references])
 
 
 def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]:
@@ -144,13 +144,13 @@ def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]
     options, result = case.options, case.result
     assert result is not None
     tolerance = _make_compare_args(options)
-    case = without_other_control(case)
+    case = drop_other_control(case)
     case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
     if needs_control(case):
         yield case
-        tools.sink.stage(case, Stage.COMPARE, f"computing the model in {arithmetic_of(result)}")
+        tools.sink.stage(case, Stage.COMPARE, f"computing the model in {get_arithmetic(result)}")
         log = case.folder / "logs" / "control.log"
-        case = with_control(case, reference_settings(options, tools.context, log))
+        case = add_control(case, make_reference_settings(options, tools.context, log))
         tolerance |= {"rtol": None, "atol": None}
         case = replace(case, verdicts=_compare_with_references(case, result, case.references, tolerance))
     if tolerance["atol"] is None and any(map(depends_on_noise, case.verdicts)):
@@ -160,27 +160,28 @@ def _judge_answer(case: Case, tools: Tools, noise: _LazyNoise) -> Iterator[Case]
     # References compute in float32, independent of the board's arithmetic.
     plain = replace(one, control={})
     between = [
-        _mark_random_outputs(case, compare(comparable(other, one, case.model), plain, **tolerance)) for other in others
+        _mark_random_outputs(case, compare(make_comparable(other, one, case.model), plain, **tolerance))
+        for other in others
     ]
     outcome, reason = judge(case.verdicts, between)
-    case = replace(case, disagreement=disagreement(case.verdicts, between))
+    case = replace(case, disagreement=describe_disagreement(case.verdicts, between))
     if options.expected and outcome is Outcome.PASS and case.verdicts[0].outcome is Outcome.FAIL:
         # other references cannot outvote the user's expected outputs
         outcome, reason = Outcome.FAIL, f"{case.verdicts[0].reason}; {reason}"
     passed = outcome is Outcome.PASS
-    first = comparable(result, one, case.model)
+    first = make_comparable(result, one, case.model)
     declared, types = (case.model and case.model.outputs) or (), options.element_types
-    if passed and (differs := tool_differs(first, one, types, case.inputs or {}, declared)):
+    if passed and (differs := find_tool_difference(first, one, types, case.inputs or {}, declared)):
         outcome, reason, passed = Outcome.FAIL, differs, False
     if case.plain_reference is not None:
         case = replace(case, plain_verdict=compare(result, case.plain_reference))
         assert case.plain_verdict is not None
-        if passed and (far := too_far(case.plain_verdict, options.min_sqnr_db)):
+        if passed and (far := find_excess_difference(case.plain_verdict, options.min_sqnr_db)):
             outcome, reason, passed = Outcome.FAIL, far, False
-    if passed and options.require_independent and (weak := only_dependent(case.verdicts)):
+    if passed and options.require_independent and (weak := find_dependence(case.verdicts)):
         outcome, reason = Outcome.REFERENCE_ERROR, weak
     if outcome is Outcome.REFERENCE_ERROR:
-        reason = "; ".join(filter(None, (reason, not_asked(case, runtime_of(case, tools.config)))))
+        reason = "; ".join(filter(None, (reason, describe_unasked(case, get_runtime(case, tools.config)))))
     yield replace(case, outcome=outcome, reason=reason)
 
 
@@ -208,7 +209,8 @@ def _compare_with_references(
     """Return the verdict of each reference. The reason of a pass includes a note on state that was not tested."""
     unseen = case.model.unseen if case.model is not None else ""
     verdicts = [
-        _mark_random_outputs(case, compare(comparable(result, one, case.model), one, **tolerance)) for one in references
+        _mark_random_outputs(case, compare(make_comparable(result, one, case.model), one, **tolerance))
+        for one in references
     ]
     return tuple(
         replace(one, reason="; ".join(filter(None, (one.reason, unseen)))) if one.outcome is Outcome.PASS else one

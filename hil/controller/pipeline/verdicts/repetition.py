@@ -21,16 +21,16 @@ def judge_answers(repetition: Repetition, compare: Callable[[Mapping[str, Array]
     return {number: compare(answer.outputs) for number, answer in known if answer.outputs is not None}
 
 
-def worst_answer(verdicts: Mapping[int, Verdict]) -> int:
+def find_worst_answer(verdicts: Mapping[int, Verdict]) -> int:
     """Return the number of the answer with the largest error."""
 
-    def severity(number: int) -> tuple[int, float, float]:
+    def compute_severity(number: int) -> tuple[int, float, float]:
         verdict = verdicts[number]
         shares = [output.mismatch_share for output in verdict.outputs if output.mismatch_share is not None]
         errors = [output.max_abs for output in verdict.outputs if output.max_abs is not None]
         return _GRAVITY.index(verdict.outcome), max(shares, default=0.0), max(errors, default=0.0)
 
-    return max(verdicts, key=severity)
+    return max(verdicts, key=compute_severity)
 
 
 def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
@@ -39,7 +39,7 @@ def may_differ(repetition: Repetition, allowed: Sequence[str]) -> bool:
     return bool(differing) and all(any(fnmatchcase(name, one) for one in allowed) for name in differing)
 
 
-def instability(
+def decide_instability(
     repetition: Repetition | None, verdicts: Mapping[int, Verdict], model: Model | None, allowed: Sequence[str]
 ) -> tuple[bool, str]:
     """Decide if outputs that differ make a case UNSTABLE.
@@ -63,7 +63,7 @@ def instability(
         text += f" ({', '.join(random)} {'depends' if len(random) == 1 else 'depend'} on random numbers)"
     if not verdicts:
         return True, text
-    worst = worst_answer(verdicts)
+    worst = find_worst_answer(verdicts)
     first = f"the first answer {_describe_verdict(verdicts[0])}"
     if not worst:
         return True, f"{text}; {first}, and no other answer is worse"

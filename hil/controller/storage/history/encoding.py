@@ -72,7 +72,7 @@ def decode_record(data: Any, kind: type[R], place: HistoryPlace) -> R:
     try:
         return make_record(parse_json(_require_bytes(data), _MAX_VALUES), kind)
     except (ValueError, UsageError) as error:
-        raise _damaged(place, error) from error
+        raise _make_damage_error(place, error) from error
 
 
 def decode_entry(document: Any, samples: Any, confirmed: str, place: HistoryPlace) -> HistoryEntry:
@@ -82,7 +82,7 @@ def decode_entry(document: Any, samples: Any, confirmed: str, place: HistoryPlac
         if confirmed not in get_args(Confirmation):
             raise ValueError(f"unknown confirmation {confirmed!r:.40}")
     except ValueError as error:
-        raise _damaged(place, error) from error
+        raise _make_damage_error(place, error) from error
     return decode_record(document, HistoryEntry, place).replace(samples_ns=times, confirmed=confirmed)
 
 
@@ -109,7 +109,7 @@ def _require_bytes(value: Any) -> bytes:
     return value
 
 
-def _damaged(place: HistoryPlace, error: Exception) -> StorageError:
+def _make_damage_error(place: HistoryPlace, error: Exception) -> StorageError:
     text = error.message if isinstance(error, UsageError) else str(error)
     return StorageError(
         f"the history {place} is damaged: {text}",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hil.controller.records.base import read_record
 from hil.controller.records.history import StoredProgram
-from hil.core.digest import algorithm_of, digest_of
-from hil.core.files import copy_file, digest_file, within
-from hil.core.storage_errors import storage_errors
+from hil.core.digest import digest_of, get_algorithm
+from hil.core.files import copy_file, digest_file, resolve_within
+from hil.core.storage_errors import convert_os_errors
 from hil.errors import StorageError, UsageError
 
 RECORD = "program.json"
@@ -24,7 +24,7 @@ FILES = "files"
 _NAME = re.compile(r"(blake3|sha256)-[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.(new|old)-[0-9a-f]{16}")
 # Age from which a temporary directory is a leftover: no copy of a program takes this long.
-_LEFTOVER_S = 24 * 3600.0
+_LEFTOVER_SECONDS = 24 * 3600.0
 _MAX_RECORD_BYTES = 16 << 20
 
 
@@ -55,7 +55,7 @@ class ProgramFolder:
 
     def find(self, digest: str) -> Path | None:
         """Return a program's directory, with :data:`RECORD` and :data:`FILES`, or None if it is not stored."""
-        folder = self._path(digest)
+        folder = self._get_path(digest)
         return folder if (folder / RECORD).is_file() else None
 
     def read(self, digest: str) -> StoredProgram | None:
@@ -78,7 +78,7 @@ class ProgramFolder:
         return record
 
     @contextlib.contextmanager
-    def copying(self, source: ProgramSource) -> Iterator[Path | None]:
+    def copy_program(self, source: ProgramSource) -> Iterator[Path | None]:
         """Copy a program for :meth:`publish`, and verify its digests. The copy needs no lock.
 
         Yields None if the program is already stored. At the end of the context, an unpublished copy is deleted.
@@ -93,12 +93,12 @@ class ProgramFolder:
             return
         temporary = self.root / f".new-{secrets.token_hex(8)}"
         try:
-            with self._storage():
+            with self._convert_errors():
                 (temporary / FILES).mkdir(parents=True)
                 for name, digest in record.files.items():
-                    target = within(temporary / FILES, temporary / FILES / name)
+                    target = resolve_within(temporary / FILES, temporary / FILES / name)
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    _copy(within(source.folder, source.folder / name), target, digest)
+                    _copy(resolve_within(source.folder, source.folder / name), target, digest)
                 (temporary / RECORD).write_text(json.dumps(record.to_json(), indent=1) + "\n")
             yield temporary
         finally:
@@ -108,8 +108,8 @@ class ProgramFolder:
         """Move a copy into the store. Return False if the program is already stored."""
         if self.find(digest) is not None:
             return False
-        with self._storage():
-            copy.rename(self._path(digest))
+        with self._convert_errors():
+            copy.rename(self._get_path(digest))
         return True
 
     def evict(self, quota: int, rank: Callable[[], tuple[Mapping[str, float], Collection[str]]]) -> list[str]:
@@ -119,7 +119,7 @@ class ProgramFolder:
             rank: called if the quota is exceeded. Returns two values: digest -> time of the last use (unlisted programs
                 are deleted first), and the digests of programs that are never deleted.
         """
-        sizes = self.sizes()
+        sizes = self.measure_sizes()
         total = sum(sizes.values())
         if total <= quota:
             return []
@@ -130,18 +130,18 @@ class ProgramFolder:
                 break
             if digest in kept:
                 continue
-            with self._storage():
+            with self._convert_errors():
                 # Rename first, so that a killed process leaves no program with missing files.
                 grave = self.root / f".old-{secrets.token_hex(8)}"
-                self._path(digest).rename(grave)
+                self._get_path(digest).rename(grave)
             shutil.rmtree(grave, ignore_errors=True)
             total -= sizes[digest]
             gone.append(digest)
         return gone
 
-    def sizes(self) -> dict[str, int]:
+    def measure_sizes(self) -> dict[str, int]:
         """Return digest -> size in bytes of all programs."""
-        with self._storage():
+        with self._convert_errors():
             return {
                 folder.name.replace("-", ":", 1): sum(
                     file.lstat().st_size for file in folder.rglob("*") if not file.is_dir()
@@ -151,7 +151,7 @@ class ProgramFolder:
 
     def remove_leftovers(self) -> None:
         """Delete the temporary directories of killed processes. Recent ones may belong to running processes."""
-        oldest = time.time() - _LEFTOVER_S
+        oldest = time.time() - _LEFTOVER_SECONDS
         for folder in self._list(_LEFTOVER):
             with contextlib.suppress(FileNotFoundError):
                 if folder.stat().st_mtime < oldest:
@@ -162,19 +162,19 @@ class ProgramFolder:
         self._refuse_link()
         if not self.root.is_dir():
             return []
-        with self._storage():
+        with self._convert_errors():
             return [one for one in self.root.iterdir() if name.fullmatch(one.name) and not one.is_symlink()]
 
     def _refuse_link(self) -> None:
         if self.root.is_symlink():
             raise StorageError(f"{self.root} is a symbolic link", hint="remove the link, or choose another --history")
 
-    def _storage(self) -> contextlib.AbstractContextManager[None]:
-        return storage_errors(f"cannot write to {self.root}", "free disk space, or choose another --history")
+    def _convert_errors(self) -> contextlib.AbstractContextManager[None]:
+        return convert_os_errors(f"cannot write to {self.root}", "free disk space, or choose another --history")
 
-    def _path(self, digest: str) -> Path:
+    def _get_path(self, digest: str) -> Path:
         self._refuse_link()
-        algorithm_of(digest)  # raises if the text is not a digest; it may be a path
+        get_algorithm(digest)  # raises if the text is not a digest; it may be a path
         return self.root / digest.replace(":", "-", 1)
 
 
@@ -194,7 +194,7 @@ def _check_folder(record: StoredProgram, digest: str, folder: Path) -> None:
     if folder.is_symlink() or (folder / FILES).is_symlink():
         raise UsageError("the directory is a symbolic link")
     for name in record.files:
-        within(folder / FILES, folder / FILES / name)
+        resolve_within(folder / FILES, folder / FILES / name)
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:
@@ -202,5 +202,5 @@ def _copy(source: Path, target: Path, digest: str) -> None:
         copy_file(source, target)
     except FileNotFoundError as error:
         raise UsageError(f"program file not found: {source}") from error
-    if digest_file(target, algorithm_of(digest)) != digest:
+    if digest_file(target, get_algorithm(digest)) != digest:
         raise UsageError(f"program file {source} has changed since the run")

@@ -16,7 +16,7 @@ from hil.controller.storage.history.database import (
     list_tables,
 )
 from hil.controller.storage.history.place import FILE, HistoryPlace
-from hil.core.storage_errors import storage_errors
+from hil.core.storage_errors import convert_os_errors
 from hil.errors import StorageError
 
 # Application id "hilH", which marks the file as a history of hil.
@@ -69,7 +69,7 @@ def open_sqlite(place: HistoryPlace, *, create: bool) -> SqliteDatabase:
     Raises StorageError as :meth:`hil.controller.storage.history.store.HistoryStore.open`.
     """
     path = place.folder / FILE
-    with storage_errors(f"cannot use the history {place}", "check permissions, or choose another --history"):
+    with convert_os_errors(f"cannot use the history {place}", "check permissions, or choose another --history"):
         if create:
             place.folder.mkdir(parents=True, exist_ok=True)
         # Do not write to a database outside of this directory, and do not open a pipe.

@@ -48,7 +48,7 @@ from hil.errors import UsageError
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
 _ID_LENGTH = 12
 _ALL = 1 << 62  # limit of a query for all entries
-_COMMIT_LEAST = 4
+_MIN_COMMIT_LENGTH = 4
 # Replace an entry only if the new one is newer and has a different result. An imported file has the time of its last
 # change, so a copied file is newer but has the same result.
 _REPLACE_OLDER = (
@@ -62,17 +62,17 @@ _REPLACE_OLDER = (
 _NEWEST = "row_number() over (partition by series order by created desc, run desc)"
 
 
-def series_id(key: SeriesKey) -> str:
+def make_series_id(key: SeriesKey) -> str:
     """Return the ID of a series: the first digits of a digest of its key."""
     return digest_of(encode_record(key)).split(":")[1][:_ID_LENGTH]
 
 
-def median_ns(samples: Sequence[float]) -> float | None:
+def compute_median_ns(samples: Sequence[float]) -> float | None:
     """Return the median of times in nanoseconds, or None without times."""
     return statistics.median(samples) if samples else None
 
 
-def relative_spread(samples: Sequence[float]) -> float | None:
+def compute_relative_spread(samples: Sequence[float]) -> float | None:
     """Return the interquartile range of times, divided by the median. Return None for fewer than four times."""
     if len(samples) < 4:
         return None
@@ -177,7 +177,7 @@ class HistoryStore:
             samples: False leaves ``samples_ns`` empty, which is faster.
             newest: yield only this number of the newest entries; None yields all.
         """
-        wanted = series if isinstance(series, str) else series_id(series)
+        wanted = series if isinstance(series, str) else make_series_id(series)
         annotations = self.annotations()
         document, times = map(self._database.bound_column, ("document", "samples"))
         with self._database.errors():
@@ -189,7 +189,7 @@ class HistoryStore:
             )
             for row in rows:
                 entry = decode_entry(row[0], row[1] if samples else b"", row[2], self.place)
-                yield entry.replace(annotations=[one for one in annotations if _applies(one, entry)])
+                yield entry.replace(annotations=[one for one in annotations if _is_applicable(one, entry)])
 
     def add(self, entries: Iterable[HistoryEntry], programs: Iterable[ProgramSource] = ()) -> AddedEntries:
         """Add entries, and the programs that they name, in one transaction.
@@ -305,7 +305,7 @@ class HistoryStore:
         if count:
             return {"run": run, "case": case}, count
         commits = []
-        if len(target) >= _COMMIT_LEAST:
+        if len(target) >= _MIN_COMMIT_LENGTH:
             commits = self._database.execute(
                 "select commit_id, count(*) from entries where substr(commit_id, 1, ?) = ? group by commit_id",
                 (len(target), target),
@@ -328,7 +328,7 @@ class HistoryStore:
                 report.skipped.append(f"program {digest}: larger than the quota of {self._quota} bytes")
                 continue
             try:
-                copy = stack.enter_context(self._programs.copying(source))
+                copy = stack.enter_context(self._programs.copy_program(source))
             except UsageError as error:
                 report.skipped.append(f"program {digest}: {error.message}")
                 continue
@@ -344,7 +344,7 @@ class HistoryStore:
 
     def _insert(self, entry: HistoryEntry, known: Sequence[SeriesKey]) -> bool:
         entry = entry.replace(key=_complete_key(entry.key, known), annotations=[], confirmed="")
-        key, name = entry.key, series_id(entry.key)
+        key, name = entry.key, make_series_id(entry.key)
         plain = entry.replace(samples_ns=[])
         run, case, *others = list_columns(entry)
         values = (run, case, name, entry.created, *others, entry.p50_ns, encode_record(plain))
@@ -402,7 +402,7 @@ def _complete_key(key: SeriesKey, known: Sequence[SeriesKey]) -> SeriesKey:
     return found[0] if len(found) == 1 else key
 
 
-def _applies(note: HistoryNote, entry: HistoryEntry) -> bool:
+def _is_applicable(note: HistoryNote, entry: HistoryEntry) -> bool:
     if note.commit:
         return note.commit == entry.source.commit
     return note.run == entry.run and note.case in ("", entry.case)

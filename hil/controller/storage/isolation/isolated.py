@@ -24,25 +24,25 @@ from typing import Any
 
 from hil.controller.storage.isolation.isolated_worker import ERROR_FIELDS, SCRATCH
 from hil.controller.storage.screen import live
-from hil.controller.storage.tool_caches import tool_environment
-from hil.core.cancellation import check_cancelled, holding
+from hil.controller.storage.tool_caches import make_tool_environment
+from hil.core.cancellation import check_cancelled, hold_lock
 from hil.core.files import digest_file, open_file
-from hil.core.processes import module_command, signal_group, signal_name
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.processes import get_signal_name, make_module_command, signal_group
+from hil.core.scratch import make_folder, remove_tree
 from hil.errors import ErrorCode, HilError, StageError, StageTimeout
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 << 10
-_REAP_S = 10.0
+_REAP_SECONDS = 10.0
 # Interval at which a call checks for cancellation, and for new output to display.
-_LOOK_S = 0.2
+_LOOK_SECONDS = 0.2
 # Maximum size of a function's result, as JSON.
-_MOST_BYTES = 256 << 20
-# A function that a worker can call: see :func:`function_name`.
+_MAX_BYTES = 256 << 20
+# A function that a worker can call: see :func:`get_function_name`.
 IsolatedFunction = Callable[..., Any] | str
 
 
-def function_name(function: IsolatedFunction) -> str:
+def get_function_name(function: IsolatedFunction) -> str:
     """Return ``module:function``, which a worker uses to find a function. Plugins may pass this text directly.
 
     Raises:
@@ -57,17 +57,17 @@ def function_name(function: IsolatedFunction) -> str:
     return f"{module}:{name}"
 
 
-def function_version(function: IsolatedFunction) -> str:
+def make_function_version(function: IsolatedFunction) -> str:
     """Return the function's name and the digest of its file. This text changes when the function's results may change.
 
     Raises:
-        ValueError: see :func:`function_name`.
+        ValueError: see :func:`get_function_name`.
     """
-    name = function_name(function)
-    return f"{name} {file_version(name.partition(':')[0])}".rstrip()
+    name = get_function_name(function)
+    return f"{name} {make_file_version(name.partition(':')[0])}".rstrip()
 
 
-def file_version(module: str) -> str:
+def make_file_version(module: str) -> str:
     """Return the digest of a module's file, for cache keys. The file may change without a new package version.
 
     Returns "" for a module without a file.
@@ -105,7 +105,7 @@ class IsolatedTimeout(IsolatedError):
 
 
 @contextlib.contextmanager
-def naming_errors(
+def convert_errors(
     stage: str,
     what: str,
     failure: Callable[..., StageError],
@@ -159,7 +159,7 @@ class Isolated:
         """Call a function with keyword arguments in a worker.
 
         Args:
-            function: A function of an importable module, or its name (see :func:`function_name`).
+            function: A function of an importable module, or its name (see :func:`get_function_name`).
             timeout: Seconds, or None for no limit. Waiting for a free worker does not count.
             log: The output of the function and its child processes is appended to this file.
 
@@ -170,11 +170,11 @@ class Isolated:
             IsolatedTimeout: the function timed out.
             ValueError: another process cannot find the function.
         """
-        name = function_name(function)
+        name = get_function_name(function)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         request = {"function": name, "args": dict(args), "log": str(log.absolute())}
-        with holding(self._slots):
+        with hold_lock(self._slots):
             while True:
                 worker, is_new = self._take()
                 try:
@@ -190,7 +190,7 @@ class Isolated:
                         self.close()
                     raise
                 else:
-                    return _result_of(reply, name)
+                    return _unpack_result(reply, name)
                 finally:
                     self._give_back(worker)
 
@@ -232,7 +232,7 @@ class Isolated:
                 worker.close_pipes()
 
 
-def lent(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
+def lend_pool(isolated: Isolated | None, workers: int | None = None) -> contextlib.AbstractContextManager[Isolated]:
     """Return a context manager for a pool.
 
     The caller's pool stays open at the end; without one, a new pool opens and closes.
@@ -247,13 +247,13 @@ class _NeverBegun(IsolatedCrash):
 class _IsolatedProcess:
     def __init__(self, folders: Sequence[str]) -> None:
         # A killed worker does not clean up, so the temporary directory is removed here.
-        self._scratch = str(new_folder(SCRATCH))
+        self._scratch = str(make_folder(SCRATCH))
         self._process = subprocess.Popen(
-            module_command("hil.controller.storage.isolation.isolated_worker"),
+            make_module_command("hil.controller.storage.isolation.isolated_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(folders) | {"TMPDIR": self._scratch},
+            env=_make_environment(folders) | {"TMPDIR": self._scratch},
             start_new_session=True,
         )
         self._killed = False
@@ -270,7 +270,7 @@ class _IsolatedProcess:
             return self._ask(request, timeout, log, log_start, follower)
         finally:
             if follower is not None:
-                follower.look(end=True)
+                follower.show_new_lines(end=True)
 
     def _ask(
         self,
@@ -305,14 +305,14 @@ class _IsolatedProcess:
             seen = 0
             while (end := self._received.find(b"\n", seen)) < 0:
                 seen = len(self._received)
-                if seen > _MOST_BYTES:
-                    raise IsolatedCrash(f"the worker process sent a response of more than {_MOST_BYTES >> 20} MiB")
+                if seen > _MAX_BYTES:
+                    raise IsolatedCrash(f"the worker process sent a response of more than {_MAX_BYTES >> 20} MiB")
                 check_cancelled()
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if follower is not None:
-                    follower.look()
-                if not selector.select(_LOOK_S if left is None else min(left, _LOOK_S)):
-                    if left is None or left > _LOOK_S:
+                    follower.show_new_lines()
+                if not selector.select(_LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS)):
+                    if left is None or left > _LOOK_SECONDS:
                         continue
                     return None
                 piece = os.read(stdout.fileno(), 1 << 16)
@@ -326,7 +326,7 @@ class _IsolatedProcess:
     def _exit_text(self) -> str:
         killed = self._killed
         try:
-            code = self._process.wait(_REAP_S)
+            code = self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
             code = None
         self.kill()
@@ -335,7 +335,7 @@ class _IsolatedProcess:
         if code is None:
             return "the worker process closed its pipe without exiting"
         return (
-            f"the worker process died of {signal_name(-code)}"
+            f"the worker process died of {get_signal_name(-code)}"
             if code < 0
             else f"the worker process exited with code {code}"
         )
@@ -349,7 +349,7 @@ class _IsolatedProcess:
         if first:
             signal_group(self._process.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_S)
+            self._process.wait(_REAP_SECONDS)
         remove_tree(Path(self._scratch))
 
     def close_pipes(self) -> None:
@@ -368,7 +368,7 @@ def _end_all(idle: list[_IsolatedProcess], busy: Collection[_IsolatedProcess]) -
     idle.clear()
 
 
-def _environment(folders: Sequence[str]) -> dict[str, str]:
+def _make_environment(folders: Sequence[str]) -> dict[str, str]:
     """Return the worker's environment variables.
 
     The worker imports the same hil, and nothing from the working directory.
@@ -376,7 +376,7 @@ def _environment(folders: Sequence[str]) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[4])
     paths = [*folders, root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONSAFEPATH": "1"}
-    return os.environ | tool_environment() | own
+    return os.environ | make_tool_environment() | own
 
 
 def _tail(log: Path, start: int) -> str:
@@ -402,17 +402,17 @@ def _is_error(error: Any) -> bool:
     return isinstance(error, dict) and all(isinstance(error.get(key), str) for key in ("class", *ERROR_FIELDS))
 
 
-def _result_of(reply: dict[str, Any], function: str) -> Any:
+def _unpack_result(reply: dict[str, Any], function: str) -> Any:
     error = reply.get("error")
     if error is None:
         return reply["result"]
-    raised = _error_class(error["class"], function)(error["message"])
+    raised = _find_error_class(error["class"], function)(error["message"])
     raised.stage, raised.board, raised.hint = error["stage"], error["board"], error["hint"]
     raised.detail, raised.option, raised.code = error["detail"], error["option"], ErrorCode(error["code"])
     raise raised
 
 
-def _error_class(name: str, function: str) -> type[HilError]:
+def _find_error_class(name: str, function: str) -> type[HilError]:
     """Return an error class by name if it belongs to hil or to the function's package, else IsolatedFailure."""
     module, _, attribute = name.partition(":")
     if module.partition(".")[0] not in ("hil", function.partition(":")[0].partition(".")[0]):

@@ -17,9 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hil.core.guarded import error_text
+from hil.core.guarded import format_error
 from hil.core.scratch import remove_tree
-from hil.core.storage_errors import full_disk_error
+from hil.core.storage_errors import make_full_disk_error
 from hil.errors import HilError, StorageError
 
 # Name prefix of a worker's temporary directory.
@@ -45,14 +45,14 @@ def main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_watch, args=(requests, lines), daemon=True).start()
 
-    def say(message: dict[str, Any]) -> None:
+    def send_reply(message: dict[str, Any]) -> None:
         replies.write(json.dumps(message).encode() + b"\n")
         replies.flush()
 
     while True:
         request = json.loads(lines.get())
-        say({"begun": True})
-        say(_serve(request))
+        send_reply({"begun": True})
+        send_reply(_serve(request))
 
 
 def _watch(requests: Any, lines: queue.SimpleQueue[bytes]) -> None:
@@ -74,18 +74,18 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         json.dumps(result)
         return {"result": result}
     except HilError as error:
-        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **_fields(error)}}
+        return {"error": {"class": f"{type(error).__module__}:{type(error).__qualname__}", **_list_fields(error)}}
     except BaseException as error:
         traceback.print_exc()
-        if (full := full_disk_error(error)) is not None:
-            return {"error": {"class": f"{StorageError.__module__}:{StorageError.__qualname__}", **_fields(full)}}
-        return {"error": {"class": "", **_fields(HilError(error_text(error), detail=traceback.format_exc()))}}
+        if (full := make_full_disk_error(error)) is not None:
+            return {"error": {"class": f"{StorageError.__module__}:{StorageError.__qualname__}", **_list_fields(full)}}
+        return {"error": {"class": "", **_list_fields(HilError(format_error(error), detail=traceback.format_exc()))}}
     finally:
         _flush()
         _print_to(os.devnull)
 
 
-def _fields(error: HilError) -> dict[str, str]:
+def _list_fields(error: HilError) -> dict[str, str]:
     return {key: getattr(error, key) for key in ERROR_FIELDS}
 
 

@@ -8,14 +8,14 @@ from typing import IO, Any
 import rich.console
 from rich.segment import Segment
 
-from hil.core.text import VisibleStream, visible
+from hil.core.text import VisibleStream, escape_controls
 
 # Console width for output without a terminal: wider than any table row.
 _UNLIMITED = 4000
 
 
 class Console(rich.console.Console):
-    """rich's console with visible control characters (see :func:`hil.core.text.visible`).
+    """rich's console with visible control characters (see :func:`hil.core.text.escape_controls`).
 
     Names such as ``:snake:`` are not replaced by emoji.
     """
@@ -28,7 +28,7 @@ class Console(rich.console.Console):
     ) -> Iterable[Segment]:
         """Yield the segments to print. rich's control codes are not changed."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+            yield segment if segment.control else Segment(escape_controls(segment.text), segment.style)
 
     @property
     def file(self) -> IO[str]:
@@ -41,7 +41,7 @@ class Console(rich.console.Console):
         rich.console.Console.file.fset(self, new_file)  # type: ignore[attr-defined]
 
 
-def table_console() -> Console:
+def make_table_console() -> Console:
     """Return a console for tables: as wide as the terminal, or unlimited if stdout is not a terminal."""
     found = Console(highlight=False, markup=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, width=_UNLIMITED)

@@ -14,12 +14,12 @@ from pathlib import Path
 from hil.core.files import open_file
 from hil.core.text import TextSink
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _sinks: list[TextSink] = []
 
 
 @contextlib.contextmanager
-def showing(sink: TextSink) -> Iterator[None]:
+def show_output(sink: TextSink) -> Iterator[None]:
     """Pass all output of tools to ``sink``, line by line. ``sink`` may be called from any thread."""
     _sinks.append(sink)
     try:
@@ -40,7 +40,7 @@ def show(who: str, line: str) -> None:
 
 
 class LogFollower:
-    """Follows a log from its current end. Each call of :meth:`look` shows the new lines."""
+    """Follows a log from its current end. Each call of :meth:`show_new_lines` shows the new lines."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -50,11 +50,11 @@ class LogFollower:
         case = log.parent.parent.name if log.parent.name == "logs" else ""
         self._who = ": ".join(filter(None, (case, log.stem)))
 
-    def look(self, *, end: bool = False) -> None:
+    def show_new_lines(self, *, end: bool = False) -> None:
         """Show the lines that are complete. With ``end``, also show an incomplete last line."""
         with contextlib.suppress(OSError), open_file(self._log) as file:
             file.seek(self._at)
-            while piece := file.read(_MOST_BYTES):
+            while piece := file.read(_MAX_BYTES):
                 self._at += len(piece)
                 *lines, self._rest = (self._rest + piece).split(b"\n")
                 for line in lines:

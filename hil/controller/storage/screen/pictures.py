@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hil.controller.storage.tool_caches import matplotlib_directory
+from hil.controller.storage.tool_caches import set_matplotlib_directory
 from hil.errors import StorageError, UsageError
 
 _HINT = "use the extension .png, .svg or .pdf"
@@ -17,16 +17,16 @@ def check_picture(path: Path) -> None:
     Raises:
         UsageError: matplotlib is not installed, the format is unsupported, or the directory does not exist.
     """
-    _, canvas_class = _matplotlib()
+    _, canvas_class = _import_matplotlib()
     if path.suffix.lstrip(".").lower() not in canvas_class.get_supported_filetypes():
         raise UsageError(f"cannot draw {path}", hint=_HINT)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}: directory {path.parent} not found")
 
 
-def new_figure(width: float, height: float) -> Any:
+def make_figure(width: float, height: float) -> Any:
     """Return an empty matplotlib figure with a size in inches. Raises UsageError if matplotlib is not installed."""
-    figure_class, canvas_class = _matplotlib()
+    figure_class, canvas_class = _import_matplotlib()
     figure = figure_class(figsize=(width, height), layout="constrained")
     canvas_class(figure)
     return figure
@@ -47,9 +47,9 @@ def save_figure(figure: Any, path: Path) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def _import_matplotlib() -> tuple[Any, Any]:
     try:
-        with matplotlib_directory():
+        with set_matplotlib_directory():
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
     except ImportError as error:

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from hil.core.text import visible
+from hil.core.text import escape_controls
 
-_LOOK_S = 0.1
+_LOOK_SECONDS = 0.1
 _CTRL_C = b"\x03"
 _displays: list[Callable[[], AbstractContextManager[object]]] = []
 # Locked during a prompt. Code that prints waits for it.
@@ -22,7 +22,7 @@ _interrupts = 0
 
 
 @contextlib.contextmanager
-def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def pause_during_prompts(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
     """Pause a display during prompts: each prompt runs in the context that ``pause`` returns."""
     _displays.append(pause)
     try:
@@ -31,7 +31,7 @@ def pausing(pause: Callable[[], AbstractContextManager[object]]) -> Iterator[Non
         _displays.remove(pause)
 
 
-def between_questions() -> AbstractContextManager[object]:
+def block_prompts() -> AbstractContextManager[object]:
     """Return a context manager that blocks prompts, so that printed lines do not interrupt a prompt."""
     return _asking
 
@@ -43,22 +43,22 @@ def ask(prompt: str, *, echo: bool = False) -> str:
         KeyboardInterrupt: Ctrl-C (in any thread), or :func:`interrupt`.
     """
     before = _interrupts
-    with _terminal() as terminal:
+    with _open_terminal() as terminal:
         if before != _interrupts:
             raise KeyboardInterrupt
-        return _answer(terminal, prompt, echo, before) if terminal is not None else ""
+        return _read_answer(terminal, prompt, echo, before) if terminal is not None else ""
 
 
 def notify(text: str) -> None:
     """Print a line on the terminal, if available."""
-    with _terminal() as terminal:
+    with _open_terminal() as terminal:
         if terminal is not None:
-            os.write(terminal, visible(text).encode() + b"\n")
+            os.write(terminal, escape_controls(text).encode() + b"\n")
 
 
 def can_ask() -> bool:
     """Return True if a user can answer prompts on a terminal."""
-    with _terminal() as terminal:
+    with _open_terminal() as terminal:
         return terminal is not None
 
 
@@ -69,7 +69,7 @@ def interrupt() -> None:
 
 
 @contextlib.contextmanager
-def _terminal() -> Iterator[int | None]:
+def _open_terminal() -> Iterator[int | None]:
     """Yield the terminal's descriptor with all displays paused; None without a terminal."""
     with _asking, contextlib.ExitStack() as kept:
         for pause in reversed(_displays):
@@ -84,7 +84,7 @@ def _terminal() -> Iterator[int | None]:
         yield terminal
 
 
-def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
+def _read_answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     usual = termios.tcgetattr(terminal)
     own = termios.tcgetattr(terminal)
     # Ctrl-C sends a signal to the main thread, but another thread may show the prompt. So disable the signal and read
@@ -93,8 +93,8 @@ def _answer(terminal: int, prompt: str, echo: bool, before: int) -> str:
     own[6][termios.VEOL] = _CTRL_C
     termios.tcsetattr(terminal, termios.TCSAFLUSH, own)
     try:
-        os.write(terminal, visible(prompt).encode())
-        while not select.select([terminal], [], [], _LOOK_S)[0]:
+        os.write(terminal, escape_controls(prompt).encode())
+        while not select.select([terminal], [], [], _LOOK_SECONDS)[0]:
             if before != _interrupts:
                 raise KeyboardInterrupt
         line = os.read(terminal, 1 << 12)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import HilError
 
 if TYPE_CHECKING:
@@ -22,27 +22,27 @@ _ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_]
 _UNPRINTABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
-def plain(text: str) -> str:
+def make_plain(text: str) -> str:
     """Remove terminal colors and characters that XML forbids, and make other control characters visible."""
-    return visible(re.sub(_UNPRINTABLE, "", re.sub(_ESCAPES, "", text)))
+    return escape_controls(re.sub(_UNPRINTABLE, "", re.sub(_ESCAPES, "", text)))
 
 
 def line(text: str, longest: int = 300) -> str:
     """Return the text as a single line, truncated to ``longest`` characters."""
-    words = " ".join(plain(text).split())
+    words = " ".join(make_plain(text).split())
     return words if len(words) <= longest else f"{words[: longest - 1]}…"
 
 
-def shortened(text: str, longest: int = 4000) -> str:
+def shorten(text: str, longest: int = 4000) -> str:
     """Shorten a text in the middle, because tools report errors at the start or the end."""
-    text = plain(text).strip()
+    text = make_plain(text).strip()
     if len(text) <= longest:
         return text
     half = longest // 2
     return f"{text[:half]}\n... {len(text) - 2 * half} characters omitted ...\n{text[-half:]}"
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Format seconds: ``850 us``, ``12.3 ms``, ``4.56 s``, ``2 min 05 s``; "-" for None."""
     if value is None:
         return "-"
@@ -54,7 +54,7 @@ def seconds(value: float | None) -> str:
     return f"{value * 1e9:.3g} ns" if value else "0 s"
 
 
-def counted(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Format a count: ``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -64,7 +64,7 @@ def as_text(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def unique_name(base: str, taken: set[str], first: int = 1) -> str:
+def make_unique_name(base: str, taken: set[str], first: int = 1) -> str:
     """Return the name or, if taken, the first free ``NAME_1``, ``NAME_2``, ... The result is added to ``taken``."""
     numbers = itertools.count(first)
     name = base
@@ -79,15 +79,19 @@ def unique_name(base: str, taken: set[str], first: int = 1) -> str:
 _OTHER_TORCH = r"operator (torchvision|torchaudio)::\w+ does not exist"
 
 
-def first_line(error: BaseException, most: int = 300) -> str:
+def get_first_line(error: BaseException, most: int = 300) -> str:
     """Return the first non-empty line of an error, cut to ``most`` characters, or the error's type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line[:most] for line in lines if line), type(error).__name__)
 
 
 @contextlib.contextmanager
-def foreign_errors(
-    failure: Callable[..., HilError], what: str, *, error_text: Callable[[Exception], str] = first_line, hint: str = ""
+def convert_foreign_errors(
+    failure: Callable[..., HilError],
+    what: str,
+    *,
+    error_text: Callable[[Exception], str] = get_first_line,
+    hint: str = "",
 ) -> Iterator[None]:
     """Convert all errors of a framework to an error of hil, ``WHAT: MESSAGE``. Errors of hil are not converted."""
     try:
@@ -115,28 +119,31 @@ _GLUE = "\u0378"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[nmu]?s|min|h|bytes|[kKMG]i?B|B|dB|[kMG]?Hz|%|[KMG]?op/s)(?![\w]))")
 
 
-def together(text: str) -> str:
+def keep_together(text: str) -> str:
     """Return a text for :func:`show` without line breaks."""
     return text.replace(" ", _GLUE)
 
 
 def show(console: Console, what: RenderableType) -> None:
-    """Print without line breaks inside :func:`together` texts, and between numbers and units of :func:`units` texts."""
+    """Print a text. Do not break lines inside :func:`keep_together` texts.
+
+    In :func:`keep_units` texts, do not break lines between numbers and units.
+    """
     with console.capture() as shown:
         console.print(what, highlight=False)
     console.file.write(shown.get().replace(_GLUE, " "))
 
 
-def units(text: str) -> str:
+def keep_units(text: str) -> str:
     """Return a text for :func:`show` that keeps numbers and units on the same line."""
     return _UNIT.sub(_GLUE, text)
 
 
 # Minimum width of a text. Narrower terminals break the lines themselves.
-_ROOM_LEAST = 20
+_MIN_TEXT_WIDTH = 20
 
 
-def say(
+def print_labelled(
     console: Console, label: str, text: str, *, style: str = "", indent: int = 2, width: int = 13, whole: bool = False
 ) -> None:
     """Print a labelled line. Continuation lines are aligned with the text.
@@ -151,15 +158,15 @@ def say(
     if whole:
         console.print(Text(head).append(text, style), soft_wrap=True)
         return
-    room = max(console.width - len(head), _ROOM_LEAST)
+    room = max(console.width - len(head), _MIN_TEXT_WIDTH)
     # Do not use a one-row table. It has the same effect but takes 0.2 ms, and a run may have many lines.
-    for shown in Text(units(text), style=style).wrap(console, room, overflow="fold"):
+    for shown in Text(keep_units(text), style=style).wrap(console, room, overflow="fold"):
         shown.plain = shown.plain.rstrip().replace(_GLUE, " ")
         console.print(Text(head).append_text(shown), soft_wrap=True)
         head = " " * len(head)
 
 
-def aligned(rows: Sequence[Sequence[str]], *, left: int, gap: int = 2) -> Iterator[str]:
+def align_rows(rows: Sequence[Sequence[str]], *, left: int, gap: int = 2) -> Iterator[str]:
     """Yield rows as lines with aligned columns: the first ``left`` columns left-aligned, the others right-aligned."""
     from rich.cells import cell_len
 
@@ -171,7 +178,7 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, gap: int = 2) -> Iterat
         yield (" " * gap).join(padded).rstrip()
 
 
-def table(
+def make_table(
     heads: Sequence[str],
     rows: Iterable[Iterable[Any]],
     *,

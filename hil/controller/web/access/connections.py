@@ -23,29 +23,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hil.controller.web.access.peers import PEER, Peer, find_peer
-from hil.core.cancellation import cancelled_by
+from hil.core.cancellation import cancel_on
 
 # Maximum bytes for the request line and all headers.
-MOST_HEAD = 32 << 10
+MAX_HEAD = 32 << 10
 # Every open page uses a connection for events.
-MOST_CONNECTIONS = 256
+MAX_CONNECTIONS = 256
 # Maximum connections of a client, so that a single client cannot use all of them.
-MOST_CONNECTIONS_OF_CLIENT = 64
+MAX_CONNECTIONS_OF_CLIENT = 64
 # Paths of event streams. A stream needs no thread, and browsers reopen a closed stream.
 EVENTS = ("/events", "/farm/events")
 # Maximum concurrent requests. Further requests wait. This limit and the limits on reads bound the server's memory.
-MOST_WORKING = 8
+MAX_WORKING = 8
 # Timeouts in seconds for request headers, for the request body, and for a client that does not read the response.
-HEAD_S = 15.0
-BODY_S = 120.0
-READER_S = 60.0
+HEAD_SECONDS = 15.0
+BODY_SECONDS = 120.0
+READER_SECONDS = 60.0
 # Shutdown times in seconds: delay before the server cancels active requests, and wait for cancelled requests. After the
 # last time, the process exits even if threads still run.
 CANCEL_S, _CANCELLED_S, EXIT_S = 0.2, 0.2, 0.9
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn server that processes at most :data:`MOST_WORKING` requests at a time.
+    """uvicorn server that processes at most :data:`MAX_WORKING` requests at a time.
 
     Args:
         owns_process: exit the process at most :data:`EXIT_S` after a signal.
@@ -65,7 +65,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the server. Limit worker threads of the current event loop."""
-        anyio.to_thread.current_default_thread_limiter().total_tokens = MOST_WORKING
+        anyio.to_thread.current_default_thread_limiter().total_tokens = MAX_WORKING
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -127,7 +127,7 @@ class HttpConnection(H11Protocol):
         """Start the timeout for a client that does not read the response."""
         super().pause_writing()
         self._unread = True
-        self._start_timer(READER_S)
+        self._start_timer(READER_SECONDS)
 
     def resume_writing(self) -> None:
         """Stop the timeout after the client reads."""
@@ -160,10 +160,10 @@ class HttpConnection(H11Protocol):
     def _apply_limits(self) -> None:
         others = [one for one in self.connections if isinstance(one, HttpConnection) and one is not self]
         own = [one for one in others if one.peer.name == self.peer.name]
-        if len(own) >= MOST_CONNECTIONS_OF_CLIENT:
+        if len(own) >= MAX_CONNECTIONS_OF_CLIENT:
             if not (_close_longest_waiting(own) or _close_oldest_stream(own)):
                 self.limit_concurrency = 0  # uvicorn then responds with 503
-        elif len(self.connections) >= MOST_CONNECTIONS:
+        elif len(self.connections) >= MAX_CONNECTIONS:
             _close_longest_waiting(others)
 
     def _update_timeout(self) -> None:
@@ -173,11 +173,11 @@ class HttpConnection(H11Protocol):
         if cycle is None or cycle.response_complete:
             if self._waits_since is None:
                 self._waits_since = self.loop.time()
-                self._start_timer(HEAD_S)
+                self._start_timer(HEAD_SECONDS)
         elif cycle.more_body:
             if self._waits_since is not None or self._timer is None:
                 self._waits_since = None
-                self._start_timer(BODY_S)
+                self._start_timer(BODY_SECONDS)
         else:
             self._waits_since = None
             self._cancel_timer()
@@ -238,7 +238,7 @@ class _Cancellable:
         scope[PEER] = self._connection.peer
         work = self._connection.work = _Work()
         try:
-            with work.scope, cancelled_by(work.flag):
+            with work.scope, cancel_on(work.flag):
                 await self._app(scope, receive, send)
         except BaseException:
             if not work.flag.is_set():

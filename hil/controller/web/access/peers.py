@@ -54,7 +54,7 @@ def find_peer(
     name = _name_address(client)
     if sys.platform != "linux" or (client is not None and not _is_own_address(client[0])):
         return Peer("", name)
-    user = user_of_peer(client, server) if _is_connected(connection) else None
+    user = find_peer_user(client, server) if _is_connected(connection) else None
     # Check the connection after the lookup: if the client disconnected before, another process may have its port now.
     if user is None or not _is_connected(connection):
         # Use a unique user, so that cookies are not valid for this connection. Do not use the address as the name,
@@ -63,13 +63,13 @@ def find_peer(
     return Peer(user, user or name)
 
 
-def peer_of(scope: Scope) -> Peer:
+def find_peer_of(scope: Scope) -> Peer:
     """Return the peer of a request's connection."""
     peer: Peer | None = scope.get(PEER)
     return peer or Peer("", _name_address(scope.get("client")))
 
 
-def user_of_peer(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> str | None:
+def find_peer_user(client: tuple[str, int] | None, server: tuple[str, int | None] | None) -> str | None:
     """Return the ID of the user whose process opened a connection.
 
     Args:

@@ -20,30 +20,30 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hil.controller.farm.messages import Role
-from hil.controller.web.access.peers import peer_of
+from hil.controller.web.access.peers import find_peer_of
 from hil.controller.web.access.visitors import Visitor, VisitorLookup, Visitors
 from hil.errors import AccessRefused
 
 COOKIE = "hil_token"
 # Maximum bytes of a request body, and of a body with a piece of a published session.
-MOST_BODY = 1 << 20
-MOST_PIECE = 8 << 20
+MAX_BODY = 1 << 20
+MAX_PIECE = 8 << 20
 PIECES = "/publish/"
 # Minimum token length on a public address, because there is no rate limit against guessing.
 SHORTEST_TOKEN = 16
-_MOST_FIELDS = 200  # maximum query fields
-_RETRY_S = 5  # seconds to wait after too many unknown tokens
+_MAX_FIELDS = 200  # maximum query fields
+_RETRY_SECONDS = 5  # seconds to wait after too many unknown tokens
 _SAFE = ("GET", "HEAD")
-_OWN = "'self'"
+_SELF_SOURCE = "'self'"
 # Allow only resources from this server, and no inline scripts or styles.
 POLICY = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src {_OWN}" for kind in ("script", "style", "connect", "font", "frame")),
-        f"img-src {_OWN} data:",
-        f"form-action {_OWN}",
+        *(f"{kind}-src {_SELF_SOURCE}" for kind in ("script", "style", "connect", "font", "frame")),
+        f"img-src {_SELF_SOURCE} data:",
+        f"form-action {_SELF_SOURCE}",
         "base-uri 'none'",
-        f"frame-ancestors {_OWN}",
+        f"frame-ancestors {_SELF_SOURCE}",
     )
 )
 HEADERS = {
@@ -84,7 +84,7 @@ class AccessRules:
         """Return True if ``given`` is the server's token."""
         return bool(self.token) and hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
-    def cookie(self, login: str, user: str) -> str:
+    def make_cookie(self, login: str, user: str) -> str:
         """Return the cookie value that replaces the token after a login.
 
         A browser sends a host's cookies to all ports of the host. So the value is only valid for this server, and only
@@ -130,7 +130,7 @@ class RequestGuard:
                 visitor = await self._find_visitor(scope, headers)
                 refusal = self._check_access(scope, headers, visitor)
             except AccessRefused as error:
-                refusal = PlainTextResponse(error.message, 429, {"retry-after": str(_RETRY_S)})
+                refusal = PlainTextResponse(error.message, 429, {"retry-after": str(_RETRY_SECONDS)})
         if refusal is not None:
             await refusal(scope, receive, _add_headers(send))
             return
@@ -138,7 +138,7 @@ class RequestGuard:
         may_change = own or (visitor is not None and visitor.role.covers(Role.SUBMITTER))
         is_owner = own and self._access.is_local
         scope.setdefault("state", {}).update(may_change=may_change, visitor=visitor, has_token=own, is_owner=is_owner)
-        await self._app(scope, _limit_body(receive, _body_limit(scope)), _add_headers(send))
+        await self._app(scope, _limit_body(receive, _choose_body_limit(scope)), _add_headers(send))
 
     def _check_request(self, scope: Scope, headers: Mapping[str, str]) -> ASGIApp | None:
         """Return the response to a request that is invalid for every user, or None."""
@@ -150,9 +150,9 @@ class RequestGuard:
         if _is_foreign(headers):
             return PlainTextResponse("Cross-site request refused.", 403)
         length = headers.get("content-length", "0")
-        if not (length.isdecimal() and len(length) < 20) or int(length) > _body_limit(scope):
+        if not (length.isdecimal() and len(length) < 20) or int(length) > _choose_body_limit(scope):
             return PlainTextResponse("The request exceeds the size limit.", 413)
-        if scope["query_string"].count(b"&") >= _MOST_FIELDS:
+        if scope["query_string"].count(b"&") >= _MAX_FIELDS:
             return PlainTextResponse("The number of URL parameters exceeds the limit.", 400)
         return None
 
@@ -161,13 +161,13 @@ class RequestGuard:
 
         Raises AccessRefused if too many tokens are being checked.
         """
-        farm, peer = self._access.farm, peer_of(scope)
+        farm, peer = self._access.farm, find_peer_of(scope)
         if farm is None or self._lookup is None:
             return None
         kept = _read_cookie(scope, headers)
         found = _parse_query(scope).get("token", [])[-1:] or [
             _parse_bearer(headers),
-            farm.token_of(kept, peer.user) if kept else "",
+            farm.find_token(kept, peer.user) if kept else "",
         ]
         for token in found:
             if not token or self._access.accepts(token):
@@ -206,11 +206,11 @@ class RequestGuard:
 
         Browser histories and logs record URLs.
         """
-        farm, user = self._access.farm, peer_of(scope).user
+        farm, user = self._access.farm, find_peer_of(scope).user
         if farm and visitor:
             kept = farm.keep(visitor.token, user)
         elif self._access.accepts(given):
-            kept = self._access.cookie(given, user)
+            kept = self._access.make_cookie(given, user)
         else:
             return PlainTextResponse(self._invalid_token_text, 401)
         rest = "&".join(
@@ -221,7 +221,7 @@ class RequestGuard:
         response = RedirectResponse(quote(path) + (f"?{rest}" if rest else ""), 303)
         secure = scope.get("scheme") == "https"
         # With "lax", links from other sites work. Changes also require the same origin.
-        response.set_cookie(_cookie_name(scope), kept, httponly=True, samesite="lax", secure=secure)
+        response.set_cookie(_make_cookie_name(scope), kept, httponly=True, samesite="lax", secure=secure)
         return response
 
     def _holds_token(self, scope: Scope, headers: Mapping[str, str]) -> bool:
@@ -230,7 +230,7 @@ class RequestGuard:
         given = _read_cookie(scope, headers)
         if not (self._access.token and given):
             return False
-        kept = self._access.cookie(self._access.token, peer_of(scope).user)
+        kept = self._access.make_cookie(self._access.token, find_peer_of(scope).user)
         return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
 
 
@@ -246,20 +246,20 @@ def _parse_bearer(headers: Mapping[str, str]) -> str:
 def _read_cookie(scope: Scope, headers: Mapping[str, str]) -> str:
     """Return the value of this server's cookie, or ""."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(scope))
+        found = SimpleCookie(headers.get("cookie", "")).get(_make_cookie_name(scope))
     except CookieError:
         return ""
     return found.value if found else ""
 
 
-def _cookie_name(scope: Scope) -> str:
+def _make_cookie_name(scope: Scope) -> str:
     """Return the cookie name. The name contains the port, because browsers send cookies to all ports of a host."""
     port = (scope.get("server") or ("", 0))[1]
     return f"{COOKIE}_{port}" if port else COOKIE
 
 
-def _body_limit(scope: Scope) -> int:
-    return MOST_PIECE if scope["path"].startswith(PIECES) else MOST_BODY
+def _choose_body_limit(scope: Scope) -> int:
+    return MAX_PIECE if scope["path"].startswith(PIECES) else MAX_BODY
 
 
 def _parse_host(header: str) -> str:
@@ -289,7 +289,7 @@ def _is_same_origin(headers: Mapping[str, str]) -> bool:
 
 
 def _add_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             given = {name.lower() for name, _ in message.get("headers", ())}
             own: Iterable[tuple[bytes, bytes]] = (
@@ -298,14 +298,14 @@ def _add_headers(send: Send) -> Send:
             message = {**message, "headers": [*message.get("headers", ()), *own]}
         await send(message)
 
-    return sending
+    return send_with_headers
 
 
 def _limit_body(receive: Receive, most: int) -> Receive:
     """Limit the request body, even if Content-Length is wrong."""
     read = 0
 
-    async def receiving() -> Message:
+    async def receive_limited() -> Message:
         nonlocal read
         message = await receive()
         read += len(message.get("body", b""))
@@ -313,4 +313,4 @@ def _limit_body(receive: Receive, most: int) -> Receive:
             raise HTTPException(413, "The request exceeds the size limit.")
         return message
 
-    return receiving
+    return receive_limited

@@ -7,15 +7,15 @@ import weakref
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hil.controller.web.access.connections import EVENTS, MOST_WORKING
-from hil.controller.web.access.peers import peer_of
+from hil.controller.web.access.connections import EVENTS, MAX_WORKING
+from hil.controller.web.access.peers import find_peer_of
 
 # A browser sends six requests at a time. The remaining threads are for other clients.
-MOST_OF_CLIENT = MOST_WORKING - 2
+MAX_OF_CLIENT = MAX_WORKING - 2
 
 
 class FairShare:
-    """ASGI middleware that processes at most :data:`MOST_OF_CLIENT` requests per client at a time."""
+    """ASGI middleware that processes at most :data:`MAX_OF_CLIENT` requests per client at a time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,11 +26,11 @@ class FairShare:
         if scope["type"] != "http" or scope["path"] in EVENTS:
             await self._app(scope, receive, send)
             return
-        turn = self._turns.setdefault(peer_of(scope).name, asyncio.Semaphore(MOST_OF_CLIENT))
+        turn = self._turns.setdefault(find_peer_of(scope).name, asyncio.Semaphore(MAX_OF_CLIENT))
         await turn.acquire()
         has_turn = True
 
-        async def sending(message: Message) -> None:
+        async def send_and_release(message: Message) -> None:
             nonlocal has_turn
             # An event stream stays open without using a thread.
             if has_turn and message["type"] == "http.response.start" and _is_event_stream(message):
@@ -39,7 +39,7 @@ class FairShare:
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, send_and_release)
         finally:
             if has_turn:
                 turn.release()

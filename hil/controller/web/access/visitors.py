@@ -16,7 +16,7 @@ from hil.controller.farm.messages import Role
 from hil.errors import AccessRefused, FarmUnreachable
 
 # Cache limits: seconds before a token is checked again, number of tokens, and characters per token.
-TRUST_S = 60.0
+TRUST_SECONDS = 60.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
 # Threads for checking tokens that were valid before. The same number of threads checks other tokens.
 _THREADS = 2
@@ -72,17 +72,17 @@ class Visitors:
             self._kept[name] = token, user
         return name
 
-    def token_of(self, kept: str, user: str) -> str:
+    def find_token(self, kept: str, user: str) -> str:
         """Return the token for a user's cookie value, or ""."""
         token, owner = self._kept.get(kept, ("", user))
         return token if owner == user else ""
 
-    def known(self, token: str) -> tuple[bool, Visitor | None]:
+    def get_cached(self, token: str) -> tuple[bool, Visitor | None]:
         """Return True if the cached result for a token is current, and the cached user."""
         if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
             return True, None
-        asked, visitor = self._known.get(token, (-TRUST_S, None))
-        return self._clock() - asked < TRUST_S, visitor
+        asked, visitor = self._known.get(token, (-TRUST_SECONDS, None))
+        return self._clock() - asked < TRUST_SECONDS, visitor
 
     def find(self, token: str) -> Visitor | None:
         """Return the user for a token, or None if it is unknown. Waits for the farm.
@@ -90,7 +90,7 @@ class Visitors:
         If the farm is unreachable, the last result stays valid. This is safe, because no token gives access to an
         unreachable farm.
         """
-        fresh, visitor = self.known(token)
+        fresh, visitor = self.get_cached(token)
         if fresh:
             return visitor
         try:
@@ -125,7 +125,7 @@ class VisitorLookup:
 
         Raises AccessRefused if too many tokens wait for a check.
         """
-        is_current, visitor = self._visitors.known(token)
+        is_current, visitor = self._visitors.get_cached(token)
         if is_current:
             return visitor
         if visitor is not None:

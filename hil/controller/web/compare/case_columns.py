@@ -30,17 +30,17 @@ _TYPE = np.dtype(
 _OUTPUT = np.dtype([("name", np.int32), ("output", np.int32), ("max_abs", np.float64), ("sqnr_db", np.float64)])
 NO_OUTPUTS = np.empty(0, _OUTPUT)
 # Maximum outputs to compare, for cases with multiple outputs.
-MOST_OUTPUTS = 1_000_000
+MAX_OUTPUTS = 1_000_000
 # A million cases need 80 MB, so the cache holds 6 sessions with 50,000 cases, or 600 sessions with 500 cases.
 RESULTS = Results(24 << 20, at_once=2)
 
 
-def columns_of(database: sqlite3.Connection, session: IndexedSession, only: Mapping[str, str]) -> Columns:
+def read_columns(database: sqlite3.Connection, session: IndexedSession, only: Mapping[str, str]) -> Columns:
     """Return the cases of a session in order. ``only`` filters by column values."""
     return _read_cached(database, session, lambda: _read_cases(database, session.key, only), *only.items())
 
 
-def outputs_of(database: sqlite3.Connection, session: IndexedSession) -> Columns:
+def read_outputs(database: sqlite3.Connection, session: IndexedSession) -> Columns:
     """Return the outputs of cases with multiple outputs."""
     return _read_cached(database, session, lambda: _read_outputs(database, session.key), "outputs")
 
@@ -75,7 +75,7 @@ def _read_outputs(database: sqlite3.Connection, session: int) -> Columns:
     rows = cursor.execute(
         "select outputs.name, outputs.output, outputs.max_abs, outputs.sqnr_db from outputs join cases"
         " using (session, name, number) where outputs.session = ? limit ?",
-        (session, MOST_OUTPUTS + 1),
+        (session, MAX_OUTPUTS + 1),
     )
     return np.fromiter(rows, _OUTPUT, -1)
 
@@ -90,7 +90,7 @@ class WordLookup:
         self._database = database
         self._known = dict(others)
 
-    def of(self, keys: Iterable[Any]) -> list[str]:
+    def get_texts(self, keys: Iterable[Any]) -> list[str]:
         """Return the texts for keys."""
         asked = [int(key) for key in keys]
         missing = {key for key in asked if key not in self._known}

@@ -10,11 +10,11 @@ import numpy as np
 
 from hil.controller.web.compare.comparing import MOVES, NUMBERS, CasePair, ComparisonResult, Mover
 from hil.controller.web.compare.movers import Movers
-from hil.controller.web.compare.side_cases import Floats, Places, failing_words
+from hil.controller.web.compare.side_cases import Floats, Places, find_failing_words
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers import BENCH
 from hil.controller.web.readers.fields import read_document
-from hil.controller.web.text.addresses import PageQuery, page_at
+from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.errors import UsageError
 
 ROWS = 100
@@ -58,7 +58,7 @@ class ComparisonTable:
     pages: int = 1
 
 
-def tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROWS) -> list[ComparisonTable]:
+def list_tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROWS) -> list[ComparisonTable]:
     """Return the requested table, or an overview of all non-empty tables.
 
     Raises:
@@ -74,16 +74,16 @@ def tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROWS) ->
 
 def _make_table(found: ComparisonResult, asked: ComparisonQuery, show: str, rows: int) -> ComparisonTable:
     if show in MOVES:
-        places = _filter_by_name(found, found.columns.of_kind(show), asked.q, lambda places: places)
+        places = _filter_by_name(found, found.columns.select_kind(show), asked.q, lambda places: places)
         places = places[_sort_pairs(found, places, asked.order)]
         part, pages = _cut_page(places, asked.page, rows)
-        return ComparisonTable(show, TITLES[show], places.size, pairs=found.pairs_at(part), pages=pages)
+        return ComparisonTable(show, TITLES[show], places.size, pairs=found.list_pairs(part), pages=pages)
     movers = found.numbers[show]
     places = np.arange(movers.pair.size) if asked.all else np.flatnonzero(movers.decided)
     places = _filter_by_name(found, places, asked.q, lambda places: movers.pair[places])
     places = places[_sort_movers(found, movers, places, asked.order)]
     part, pages = _cut_page(places, asked.page, rows)
-    return ComparisonTable(show, TITLES[show], places.size, movers=found.movers_at(show, part), pages=pages)
+    return ComparisonTable(show, TITLES[show], places.size, movers=found.list_movers(show, part), pages=pages)
 
 
 def _filter_by_name(found: ComparisonResult, places: Places, q: str, pairs: Callable[[Places], Places]) -> Places:
@@ -91,7 +91,7 @@ def _filter_by_name(found: ComparisonResult, places: Places, q: str, pairs: Call
     words = q.lower().split()
     if not words:
         return places
-    names = found.names(pairs(places))
+    names = found.list_names(pairs(places))
     return places[[all(word in name.lower() for word in words) for name in names]]
 
 
@@ -99,12 +99,12 @@ def _sort_pairs(found: ComparisonResult, places: Places, order: str) -> Places:
     columns = found.columns
     if not order:
         became = columns.became[places]
-        return np.argsort(~np.isin(became, failing_words(np.unique(became), found.words)), kind="stable")
+        return np.argsort(~np.isin(became, find_failing_words(np.unique(became), found.words)), kind="stable")
     by = _check_order(order, _PAIR_ORDERS)
     if by == "name":
-        keys = _rank_texts(found.names(places))
+        keys = _rank_texts(found.list_names(places))
     else:
-        keys = _rank_texts(found.words.of((columns.was if by == "before" else columns.became)[places]))
+        keys = _rank_texts(found.words.get_texts((columns.was if by == "before" else columns.became)[places]))
     return _sort_keys(keys, order)
 
 
@@ -113,7 +113,7 @@ def _sort_movers(found: ComparisonResult, movers: Movers, places: Places, order:
         return np.lexsort((-movers.size[places], ~movers.worse[places], ~movers.decided[places]))
     by = _check_order(order, _MOVER_ORDERS)
     if by == "name":
-        keys = _rank_texts(found.names(movers.pair[places]))
+        keys = _rank_texts(found.list_names(movers.pair[places]))
     elif by == "verdict":
         keys = _rank_texts([movers.verdict(place) for place in places])
     elif by == "change":
@@ -145,7 +145,7 @@ def _sort_keys(keys: Floats, order: str) -> Places:
 
 
 def _cut_page(found: Places, page: int, rows: int) -> tuple[Places, int]:
-    start, pages = page_at(page, found.size, rows)
+    start, pages = choose_page(page, found.size, rows)
     return found[start : start + rows], pages
 
 
@@ -161,7 +161,7 @@ class BenchVerdict:
     verdict: str
 
 
-def bench_verdicts(sessions: Sequence[IndexedSession]) -> list[BenchVerdict]:
+def list_bench_verdicts(sessions: Sequence[IndexedSession]) -> list[BenchVerdict]:
     """Return the stored verdicts from all two-sided benches among the sessions."""
     found = []
     for session in sessions:

@@ -18,9 +18,9 @@ import numpy as np
 from hil.controller.records.bench import SpeedComparison
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import WordLookup
-from hil.controller.web.compare.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, movers_of
-from hil.controller.web.compare.moves import LACKING, MOVES, Pairs, pairs_of
-from hil.controller.web.compare.side_cases import Places, SideCases, side_cases
+from hil.controller.web.compare.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, find_movers
+from hil.controller.web.compare.moves import LACKING, MOVES, Pairs, pair_cases
+from hil.controller.web.compare.side_cases import Places, SideCases, read_side_cases
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.session.sides import ComparedSide
 
@@ -115,7 +115,7 @@ class ComparisonResult:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """Case counts by move, and counts of changed cases by NUMBERS key."""
-        return {**self.columns.counts(), **{what: int(one.decided.sum()) for what, one in self.numbers.items()}}
+        return {**self.columns.count_kinds(), **{what: int(one.decided.sum()) for what, one in self.numbers.items()}}
 
     @property
     def device_cases(self) -> int:
@@ -137,34 +137,36 @@ class ComparisonResult:
     @property
     def pairs(self) -> list[CasePair]:
         """All cases."""
-        return self.pairs_at(np.arange(self.total))
+        return self.list_pairs(np.arange(self.total))
 
     @property
     def movers(self) -> list[Mover]:
         """All numbers for all cases that exist on both sides."""
-        return [mover for what, one in self.numbers.items() for mover in self.movers_at(what, np.arange(one.pair.size))]
+        return [
+            mover for what, one in self.numbers.items() for mover in self.list_movers(what, np.arange(one.pair.size))
+        ]
 
-    def names(self, pairs: Places) -> list[str]:
+    def list_names(self, pairs: Places) -> list[str]:
         """Return the names of cases."""
-        return self.words.of(self.columns.names[pairs])
+        return self.words.get_texts(self.columns.names[pairs])
 
-    def pairs_at(self, places: Places) -> list[CasePair]:
+    def list_pairs(self, places: Places) -> list[CasePair]:
         """Return the cases at the given places."""
         columns = self.columns
         for side, cases in ((self.a, columns.before[places]), (self.b, columns.after[places])):
-            self.words.of(side.messages(cases[cases >= 0]))  # read all messages in a single query
+            self.words.get_texts(side.list_messages(cases[cases >= 0]))  # read all messages in a single query
         found = []
-        for place, name in zip(places, self.names(places), strict=True):
+        for place, name in zip(places, self.list_names(places), strict=True):
             before = self._read_outcomes(self.a, columns.before[place], columns.was[place])
             after = self._read_outcomes(self.b, columns.after[place], columns.became[place])
             found.append(CasePair(name, before, after, columns.move(place)))
         return found
 
-    def movers_at(self, what: str, places: Places) -> list[Mover]:
+    def list_movers(self, what: str, places: Places) -> list[Mover]:
         """Return the movers of the number ``what`` at the given places."""
         one = self.numbers[what]
         found = []
-        for place, pair in zip(places, self.pairs_at(one.pair[places]), strict=True):
+        for place, pair in zip(places, self.list_pairs(one.pair[places]), strict=True):
             before, after = (_restore_int(float(values[place]), what) for values in (one.before, one.after))
             ratio = float(one.ratio[place])
             mover = Mover(
@@ -175,21 +177,21 @@ class ComparisonResult:
                 int(one.count_before[place]),
                 int(one.count_after[place]),
                 None if np.isnan(ratio) else ratio,
-                one.comparisons.of(place) if one.comparisons else None,
+                one.comparisons.compare_pair(place) if one.comparisons else None,
                 one.verdict(place),
-                one.why(place),
+                one.explain(place),
                 int(one.cases[place]),
-                *(self.words.of([one.output[place]]) if one.output is not None else ()),
+                *(self.words.get_texts([one.output[place]]) if one.output is not None else ()),
             )
             found.append(mover)
         return found
 
     def _read_outcomes(self, side: SideCases, case: int, word: int) -> CaseOutcomes:
         if case < 0:
-            return CaseOutcomes({self.words.of([word])[0]: 1})
-        samples = side.samples_of(case)
-        outcomes = Counter(self.words.of(side.ended[samples]))
-        (message,) = self.words.of(side.messages(np.array([case])))
+            return CaseOutcomes({self.words.get_texts([word])[0]: 1})
+        samples = side.list_samples(case)
+        outcomes = Counter(self.words.get_texts(side.ended[samples]))
+        (message,) = self.words.get_texts(side.list_messages(np.array([case])))
         return CaseOutcomes(outcomes, side.sessions[side.session[samples[0]]], message, samples.size)
 
 
@@ -201,6 +203,6 @@ def _restore_int(value: float, what: str) -> float:
 def compare_sides(database: sqlite3.Connection, a: ComparedSide, b: ComparedSide) -> ComparisonResult:
     """Compare the baseline ``a`` with ``b``. Raises UsageError if a side exceeds the result limit."""
     words = WordLookup(database, LACKING)
-    old, new = (side_cases(database, side, words) for side in (a, b))
-    pairs = pairs_of(old, new, words)
-    return ComparisonResult(old, new, words, pairs, {one.what: one for one in movers_of(old, new, pairs)})
+    old, new = (read_side_cases(database, side, words) for side in (a, b))
+    pairs = pair_cases(old, new, words)
+    return ComparisonResult(old, new, words, pairs, {one.what: one for one in find_movers(old, new, pairs)})

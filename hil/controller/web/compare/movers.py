@@ -18,13 +18,20 @@ from hil.controller.analysis.bench.stats import Comparisons, compare_spreads, sp
 from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.web.compare.case_columns import Keys
 from hil.controller.web.compare.moves import Pairs
-from hil.controller.web.compare.output_pairs import output_pairs
-from hil.controller.web.compare.side_cases import Floats, NumberValues, Places, SideCases, timed_of, values_of
+from hil.controller.web.compare.output_pairs import pair_outputs
+from hil.controller.web.compare.side_cases import (
+    Floats,
+    NumberValues,
+    Places,
+    SideCases,
+    read_device_times,
+    read_values,
+)
 from hil.controller.workloads.suites.reports.changes import (
     ITERATIONS,
-    error_changed,
-    size_changed,
-    sqnr_changed,
+    has_error_changed,
+    has_size_changed,
+    has_sqnr_changed,
     time_changed,
 )
 
@@ -95,7 +102,7 @@ class Movers:
         """Return the verdict text."""
         return (NOTHING, SAME, *WORDS[self.what])[self.state[index]]
 
-    def why(self, index: int) -> str:
+    def explain(self, index: int) -> str:
         """Return the reason for the verdict on a device time."""
         if self.comparisons is None:
             return ""
@@ -106,7 +113,7 @@ class Movers:
         return "by the single-run rule" if self.state[index] >= _BETTER else "not enough samples for an interval"
 
 
-def movers_of(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
+def find_movers(a: SideCases, b: SideCases, pairs: Pairs) -> list[Movers]:
     """Return the numbers for cases on both sides, in :data:`NUMBERS` order."""
     both = pairs.both
     counts, sharing = _mask_sizes(a, b, pairs.before[both], pairs.after[both])
@@ -147,7 +154,9 @@ def _compare_times(a: SideCases, b: SideCases, pairs: Pairs, both: Places) -> Mo
 
     With enough samples, compare confidence intervals. Otherwise apply the rule of `hil suite diff`.
     """
-    (old, was), (new, now) = ((timed_of(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after)))
+    (old, was), (new, now) = (
+        (read_device_times(side), places[both]) for side, places in ((a, pairs.before), (b, pairs.after))
+    )
     there = (old.times.count[was] > 0) & (new.times.count[now] > 0)
     pair, was, now = both[there], was[there], now[there]
     before, after = old.times.median[was], new.times.median[now]
@@ -185,7 +194,7 @@ def _compare_values(
     """
     column = "program_bytes" if what == "artifact_bytes" else what
     columns = [side.samples[column] for side in (a, b)]
-    old, new = (values_of(side, values, ~np.isnan(values)) for side, values in zip((a, b), columns, strict=True))
+    old, new = (read_values(side, values, ~np.isnan(values)) for side, values in zip((a, b), columns, strict=True))
     was, now = pairs.before[chosen], pairs.after[chosen]
     several = (a.several[was] | b.several[now]) & (what in OF_OUTPUTS)
     there = (old.count[was] > 0) & (new.count[now] > 0) & ~several
@@ -194,7 +203,7 @@ def _compare_values(
     found = _judge_values(what, chosen[there], before, after, shared)
     if not several.any():
         return found
-    outputs = output_pairs(a, b, was[several], now[several], column)
+    outputs = pair_outputs(a, b, was[several], now[several], column)
     pair = chosen[several][outputs.pair]
     each = _judge_values(what, pair, outputs.before, outputs.after, np.ones_like(pair), outputs.output)
     return _merge_movers(found, each.at(_select_foremost(each)))
@@ -239,7 +248,7 @@ def _merge_movers(a: Movers, b: Movers) -> Movers:
 
 def _mask_changed(what: str, before: Floats, after: Floats) -> Mask:
     if what == "artifact_bytes":
-        found = (before != 0) & (after != 0) & size_changed(before, after)
+        found = (before != 0) & (after != 0) & has_size_changed(before, after)
     else:
-        found = error_changed(before, after) if what == "max_abs" else sqnr_changed(before, after)
+        found = has_error_changed(before, after) if what == "max_abs" else has_sqnr_changed(before, after)
     return np.asarray(found, np.bool_)

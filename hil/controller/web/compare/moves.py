@@ -39,7 +39,7 @@ class Pairs:
         """Cases that both sides have."""
         return np.flatnonzero((self.before >= 0) & (self.after >= 0))
 
-    def of_kind(self, move: str) -> Places:
+    def select_kind(self, move: str) -> Places:
         """Return the cases with a kind from :data:`MOVES`."""
         return np.flatnonzero(self.kind == _KINDS.index(move))
 
@@ -47,17 +47,17 @@ class Pairs:
         """Return a case's kind from :data:`MOVES`, or "" if unchanged."""
         return _KINDS[self.kind[pair]]
 
-    def counts(self) -> dict[str, int]:
+    def count_kinds(self) -> dict[str, int]:
         """Return case counts by kind."""
         counted = np.bincount(self.kind, minlength=len(_KINDS))
         return {move: int(count) for move, count in zip(_KINDS, counted, strict=True) if move}
 
 
-def pairs_of(a: SideCases, b: SideCases, words: WordLookup) -> Pairs:
+def pair_cases(a: SideCases, b: SideCases, words: WordLookup) -> Pairs:
     """Pair the cases of a baseline ``a`` with side ``b``."""
     names = np.concatenate([b.names, a.names[~np.isin(a.names, b.names)]])
     before, after = (_find_places(side.names, names) for side in (a, b))
-    was, became = (_decisive_outcomes(side, places, names) for side, places in ((a, before), (b, after)))
+    was, became = (_select_decisive_outcomes(side, places, names) for side, places in ((a, before), (b, after)))
     kind = _classify_moves(was, became, words)
     kind[before < 0], kind[after < 0] = _KINDS.index("new"), _KINDS.index("gone")
     pairs = Pairs(names, before, after, was, became, kind)
@@ -75,7 +75,7 @@ def _find_places(known: Keys, names: Keys) -> Places:
     return np.where(known[found] == names, found, -1)
 
 
-def _decisive_outcomes(side: SideCases, places: Places, names: Keys) -> Keys:
+def _select_decisive_outcomes(side: SideCases, places: Places, names: Keys) -> Keys:
     """Return the decisive outcomes."""
     lacking = np.where(np.isin(names, side.not_run), _NOT_RUN, _ABSENT)
     if not side.size:
@@ -86,7 +86,7 @@ def _decisive_outcomes(side: SideCases, places: Places, names: Keys) -> Keys:
 def _classify_moves(was: Keys, became: Keys, words: WordLookup) -> npt.NDArray[np.int8]:
     """Return the kind of change for every pair of outcomes. Each distinct pair is classified once."""
     _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
-    texts = zip(words.of(was[first]), words.of(became[first]), strict=True)
+    texts = zip(words.get_texts(was[first]), words.get_texts(became[first]), strict=True)
     kinds = np.array([_KINDS.index(move_of(*pair)) for pair in texts], np.int8)
     return kinds[which]
 
@@ -96,14 +96,14 @@ def _mask_differing(a: SideCases, b: SideCases, before: Places, after: Places) -
     if all(side.size == side.case.size for side in (a, b)):  # a single sample per case
         alone: npt.NDArray[np.bool_] = a.ended[a.latest[before]] != b.ended[b.latest[after]]
         return alone
-    old, new = (_outcome_pairs(side, places) for side, places in ((a, before), (b, after)))
+    old, new = (_find_outcome_pairs(side, places) for side, places in ((a, before), (b, after)))
     common = np.intersect1d(old, new, assume_unique=True)
     counts = [np.bincount(ways >> _KEY_BITS, minlength=before.size) for ways in (old, new, common)]
     differ: npt.NDArray[np.bool_] = (counts[0] != counts[2]) | (counts[1] != counts[2])
     return differ
 
 
-def _outcome_pairs(side: SideCases, cases: Places) -> Keys:
+def _find_outcome_pairs(side: SideCases, cases: Places) -> Keys:
     """Return the unique (case, outcome) pairs. Cases are indices into ``cases``."""
     place = np.full(side.size, -1)
     place[cases] = np.arange(cases.size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hil.controller.web.compare.case_columns import Keys
-from hil.controller.web.compare.side_cases import Floats, NumberValues, Places, SideCases, gathered
+from hil.controller.web.compare.side_cases import Floats, NumberValues, Places, SideCases, gather_values
 
 _KEY_BITS = 32
 _KEYS = (1 << _KEY_BITS) - 1
@@ -23,7 +23,7 @@ class OutputPairs:
     after: NumberValues
 
 
-def output_pairs(a: SideCases, b: SideCases, was: Places, now: Places, column: str) -> OutputPairs:
+def pair_outputs(a: SideCases, b: SideCases, was: Places, now: Places, column: str) -> OutputPairs:
     """Return a statistic for outputs of paired cases. Pairs are indices into ``was`` and ``now``."""
     (old_keys, old), (new_keys, new) = (_gather_outputs(side, cases, column) for side, cases in ((a, was), (b, now)))
     right = np.minimum(np.searchsorted(new_keys, old_keys), max(new_keys.size - 1, 0))
@@ -47,4 +47,4 @@ def _gather_outputs(side: SideCases, cases: Places, column: str) -> tuple[Keys, 
     known = (case_of >= 0) & ~np.isnan(values)
     keys, which = np.unique((case_of[known] << _KEY_BITS) | name[known], return_inverse=True)
     found: Floats = values[known]
-    return keys, gathered(which, keys.size, found)
+    return keys, gather_values(which, keys.size, found)

@@ -14,18 +14,18 @@ import numpy.typing as npt
 
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import (
-    MOST_OUTPUTS,
+    MAX_OUTPUTS,
     NO_OUTPUTS,
     Columns,
     Keys,
     WordLookup,
-    columns_of,
-    outputs_of,
+    read_columns,
+    read_outputs,
 )
 from hil.controller.web.index.sessions import IndexedSession
-from hil.controller.web.readers.fields import listed, read_document
+from hil.controller.web.readers.fields import read_document, read_list
 from hil.controller.web.session.sides import CASE_FILTERS, ComparedSide
-from hil.controller.web.text.entries import text
+from hil.controller.web.text.entries import read_text
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
@@ -33,7 +33,7 @@ from hil.errors import UsageError
 Places = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 # Maximum samples per side. Comparing them takes 100 MB and a second.
-MOST_SAMPLES = 500_000
+MAX_SAMPLES = 500_000
 _FEWER = "compare fewer sessions, or filter by board, model or flow"
 
 
@@ -61,12 +61,12 @@ class SideCases:
         """Number of cases."""
         return self.names.size
 
-    def samples_of(self, case: int) -> Places:
+    def list_samples(self, case: int) -> Places:
         """Return the samples of a case, latest first."""
         order, start = self._by_case
         return order[start[case] : start[case + 1]]
 
-    def messages(self, cases: Places) -> Keys:
+    def list_messages(self, cases: Places) -> Keys:
         """Return the messages of cases, from the decisive samples."""
         found: Keys = self.samples["message"][self.deciding[cases]]
         return found
@@ -86,26 +86,26 @@ class SideCases:
         )
 
 
-def side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLookup) -> SideCases:
+def read_side_cases(database: sqlite3.Connection, side: ComparedSide, words: WordLookup) -> SideCases:
     """Read the cases of a side. Raises UsageError if there are too many."""
     only = {name: value for name, value in side.only.items() if name in CASE_FILTERS}
     parts = list[Columns]()
     for session in side.sessions:
-        parts.append(columns_of(database, session, only))
-        if sum(part.size for part in parts) > MOST_SAMPLES:
-            raise UsageError(f"one side has more than {MOST_SAMPLES} case results", hint=_FEWER)
+        parts.append(read_columns(database, session, only))
+        if sum(part.size for part in parts) > MAX_SAMPLES:
+            raise UsageError(f"one side has more than {MAX_SAMPLES} case results", hint=_FEWER)
     samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    names, latest, case = _unique_in_order(samples["name"], one=len(parts) == 1)
+    names, latest, case = _find_unique(samples["name"], one=len(parts) == 1)
     as_expected = np.isin(samples["ended"], words.keys([""]))
     ended = np.where(as_expected, samples["outcome"], samples["ended"]).astype(np.int64)
-    fails = np.isin(ended, failing_words(np.unique(ended), words))
+    fails = np.isin(ended, find_failing_words(np.unique(ended), words))
     deciding = latest.copy()
     # Reverse the order: with repeated indices, numpy keeps the last write, which must be the latest sample.
     failing = np.flatnonzero(fails)[::-1]
     deciding[case[failing]] = failing
     whose = np.repeat(np.arange(len(parts)), [part.size for part in parts])
     outputs, of_sample = _read_outputs(database, side.sessions, parts)
-    not_run = words.keys(_missing_case_ids(side))
+    not_run = words.keys(_list_missing_case_ids(side))
     return SideCases(side.sessions, names, samples, whose, case, ended, latest, deciding, not_run, outputs, of_sample)
 
 
@@ -115,25 +115,25 @@ def _read_outputs(
     """Return the outputs of samples with multiple outputs, and the sample of every output."""
     found, samples, first = [NO_OUTPUTS], [np.empty(0, np.intp)], 0
     for session, part in zip(sessions, parts, strict=True):
-        outputs = outputs_of(database, session)
+        outputs = read_outputs(database, session)
         if outputs.size and part.size:
             order = np.argsort(part["name"])
             place = order[np.minimum(np.searchsorted(part["name"], outputs["name"], sorter=order), part.size - 1)]
             there = part["name"][place] == outputs["name"]
             found.append(outputs[there])
             samples.append(first + place[there])
-            if sum(map(len, found)) > MOST_OUTPUTS:
-                raise UsageError(f"one side has more than {MOST_OUTPUTS} case outputs", hint=_FEWER)
+            if sum(map(len, found)) > MAX_OUTPUTS:
+                raise UsageError(f"one side has more than {MAX_OUTPUTS} case outputs", hint=_FEWER)
         first += part.size
     return np.concatenate(found), np.concatenate(samples)
 
 
-def failing_words(keys: Keys, words: WordLookup) -> Keys:
+def find_failing_words(keys: Keys, words: WordLookup) -> Keys:
     """Return the outcomes that are failures."""
-    return keys[np.array([is_failing(word) for word in words.of(keys)], np.bool_)]
+    return keys[np.array([is_failing(word) for word in words.get_texts(keys)], np.bool_)]
 
 
-def _unique_in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
+def _find_unique(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
     """Return the unique names in order of appearance, their first indices, and for each index the number of its name.
 
     Args:
@@ -149,13 +149,13 @@ def _unique_in_order(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
     return found[order].astype(np.int64), first[order], number[which]
 
 
-def _missing_case_ids(side: ComparedSide) -> frozenset[str]:
+def _list_missing_case_ids(side: ComparedSide) -> frozenset[str]:
     """Return the planned case ids of a side's incomplete suite runs."""
     found: set[str] = set()
     for session in side.sessions:
         if session.kind == "suite" and session.planned > session.cases:
             with contextlib.suppress(OSError, ValueError):
-                found.update(map(text, listed(read_document(Path(session.folder) / HEAD).get("ids"))))
+                found.update(map(read_text, read_list(read_document(Path(session.folder) / HEAD).get("ids"))))
     return frozenset(found)
 
 
@@ -176,15 +176,15 @@ class NumberValues:
         return NumberValues(self.count[places], self.median[places], self.low[places], self.high[places])
 
 
-def values_of(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> NumberValues:
+def read_values(side: SideCases, column: Floats, mask: npt.NDArray[np.bool_]) -> NumberValues:
     """Return the values of a number for a side's cases, from the samples in a mask."""
     if side.case.size == side.size:
         only = np.where(mask, column, np.nan)
         return NumberValues(np.bincount(side.case[mask], minlength=side.size), only, only, only)
-    return gathered(side.case[mask], side.size, column[mask])
+    return gather_values(side.case[mask], side.size, column[mask])
 
 
-def gathered(case: Places, size: int, values: Floats) -> NumberValues:
+def gather_values(case: Places, size: int, values: Floats) -> NumberValues:
     """Aggregate values by case.
 
     Args:
@@ -217,7 +217,7 @@ class DeviceTimes:
     iterations: Places  # per case: minimum, or 0 without samples or with grade F
 
 
-def timed_of(side: SideCases) -> DeviceTimes:
+def read_device_times(side: SideCases) -> DeviceTimes:
     """Return the device times of a side's cases."""
     times, iterations = side.samples["device_p50_ns"], side.samples["comparable"]
     known = np.isfinite(times) & (times != 0)
@@ -229,4 +229,4 @@ def timed_of(side: SideCases) -> DeviceTimes:
     p90 = np.nan_to_num(side.samples["device_p90_ns"], nan=0.0, posinf=np.inf)
     largest = np.zeros(side.size)
     np.maximum.at(largest, side.case[used], p90[used])
-    return DeviceTimes(used, values_of(side, times, used), largest, fewest)
+    return DeviceTimes(used, read_values(side, times, used), largest, fewest)

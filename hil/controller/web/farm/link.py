@@ -23,12 +23,12 @@ from hil.errors import AccessRefused, FarmUnreachable, HilError
 # Seconds between polls for new events, and between connection attempts.
 LOOK_S, _AGAIN_S = 1.0, 2.0
 # Seconds to wait for the thread on exit.
-_END_S = 0.2
+_END_SECONDS = 0.2
 T = TypeVar("T")
 # Seconds to cache charts, and maximum cached charts.
 _LATELY_S, _MOST_LATELY = 15.0, 100
 # Farm call timeout, in seconds.
-_CALL_S = 10.0
+_CALL_SECONDS = 10.0
 
 
 class FarmLink:
@@ -63,7 +63,7 @@ class FarmLink:
         self._over.set()
         self._notify_waiters()
         # Wait only for a short time, because the thread may be in a call that fails slowly.
-        self._thread.join(_END_S)
+        self._thread.join(_END_SECONDS)
         self._close_client()
 
     def wait(self, seen: int) -> int:
@@ -87,7 +87,7 @@ class FarmLink:
         """
         return self.client(token).ask(what, **arguments)
 
-    def lately(self, key: str, make: Callable[[], T]) -> T:
+    def get_recent(self, key: str, make: Callable[[], T]) -> T:
         """Return a cached result up to :data:`_LATELY_S` seconds old, or compute it.
 
         The cache is for charts, which read many records for every request.
@@ -116,11 +116,11 @@ class FarmLink:
         client = self._client
         if client is None:
             raise FarmUnreachable(f"farm unreachable: {self.trouble}", hint=self.hint)
-        return client.as_bearer(token) if token else client
+        return client.with_token(token) if token else client
 
-    def visitors(self) -> Visitors:
+    def make_visitors(self) -> Visitors:
         """Return a lookup from farm tokens to visitors."""
-        return Visitors(lambda token: visitor_of(self.client(token), token))
+        return Visitors(lambda token: find_visitor(self.client(token), token))
 
     def _poll_until_closed(self) -> None:
         while not self._over.is_set():
@@ -145,7 +145,7 @@ class FarmLink:
         if self._client is None:
             client = self._connect(self._address())
             try:
-                self.own = visitor_of(client, client.address.token)
+                self.own = find_visitor(client, client.address.token)
             except BaseException:
                 client.close()
                 raise
@@ -172,10 +172,10 @@ class FarmLink:
 
 
 def _open_client(address: FarmAddress) -> FarmClient:
-    return FarmClient(address, patience_s=0, call_s=_CALL_S)
+    return FarmClient(address, patience_s=0, call_s=_CALL_SECONDS)
 
 
-def visitor_of(client: FarmClient, token: str) -> Visitor:
+def find_visitor(client: FarmClient, token: str) -> Visitor:
     """Return the user and role for a token. Raises AccessRefused if the farm does not know the token."""
     user: FarmUser = client.ask("me")
     try:

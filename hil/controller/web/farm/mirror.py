@@ -19,7 +19,7 @@ from hil.controller.farm.messages import ENDED, Kind
 from hil.controller.records.farm import FarmJob, JobResultRow
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror_room import MirrorRoom, NoRoom, TooLarge
-from hil.controller.web.files.quota import charge
+from hil.controller.web.files.quota import count_bytes
 from hil.core.digest import check
 from hil.core.files import copy_file, read_text, write_atomic
 from hil.errors import FarmUnreachable, HilError, UsageError
@@ -27,7 +27,7 @@ from hil.errors import FarmUnreachable, HilError, UsageError
 # Maximum submissions to mirror, newest first, and maximum bytes to store.
 _MOST_SUBMISSIONS, MOST_BYTES = 200, 8 << 30
 _LOG = logging.getLogger("uvicorn.error")
-_MADE = (Kind.RUN.value, Kind.BUNDLE.value, Kind.SUITE.value)
+_MIRRORED_KINDS = (Kind.RUN.value, Kind.BUNDLE.value, Kind.SUITE.value)
 
 
 class FarmMirror:
@@ -60,7 +60,7 @@ class FarmMirror:
         while not self._link.over:
             seen = self._link.wait(seen)
             try:
-                self.look()
+                self.fetch_new()
                 trouble = ""
             except FarmUnreachable:  # the link reports it
                 continue
@@ -68,7 +68,7 @@ class FarmMirror:
                 if trouble != (trouble := _describe(error)):
                     _LOG.warning("farm results are not mirrored: %s", trouble)
 
-    def look(self) -> None:
+    def fetch_new(self) -> None:
         """Fetch new results. Log and skip a submission that cannot be mirrored.
 
         Raises:
@@ -76,7 +76,7 @@ class FarmMirror:
             DiskFull: the disk has too little free space to fetch a submission.
         """
         rows: list[FarmJob] = self._link.ask("jobs", state=[state.value for state in ENDED], limit=_MOST_SUBMISSIONS)
-        made = {row.submission for row in rows if row.kind in _MADE}
+        made = {row.submission for row in rows if row.kind in _MIRRORED_KINDS}
         for submission in sorted(made, reverse=True):
             if self._link.over:
                 return
@@ -112,7 +112,7 @@ class FarmMirror:
         self._room.begin()
         if not self._room.is_half_free:
             self._delete_unshared()
-        ended = [EndedJob.of_row(row) for row in self._request_results(name, jobs)]
+        ended = [EndedJob.from_row(row) for row in self._request_results(name, jobs)]
         if not any(one.result.files for one in ended):
             self._nothing.add(key)
             return
@@ -211,7 +211,7 @@ class _Contents:
             try:
                 os.link(kept, to)
             except OSError:  # the file system does not support hard links
-                self._room.take(charge(kept.stat().st_size))
+                self._room.take(count_bytes(kept.stat().st_size))
                 copy_file(kept, to)
 
     def _make_folder(self, folder: Path) -> None:

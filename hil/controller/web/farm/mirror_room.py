@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from hil.controller.web.files.quota import INODE_BYTES, NAME_BYTES, charge, has_room
+from hil.controller.web.files.quota import INODE_BYTES, NAME_BYTES, count_bytes, has_room
 from hil.errors import StorageError, UsageError
 
 
@@ -89,6 +89,6 @@ class MirrorRoom:
                     used += NAME_BYTES
                     if status.st_ino not in seen:
                         seen.add(status.st_ino)
-                        used += charge(status.st_size)
+                        used += count_bytes(status.st_size)
         with self._lock:
             self._used = used

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hil.controller.farm.messages import ENDED, JobState
-from hil.controller.farm.timeline import Stay, stays
+from hil.controller.farm.timeline import Stay, find_lease_periods
 from hil.controller.records.farm import FarmEvent, FarmJob
 from hil.errors import UsageError
 
@@ -47,7 +47,7 @@ class FarmPast:
     def prepare(self, ask: Ask) -> None:
         """Prefetch events and, for a busy farm, jobs."""
         if len(self.events(ask)) >= _MANY:
-            self.jobs(ask)
+            self.list_jobs(ask)
 
     def events(self, ask: Ask, board: str = "") -> Sequence[FarmEvent]:
         """Return the newest events, optionally for a single board."""
@@ -64,19 +64,19 @@ class FarmPast:
                 self._of_boards[board] = _Events(board)
             return self._of_boards[board].read(ask)
 
-    def stays(self, ask: Ask, board: str = "") -> tuple[Sequence[Stay], bool]:
+    def list_lease_periods(self, ask: Ask, board: str = "") -> tuple[Sequence[Stay], bool]:
         """Return the periods in which jobs used boards, and True if earlier periods may be missing."""
         with self._lock:
             events = self.events(ask, board)
             kept, found = self._stays.get(board, (None, []))
             if kept is not events:
-                found = stays(events)
+                found = find_lease_periods(events)
                 self._stays[board] = (events, found)
                 while len(self._stays) > _BOARDS_KEPT:
                     del self._stays[next(iter(self._stays))]
             return found, len(events) >= MOST_EVENTS
 
-    def jobs(self, ask: Ask) -> Sequence[FarmJob]:
+    def list_jobs(self, ask: Ask) -> Sequence[FarmJob]:
         """Return the newest jobs."""
         with self._lock:
             return self._jobs.read(ask, self._every.read(ask))

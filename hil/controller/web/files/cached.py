@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from hil.core.cancellation import holding
+from hil.core.cancellation import hold_lock
 
 T = TypeVar("T")
 
@@ -58,13 +58,13 @@ class Results:
             turn = self._making.setdefault(key, _KeyLock())
             turn.asking += 1
         try:
-            with holding(turn.lock):
+            with hold_lock(turn.lock):
                 with self._lock:
                     if key in self._kept:
                         self._kept.move_to_end(key)
                         found: T = self._kept[key][0]
                         return found
-                with holding(self._turns[slow]):
+                with hold_lock(self._turns[slow]):
                     made, size = make()
                 self._store_result(key, made, size)
                 return made

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.controller.web.text.names import said
+from hil.controller.web.text.names import escape_name
 
 # Maximum files to list per directory, and to examine.
 _LISTED, _LOOKED = 200, 5000
@@ -33,7 +33,7 @@ def own(folder: Path, path: Path) -> bool:
         return False
 
 
-def bases(folder: Path, roots: Sequence[Path]) -> list[Path]:
+def list_bases(folder: Path, roots: Sequence[Path]) -> list[Path]:
     """Return base directories for relative paths in a session's record, nearest first."""
     found = [folder]
     root = next((one for one in roots if own(one, folder)), None)
@@ -44,7 +44,7 @@ def bases(folder: Path, roots: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys([*found, folder.parent.parent, Path.cwd()]))
 
 
-def kept_files(folder: Path, place: Path | None, directories: Mapping[str, str]) -> list[KeptFile]:
+def list_kept_files(folder: Path, place: Path | None, directories: Mapping[str, str]) -> list[KeptFile]:
     """Return a case's files other than tensors and logs: IR, profiles, pictures, models.
 
     Args:
@@ -54,12 +54,12 @@ def kept_files(folder: Path, place: Path | None, directories: Mapping[str, str])
     """
     found: list[KeptFile] = []
     if place is not None and own(folder, place):
-        found += _kept_files_below(folder, place, "")
+        found += _list_kept_below(folder, place, "")
     for what, where in directories.items():
         if own(folder, folder / where):
-            found += _kept_files_below(folder, folder / where, what)
+            found += _list_kept_below(folder, folder / where, what)
         else:
-            found.append(KeptFile(what, said(str(folder / where))))
+            found.append(KeptFile(what, escape_name(str(folder / where))))
     return found
 
 
@@ -70,10 +70,10 @@ def own_files(folder: Path) -> list[KeptFile]:
     except OSError:
         return []
     plain = [name for name in names if not name.startswith(".")][:_LISTED]
-    return [KeptFile("", said(name), said(name)) for name in plain]
+    return [KeptFile("", escape_name(name), escape_name(name)) for name in plain]
 
 
-def logs_below(folder: Path, place: Path | None = None) -> list[Path]:
+def list_logs(folder: Path, place: Path | None = None) -> list[Path]:
     """Return the log files in a session's or case's ``logs`` directory."""
     base = (place or folder) / "logs"
     return (
@@ -81,7 +81,7 @@ def logs_below(folder: Path, place: Path | None = None) -> list[Path]:
     )
 
 
-def _kept_files_below(folder: Path, place: Path, what: str) -> list[KeptFile]:
+def _list_kept_below(folder: Path, place: Path, what: str) -> list[KeptFile]:
     found = []
     for path in _list_files(place):
         inner = path.relative_to(place)
@@ -89,7 +89,9 @@ def _kept_files_below(folder: Path, place: Path, what: str) -> list[KeptFile]:
         if path.suffix in (".npy", ".log") or any(part.startswith(".") for part in inner.parts):
             continue
         if own(folder, path):
-            found.append(KeptFile(what, said(str(inner)), said(str(path.relative_to(folder))), path.stat().st_size))
+            found.append(
+                KeptFile(what, escape_name(str(inner)), escape_name(str(path.relative_to(folder))), path.stat().st_size)
+            )
     return found
 
 

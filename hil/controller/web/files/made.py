@@ -8,12 +8,12 @@ from hil.errors import StorageError
 
 # Cache entry kinds, and maximum bytes for all entries. The least recently used are evicted first.
 KINDS = ("graph", "comparison")
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 
 
 def check_room(cache: Cache) -> None:
     """Evict entries to make room for a new one. Raises StorageError if the disk is full."""
-    cache.gc(max_bytes=MOST_BYTES, kinds=KINDS)
+    cache.gc(max_bytes=MAX_BYTES, kinds=KINDS)
     if not has_room(cache.root, 0):
         cache.gc(max_bytes=0, kinds=KINDS)
         if not has_room(cache.root, 0):

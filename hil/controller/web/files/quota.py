@@ -20,12 +20,12 @@ _RECORDS = (".json", ".jsonl")
 _BLOCK = 4096
 
 
-def charge(size: int) -> int:
+def count_bytes(size: int) -> int:
     """Return the counted bytes of a file or directory: blocks and inode."""
     return max(INODE_BYTES, -(-size // _BLOCK) * _BLOCK)
 
 
-def charge_name(name: str, size: int) -> int:
+def count_name_bytes(name: str, size: int) -> int:
     """Return the counted bytes of a file name: the directory entry, and the index entries for a record."""
     return NAME_BYTES + (INDEX_FACTOR * size if name.endswith(_RECORDS) else 0)
 
@@ -44,12 +44,12 @@ def count_tree(folder: Path, own: str) -> int:
             continue
         is_folder = entry.is_dir(follow_symlinks=False)
         if not is_own:
-            total += charge_name(entry.name, 0 if is_folder else found.st_size)
+            total += count_name_bytes(entry.name, 0 if is_folder else found.st_size)
         if found.st_nlink > 1 and not is_folder:
             if found.st_ino in seen:
                 continue
             seen.add(found.st_ino)
-        total += max(charge(found.st_size), found.st_blocks * 512)
+        total += max(count_bytes(found.st_size), found.st_blocks * 512)
     return total
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from hil.controller.web.files.inner import InnerResponse, is_ours
-from hil.controller.workloads.suites.reports.page import page_digest
+from hil.controller.workloads.suites.reports.page import digest_page_part
 from hil.core.cancellation import check_cancelled
 
 # Comment in base.html. Saving replaces the comment with notes about omitted parts.
@@ -47,7 +47,7 @@ def needs_of(page: str) -> PageResources:
     return finder.found
 
 
-def one_file(page: str, held: Mapping[str, InnerResponse], notes: Sequence[str] = ()) -> str:
+def make_single_file(page: str, held: Mapping[str, InnerResponse], notes: Sequence[str] = ()) -> str:
     """Return the page as a single file.
 
     Args:
@@ -68,15 +68,15 @@ class _ResourceFinder(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         check_cancelled()
         given = dict(attrs)
-        if address := _asset_url(tag, given):
+        if address := _find_asset_url(tag, given):
             self.found.assets[address] = None
         elif tag == "img" and is_ours(given.get("src") or ""):
             self.found.images[str(given["src"])] = None
-        for address in _data_urls(attrs):
+        for address in _list_data_urls(attrs):
             self.found.data[address] = None
 
 
-def _asset_url(tag: str, given: Mapping[str, str | None]) -> str:
+def _find_asset_url(tag: str, given: Mapping[str, str | None]) -> str:
     """Return the URL of a style or script to embed, or "" for other elements."""
     if tag == "link" and given.get("rel") == "stylesheet":
         return given.get("href") or ""
@@ -85,7 +85,7 @@ def _asset_url(tag: str, given: Mapping[str, str | None]) -> str:
     return ""
 
 
-def _data_urls(attrs: _Attributes) -> Iterator[str]:
+def _list_data_urls(attrs: _Attributes) -> Iterator[str]:
     return (value for name, value in attrs if name.startswith("data-src") and value and is_ours(value))
 
 
@@ -107,7 +107,7 @@ class _PageWriter(HTMLParser):
     def text(self) -> str:
         """Return the output with its content security policy."""
         allowed = "; ".join(
-            f"{kind}-src {' '.join(map(page_digest, texts)) or _NONE}"
+            f"{kind}-src {' '.join(map(digest_page_part, texts)) or _NONE}"
             for kind, texts in (("style", self._styles), ("script", self._scripts))
         )
         policy = f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
@@ -124,10 +124,10 @@ class _PageWriter(HTMLParser):
             self._written.append('<p class="note">This file omits a part that requires the server.</p>')
         elif tag == "script":
             self._skipping = tag
-            if address := _asset_url(tag, given):
+            if address := _find_asset_url(tag, given):
                 self._scripts.append(_escape_script(self._embed_text(address)))
         elif tag == "link":
-            if address := _asset_url(tag, given):
+            if address := _find_asset_url(tag, given):
                 self._styles.append(self._embed_text(address))
                 self._written.append(f"<style>{self._styles[-1]}</style>")
         elif tag != "meta" or given.get("name") != "htmx-config":
@@ -147,7 +147,7 @@ class _PageWriter(HTMLParser):
         if tag == "html":
             kept.append(("data-saved", None))
         elif tag == "img":
-            kept += [("src", one) for one in [self._picture_url(dict(attrs).get("src") or "")] if one]
+            kept += [("src", one) for one in [self._find_picture_url(dict(attrs).get("src") or "")] if one]
         elif tag in _FIELDS and self._form:
             kept.append(("disabled", None))
         if kept == attrs:
@@ -203,7 +203,7 @@ class _PageWriter(HTMLParser):
         answer = self._held.get(address)
         return "" if answer is None else answer.body.decode("utf-8", "replace")
 
-    def _picture_url(self, address: str) -> str:
+    def _find_picture_url(self, address: str) -> str:
         if address.startswith("data:"):
             return address
         answer = self._held.get(address)

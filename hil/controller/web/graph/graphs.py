@@ -11,40 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.analysis.graphs import imported, onnx_graph
-from hil.controller.analysis.graphs.dispatches import dispatch_graph, of_members, of_operations, timed_operations
-from hil.controller.analysis.graphs.layout import layered
-from hil.controller.analysis.graphs.model_graph import MOST_NODES, GraphNode, ModelGraph
+from hil.controller.analysis.graphs.dispatches import dispatch_graph, map_members, map_operations, sum_operations
+from hil.controller.analysis.graphs.layout import lay_out
+from hil.controller.analysis.graphs.model_graph import MAX_NODES, GraphNode, ModelGraph
 from hil.controller.analysis.graphs.values import (
     LayerValue,
     NodeValue,
     bisect_layers,
-    merged,
-    of_layers,
-    of_outputs,
-    of_placement,
-    of_totals,
-    suite_layers,
+    map_layers,
+    map_outputs,
+    map_placement,
+    map_totals,
+    merge_values,
+    read_suite_layers,
 )
 from hil.controller.analysis.profile.store import TABLE, read_profile
 from hil.controller.records.commands.stored import ProfileTotal
-from hil.controller.storage.cache import Cache, default_root
-from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, naming_errors
+from hil.controller.storage.cache import Cache, choose_default_root
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, convert_errors
 from hil.controller.storage.run_context import RunContext
 from hil.controller.web.files.made import check_room
-from hil.controller.web.graph.models import FoundModel, digest_now, find_model, is_recorded, kept_onnx
+from hil.controller.web.graph.models import FoundModel, digest_now, find_kept_onnx, find_model, is_recorded
 from hil.controller.web.graph.records import GraphRecord
-from hil.controller.web.index.index import joined
-from hil.controller.web.index.profiles import named_profiles
+from hil.controller.web.index.index import join_names
+from hil.controller.web.index.profiles import list_named_profiles
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.site import WebSite
-from hil.controller.workloads.suites.zoo import zoo_models
+from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.errors import HilError, ImportFailed, UsageError
 
 KINDS = {"onnx": "ONNX", "imported": "imported program", "dispatches": "operations of the program"}
 WAYS = ("isolated", "cumulative")
-TIMEOUT_S = 60.0
+TIMEOUT_SECONDS = 60.0
 # Maximum bytes for a profile's table. The page reports an error for larger profiles.
-MOST_TABLE_BYTES = 512 << 20
+MAX_TABLE_BYTES = 512 << 20
 # Increase this when graphs change for the same model.
 _VERSION = 1
 
@@ -97,28 +97,28 @@ def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphS
     operations, profile = _read_operations(site, record, notes)
     # Without a model, return no files. The graph is then not cached, because the model may become available later.
     files = [file for file in (found.path, record.imported, profile) if file] if model else []
-    alone, timed = of_layers(layers), of_totals(operations)
+    alone, timed = map_layers(layers), map_totals(operations)
     if timed:
         # Do not show times of isolated layers next to times from the whole program.
         alone = {name: replace(value, time_ns=None) for name, value in alone.items()}
-    values = merged(
+    values = merge_values(
         alone,
-        of_outputs(record.outputs, record.case),
+        map_outputs(record.outputs, record.case),
         timed,
-        of_placement(record.placement, [one.name for one in model[0].nodes if one.kind == "node"] if model else []),
+        map_placement(record.placement, [one.name for one in model[0].nodes if one.kind == "node"] if model else []),
     )
     if kind == "dispatches":
         if not operations:
             raise UsageError("\n".join([f"{record.session.title} has no profile", *notes]), hint=_PROFILE_HINT)
         graph = dispatch_graph(operations, record.model, model[0] if model else None)
-        return _build_side(record, kind, graph, {}, of_operations(graph, operations, values), notes, files)
+        return _build_side(record, kind, graph, {}, map_operations(graph, operations, values), notes, files)
     if kind == "imported":
         graph, layout = _draw_imported(record, found, notes)
-        return _build_side(record, kind, graph, layout, of_members(graph, values), notes, files)
+        return _build_side(record, kind, graph, layout, map_members(graph, values), notes, files)
     graph, layout = model or _draw_record(record, layers, values, notes)
     holders = graph.holders()
     named = {graph.nodes[holders[name]].name: value for name, value in values.items() if name in holders}
-    if lost := sorted(set(values) - set(holders) - set(of_outputs(record.outputs, record.case))):
+    if lost := sorted(set(values) - set(holders) - set(map_outputs(record.outputs, record.case))):
         notes.append(f"{len(lost)} nodes of the record are missing from the model file, such as {lost[0]}")
     return _build_side(record, kind, graph, layout, named, notes, files)
 
@@ -135,7 +135,7 @@ def _build_side(
     notes: Sequence[str],
     files: Sequence[Path],
 ) -> GraphSide:
-    placed = layout or layered(len(graph.nodes), graph.edges)
+    placed = layout or lay_out(len(graph.nodes), graph.edges)
     told = tuple(dict.fromkeys((*notes, *graph.notes)))
     return GraphSide(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files)
 
@@ -144,7 +144,9 @@ def _find_built_in(record: GraphRecord) -> FoundModel | None:
     """Return a built-in model's file. A missing file is generated."""
     if record.built_in != "models":
         return None
-    model = next((one for one in zoo_models(_run_context(default_root())) if one.name == record.model), None)
+    model = next(
+        (one for one in build_zoo_models(_run_context(choose_default_root())) if one.name == record.model), None
+    )
     return FoundModel(model.path, digest_now(model.path), inside=True) if model is not None else None
 
 
@@ -155,7 +157,7 @@ def _convert_to_onnx(found: FoundModel, record: GraphRecord) -> FoundModel:
     """Return the model as an ONNX file: the file itself, or its cached conversion."""
     if found.path is None or found.path.suffix.lower() == ".onnx":
         return found
-    return kept_onnx(found, record.named, _run_context(default_root()))
+    return find_kept_onnx(found, record.named, _run_context(choose_default_root()))
 
 
 def _draw_model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes: list[str]) -> Drawn | None:
@@ -163,7 +165,7 @@ def _draw_model(found: FoundModel, drawn: FoundModel, record: GraphRecord, notes
         notes.append(found.why or drawn.why)
         return None
     try:
-        document = graph_of(onnx_graph.read_onnx, drawn.digest, path=str(drawn.path), dims=dict(record.named.dims))
+        document = read_graph(onnx_graph.read_onnx, drawn.digest, path=str(drawn.path), dims=dict(record.named.dims))
     except HilError as error:
         notes.append(f"cannot draw {found.path.name}: {error.message}")
         return None
@@ -189,7 +191,7 @@ def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> 
         raise UsageError(f"cannot verify that {record.named.path} is the file of the run")
     if kept is None:
         notes.append("hil imported the program again for this graph; to store it, use hil run --debug-ir DIR")
-    document = graph_of(
+    document = read_graph(
         imported.read_imported,
         found.digest if kept is None else str(kept.stat().st_mtime_ns),
         text=str(kept or ""),
@@ -199,18 +201,18 @@ def _draw_imported(record: GraphRecord, found: FoundModel, notes: list[str]) -> 
     return ModelGraph.from_json(document), document["layout"]
 
 
-def graph_of(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
+def read_graph(function: IsolatedFunction, digest: str, **arguments: Any) -> Any:
     """Call a function for a file in an isolated process. The user's cache stores the result by the file's digest."""
-    context = _run_context(default_root())
+    context = _run_context(choose_default_root())
     key = Cache.key("graph", function=getattr(function, "__name__", ""), digest=digest, version=_VERSION, **arguments)
 
     def compute() -> Any:
         check_room(context.cache)
         with (
             tempfile.TemporaryDirectory(prefix="hil-graph-") as folder,
-            naming_errors("import", "reading the graph", functools.partial(ImportFailed, stage="import"), ""),
+            convert_errors("import", "reading the graph", functools.partial(ImportFailed, stage="import"), ""),
         ):
-            return context.isolated.call(function, arguments, timeout=TIMEOUT_S, log=Path(folder) / "log")
+            return context.isolated.call(function, arguments, timeout=TIMEOUT_SECONDS, log=Path(folder) / "log")
 
     return context.cache.get_or_compute(key, {"what": "a graph"}, compute)[0]
 
@@ -231,27 +233,27 @@ def _read_layers(
     if model is not None and found.path is not None:
         arguments = {"path": str(found.path), "dims": dict(record.named.dims), "group": record.group}
         try:
-            nodes = dict(graph_of(onnx_graph.named_layers, found.digest, **arguments))
+            nodes = dict(read_graph(onnx_graph.list_named_layers, found.digest, **arguments))
         except HilError as error:
             notes.append(f"layer nodes unknown: {error.message}")
     else:
         # Without the model, layers become nodes.
         nodes = {str(one.get("layer")): [str(one.get("layer"))] for one in record.cases}
-    layers, missing = suite_layers(record.cases, nodes)
+    layers, missing = read_suite_layers(record.cases, nodes)
     if missing:
         notes.append(f"{len(missing)} layers of the suite are missing from the model file, such as {missing[0]}")
     return layers
 
 
 def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tuple[list[ProfileTotal], Path | None]:
-    found = named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
+    found = list_named_profiles(site.roots, Path(record.session.folder), record.case, {"run": record.profiles})
     if not (found and found[0].key):
         notes += ["profile deleted, or outside the served directories"] if record.profiles else []
         return [], None
     folder = found[0].folder
     try:
         look = (folder / TABLE).stat()
-        if look.st_size > MOST_TABLE_BYTES:
+        if look.st_size > MAX_TABLE_BYTES:
             raise UsageError(f"profile exceeds the size limit for pages: {look.st_size >> 20} MiB")
         return _read_timed_operations(folder, look.st_size, look.st_mtime_ns), folder / TABLE
     except OSError as error:
@@ -263,14 +265,14 @@ def _read_operations(site: WebSite, record: GraphRecord, notes: list[str]) -> tu
 
 @functools.lru_cache(maxsize=16)
 def _read_timed_operations(folder: Path, size: int, changed: int) -> list[ProfileTotal]:
-    return timed_operations(read_profile(folder).rows)
+    return sum_operations(read_profile(folder).rows)
 
 
 def _draw_record(
     record: GraphRecord, layers: Sequence[LayerValue], values: Mapping[str, NodeValue], notes: Sequence[str]
 ) -> Drawn:
     """Return the recorded nodes without edges, for a model that is not available."""
-    outputs = of_outputs(record.outputs, record.case)
+    outputs = map_outputs(record.outputs, record.case)
     own = (name for name in values if name not in outputs)
     names = list(dict.fromkeys([*(name for layer in layers for name in layer.nodes), *own]))
     if not names:
@@ -280,10 +282,10 @@ def _draw_record(
             hint="hil bisect, hil suite run (layers) and hil run --profile record nodes",
         )
     ops = {layer.nodes[0]: layer.op for layer in layers if len(layer.nodes) == 1}
-    nodes = [GraphNode(name, ops.get(name, "")) for name in names[:MOST_NODES]]
+    nodes = [GraphNode(name, ops.get(name, "")) for name in names[:MAX_NODES]]
     note = "connections unknown: the nodes are in the order of the record"
     graph = ModelGraph("onnx", record.model, nodes, [], notes=(note,))
-    return graph, layered(len(nodes), [])
+    return graph, lay_out(len(nodes), [])
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,7 @@ class GraphChoice:
     name: str
 
 
-def models_of(database: sqlite3.Connection, session: IndexedSession) -> list[GraphChoice]:
+def list_models(database: sqlite3.Connection, session: IndexedSession) -> list[GraphChoice]:
     """Return the session's models with their first cases."""
     if session.kind == "bisect":
         return []
@@ -307,7 +309,7 @@ def models_of(database: sqlite3.Connection, session: IndexedSession) -> list[Gra
     return [GraphChoice(row[0], row[1]) for row in rows if row[1]]
 
 
-def beside(database: sqlite3.Connection, session: IndexedSession, model: str) -> list[GraphChoice]:
+def list_same_model(database: sqlite3.Connection, session: IndexedSession, model: str) -> list[GraphChoice]:
     """Return the sessions that contain the same model, newest first."""
     stem = model.removesuffix(".onnx")
     names = (stem, f"{stem}.onnx")
@@ -317,7 +319,7 @@ def beside(database: sqlite3.Connection, session: IndexedSession, model: str) ->
         " (select 1 from cases where session = sessions.key"
         " and model in (select words.key from words where word in (?, ?)))"
         " order by created desc limit 50",
-        (*(joined([name]) for name in names), *names),
+        (*(join_names([name]) for name in names), *names),
     )
     return [
         GraphChoice(f"{row[0]}:{row[1]}", f"{row[1]} ({row[2]}, {(row[3] or '').strip().replace(chr(10), ', ')})")

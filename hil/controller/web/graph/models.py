@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.conversions import as_onnx
+from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.models.description import digest_of_files
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
-from hil.controller.web.files.kept import bases, own
+from hil.controller.web.files.kept import list_bases, own
 from hil.controller.web.publish.parcels import is_published
 from hil.core.files import digest_file
 from hil.errors import HilError, UsageError
 
 # Maximum bytes to digest in a request, including external data.
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
         return FoundModel(None, why="the record does not name a model file")
     shown = Path(named.path).name
     outside = False
-    for path in _existing_files(named.path, bases(folder, roots)):
+    for path in _iter_existing_files(named.path, list_bases(folder, roots)):
         inside = any(own(root, path) for root in roots)
         if not inside and not named.digest:
             outside = True
@@ -70,7 +70,7 @@ def find_model(named: NamedModel, folder: Path, roots: Sequence[Path]) -> FoundM
     return FoundModel(None, why=why)
 
 
-def _existing_files(path: str, starts: Sequence[Path]) -> Iterator[Path]:
+def _iter_existing_files(path: str, starts: Sequence[Path]) -> Iterator[Path]:
     for start in starts:
         one = start / path
         try:
@@ -84,15 +84,15 @@ def digest_now(path: Path) -> str:
     """Return a regular file's digest, or "" if the file is unreadable or exceeds the limit."""
     try:
         look = path.stat()
-        if look.st_size > MOST_BYTES:
+        if look.st_size > MAX_BYTES:
             return ""
-        return _cached_digest(str(path), look.st_size, look.st_mtime_ns, look.st_ino)
+        return _digest_cached(str(path), look.st_size, look.st_mtime_ns, look.st_ino)
     except OSError:
         return ""
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_digest(path: str, size: int, changed: int, inode: int) -> str:
+def _digest_cached(path: str, size: int, changed: int, inode: int) -> str:
     return digest_file(Path(path))
 
 
@@ -101,7 +101,7 @@ def is_recorded(named: NamedModel, found: FoundModel, external: Sequence[str]) -
     if not named.digest or found.path is None:
         return None
     digests = {"": found.digest}
-    left = MOST_BYTES
+    left = MAX_BYTES
     for name in external:
         beside = found.path.parent / name
         if not own(found.path.parent, beside) or not beside.is_file() or (left := left - beside.stat().st_size) < 0:
@@ -123,7 +123,7 @@ class KeptOnly(Cache):
         return found, True
 
 
-def kept_onnx(found: FoundModel, named: NamedModel, context: RunContext) -> FoundModel:
+def find_kept_onnx(found: FoundModel, named: NamedModel, context: RunContext) -> FoundModel:
     """Return a model's cached ONNX conversion, which `hil layers` creates."""
     assert found.path is not None
     cache = KeptOnly(context.cache.root)
@@ -131,7 +131,7 @@ def kept_onnx(found: FoundModel, named: NamedModel, context: RunContext) -> Foun
         how: Any = {"cache": cache, "isolated": context.isolated}
         try:
             model = import_model(found.path, function=named.function, dims=dict(named.dims), **how)
-            made = as_onnx(model, log=Path(folder) / "log", **how)
+            made = convert_to_onnx(model, log=Path(folder) / "log", **how)
         except HilError as error:
             why = f"{found.path.name} is not an ONNX file, and has no ONNX conversion: {error.message}"
             return FoundModel(None, why=f"{why} (hil layers {found.path.name} creates it)")

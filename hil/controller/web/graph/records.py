@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.runs import RECORD
-from hil.controller.web.files.kept import bases, own
+from hil.controller.web.files.kept import list_bases, own
 from hil.controller.web.graph.models import NamedModel
 from hil.controller.web.index.sessions import SELECT_CASES, IndexedSession, find_case
 from hil.controller.web.readers import BISECT
-from hil.controller.web.readers.analyses import model_digest
-from hil.controller.web.readers.fields import MOST_BYTES, mapping, mappings
+from hil.controller.web.readers.analyses import read_model_digest
+from hil.controller.web.readers.fields import MAX_BYTES, read_mapping, read_mappings
 from hil.controller.web.session.records import profile_names
 from hil.controller.workloads.suites.cases.model_scan import scan_models
 from hil.controller.workloads.suites.request import BUILT_IN
@@ -24,10 +24,10 @@ from hil.core.bounded_json import parse_json
 from hil.core.files import open_file, read_file
 from hil.errors import HilError, UsageError
 
-# Maximum cases to read for a model in a suite. MOST_BYTES limits their records.
-_MOST_CASES = 5000
+# Maximum cases to read for a model in a suite. MAX_BYTES limits their records.
+_MAX_CASES = 5000
 # Maximum files to search in a suite's source directory.
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 _IMPORTED = "imported.mlir"
 
 
@@ -87,41 +87,41 @@ def _find_first_case(database: sqlite3.Connection, session: IndexedSession, mode
 
 def _read_run(session: IndexedSession, name: str, roots: Sequence[Path]) -> GraphRecord:
     document = _read_document(Path(session.folder) / RECORD)
-    request = mapping(document.get("request"))
-    record = next((one for one in mappings(document.get("cases")) if one.get("name") == name), {})
-    model = mapping(record.get("model"))
-    verdict = next(iter(mappings(record.get("verdicts"))), {})
+    request = read_mapping(document.get("request"))
+    record = next((one for one in read_mappings(document.get("cases")) if one.get("name") == name), {})
+    model = read_mapping(record.get("model"))
+    verdict = next(iter(read_mappings(record.get("verdicts"))), {})
     return GraphRecord(
         session,
         name,
         name,
         NamedModel(
-            _text_or_empty(record.get("path")),
-            _text_or_empty(model.get("digest")),
+            _read_text(record.get("path")),
+            _read_text(model.get("digest")),
             _parse_dims(request),
-            _text_or_empty(request.get("function")),
+            _read_text(request.get("function")),
         ),
-        runtime=_text_or_empty(mapping(record.get("artifact")).get("runtime")),
+        runtime=_read_text(read_mapping(record.get("artifact")).get("runtime")),
         outputs=verdict.get("outputs"),
-        placement=mapping(record.get("provenance")).get("placement"),
+        placement=read_mapping(record.get("provenance")).get("placement"),
         profiles=profile_names(Path(session.folder), record).get("run", ()),
-        imported=_find_imported(_text_or_empty(request.get("debug_ir")), name, session, roots),
+        imported=_find_imported(_read_text(request.get("debug_ir")), name, session, roots),
     )
 
 
 def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
     document = _read_document(Path(session.folder) / BISECT)
-    path = _text_or_empty(document.get("model"))
-    layers = mappings(document.get("layers"))
+    path = _read_text(document.get("model"))
+    layers = read_mappings(document.get("layers"))
     return GraphRecord(
         session,
         "",
         Path(path).name,
-        NamedModel(path, model_digest(document)),
+        NamedModel(path, read_model_digest(document)),
         document=document,
-        runtime=_text_or_empty(document.get("runtime")),
-        outputs=mapping(document.get("whole")).get("outputs"),
-        ways=[way for way in ("isolated", "cumulative") if any(mapping(one.get(way)) for one in layers)],
+        runtime=_read_text(document.get("runtime")),
+        outputs=read_mapping(document.get("whole")).get("outputs"),
+        ways=[way for way in ("isolated", "cumulative") if any(read_mapping(one.get(way)) for one in layers)],
     )
 
 
@@ -130,36 +130,36 @@ def _read_suite(
 ) -> GraphRecord:
     folder = Path(session.folder)
     head = _read_document(folder / HEAD)
-    request = mapping(head.get("request"))
+    request = read_mapping(head.get("request"))
     rows = database.execute(
         f"{SELECT_CASES} where session = ? and model = (select key from words where word = ?) order by number limit ?",
-        (session.key, model, _MOST_CASES),
+        (session.key, model, _MAX_CASES),
     ).fetchall()
     records = _read_lines(folder / session.lines, rows)
     whole = next((one for one in records if not one.get("layer")), {})
-    name = _text_or_empty(whole.get("id"))
-    settings = mapping(request.get("settings"))
+    name = _read_text(whole.get("id"))
+    settings = read_mapping(request.get("settings"))
     return GraphRecord(
         session,
         name,
         model,
         NamedModel(*_find_suite_model(head, model, folder, roots), dims=_parse_dims(request)),
-        runtime=_text_or_empty(head.get("runtime")),
-        built_in=_built_in_suite(head),
+        runtime=_read_text(head.get("runtime")),
+        built_in=_find_built_in_suite(head),
         cases=[one for one in records if one.get("layer")],
-        group=_text_or_empty(request.get("group")) or "node",
+        group=_read_text(request.get("group")) or "node",
         outputs=whole.get("outputs"),
         placement=whole.get("placement"),
         profiles=[str(folder / profile)]
-        if (profile := _text_or_empty(mapping(whole.get("directories") or whole.get("left")).get("run profile")))
+        if (profile := _read_text(read_mapping(whole.get("directories") or whole.get("left")).get("run profile")))
         else (),
-        imported=_find_imported(_text_or_empty(settings.get("debug_ir")), name, session, roots),
+        imported=_find_imported(_read_text(settings.get("debug_ir")), name, session, roots),
     )
 
 
-def _built_in_suite(head: Mapping[str, Any]) -> str:
+def _find_built_in_suite(head: Mapping[str, Any]) -> str:
     """Return the built-in suite's name for a run, or "" for user models. Records of built-in suites have no path."""
-    name = _text_or_empty(head.get("suite"))
+    name = _read_text(head.get("suite"))
     return name if head.get("place") == "" and name in BUILT_IN.values() else ""
 
 
@@ -168,18 +168,18 @@ def _find_suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: 
 
     The path is empty for a built-in suite, and if the suite's source is not served.
     """
-    source, file = _text_or_empty(head.get("source")), mapping(mapping(head.get("models")).get(model))
-    digest = _text_or_empty(file.get("digest"))
-    if not source or _built_in_suite(head) or "\0" in source:
+    source, file = _read_text(head.get("source")), read_mapping(read_mapping(head.get("models")).get(model))
+    digest = _read_text(file.get("digest"))
+    if not source or _find_built_in_suite(head) or "\0" in source:
         return "", digest
-    path = _text_or_empty(file.get("path"))
-    there = path and "\0" not in path and any((start / path).is_file() for start in bases(folder, roots))
+    path = _read_text(file.get("path"))
+    there = path and "\0" not in path and any((start / path).is_file() for start in list_bases(folder, roots))
     return path if digest and there else _find_in_source(source, model, folder, roots), digest
 
 
 def _find_in_source(source: str, model: str, folder: Path, roots: Sequence[Path]) -> str:
     """Return the file with the model's name in a suite's source."""
-    for start in bases(folder, roots):
+    for start in list_bases(folder, roots):
         place = start / source
         try:
             if not (any(own(root, place) for root in roots) and place.exists()):
@@ -196,7 +196,7 @@ def _find_in_source(source: str, model: str, folder: Path, roots: Sequence[Path]
 
 def _is_small(place: Path) -> bool:
     """Return True if a directory tree is small enough to search during a request."""
-    left = _MOST_FILES
+    left = _MAX_FILES
     for _, folders, files in os.walk(place):
         left -= len(folders) + len(files)
         if left < 0:
@@ -208,7 +208,7 @@ def _find_imported(folder: str, name: str, session: IndexedSession, roots: Seque
     """Return the program that ``--debug-ir`` stored, if it is in a served directory."""
     if not folder or "\0" in folder:
         return None
-    for start in bases(Path(session.folder), roots):
+    for start in list_bases(Path(session.folder), roots):
         for path in (start / folder / name / _IMPORTED, start / folder / _IMPORTED):
             if path.is_file() and any(own(root, path) for root in roots):
                 return path
@@ -216,9 +216,9 @@ def _find_imported(folder: str, name: str, session: IndexedSession, roots: Seque
 
 
 def _read_lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, Any]]:
-    """Read records from a suite's lines file. Skip unreadable lines, and stop after MOST_BYTES."""
+    """Read records from a suite's lines file. Skip unreadable lines, and stop after MAX_BYTES."""
     found: list[Mapping[str, Any]] = []
-    left = MOST_BYTES
+    left = MAX_BYTES
     try:
         with open_file(path) as file:
             for row in rows:
@@ -239,7 +239,7 @@ def _read_lines(path: Path, rows: Sequence[sqlite3.Row]) -> list[Mapping[str, An
 
 def _read_document(path: Path) -> Mapping[str, Any]:
     try:
-        found = _parse_record(read_file(path, MOST_BYTES))
+        found = _parse_record(read_file(path, MAX_BYTES))
         if not isinstance(found, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
@@ -262,9 +262,9 @@ def _replace_surrogates(value: Any) -> Any:
 
 
 def _parse_dims(request: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    dims = mapping(request.get("dims"))
+    dims = read_mapping(request.get("dims"))
     return tuple(sorted((name, size) for name, size in dims.items() if isinstance(size, int) and 0 <= size < 1 << 31))
 
 
-def _text_or_empty(value: Any) -> str:
+def _read_text(value: Any) -> str:
     return value if isinstance(value, str) else ""

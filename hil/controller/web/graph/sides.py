@@ -15,7 +15,7 @@ from hil.controller.web.readers import RECORDS
 from hil.controller.web.site import WebSite
 
 # Maximum nodes in all cached graphs. A node takes a few hundred bytes.
-MOST_NODES = 50_000
+MAX_NODES = 50_000
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -23,7 +23,7 @@ _Stamp = tuple[tuple[int, int, int], ...]
 class GraphCache:
     """Cache for recent graphs. A graph becomes stale after a source file changes."""
 
-    def __init__(self, most: int = MOST_NODES) -> None:
+    def __init__(self, most: int = MAX_NODES) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[object, ...], tuple[_Stamp, GraphSide]] = OrderedDict()

@@ -9,12 +9,12 @@ from typing import Any
 
 from hil.controller.analysis.steps import Level
 from hil.controller.web.index.series import HistoryFilter, HistoryMeasure, Point, Series
-from hil.controller.web.text.entries import gravest_kind
+from hil.controller.web.text.entries import find_worst_kind
 
 UNITS = {"device_p50_ns": "ns", "host_s": "s", "compile_s": "s", "program_bytes": "B", "sqnr_db": "dB"}
 
 
-def case_chart(
+def make_case_chart(
     series: Series, measure: HistoryMeasure, asked: HistoryFilter, remarks: Mapping[int, Any]
 ) -> dict[str, Any]:
     """Return the chart for a case's history. ``remarks`` maps point indices to remarks."""
@@ -28,7 +28,7 @@ def case_chart(
         series.judged,
         series.levels,
     )
-    chart["kinds"] = [gravest_kind([one.outcome], finished=True) for one in series.points]
+    chart["kinds"] = [find_worst_kind([one.outcome], finished=True) for one in series.points]
     chart["steps"] = [{"at": one.index, "worse": one.worse} for one in series.steps]
     chart["remarks"] = sorted(remarks)
     return _sort_by_x(chart)
@@ -64,7 +64,7 @@ def _make_chart(
     }
 
 
-def plain_chart(
+def make_plain_chart(
     title: str,
     unit: str,
     times: Sequence[float | None],

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.web.text.addresses import PageQuery, link_of, page_at, reference_of
+from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
 from hil.errors import UsageError
 
 ROWS = 100
-_YEAR_S = 365 * 86400.0
+_YEAR_SECONDS = 365 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RegressionPage:
 
 def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows: int = ROWS) -> RegressionPage:
     """Return regressions since a date, newest first. Raises UsageError for an invalid date."""
-    parts, values = ["changes.created >= ?"], list[Any]([since_of(asked.since)])
+    parts, values = ["changes.created >= ?"], list[Any]([parse_since(asked.since)])
     if asked.what:
         parts.append("what = ?")
         values.append(asked.what)
@@ -80,7 +80,7 @@ def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows
         values.append(word.lower())
     where = " and ".join(parts)
     total = int(database.execute(f"select count(*) from changes where {where}", values).fetchone()[0])
-    first, pages = page_at(asked.page, total, rows)
+    first, pages = choose_page(asked.page, total, rows)
     found = database.execute(
         f"select * from changes where {where} order by created desc, session, name limit ? offset ?",
         (*values, rows, first),
@@ -90,10 +90,10 @@ def list_regressions(database: sqlite3.Connection, asked: RegressionFilter, rows
     return RegressionPage([_make_regression(database, row, names) for row in found], total, pages, unjudged)
 
 
-def since_of(day: str) -> float:
+def parse_since(day: str) -> float:
     """Parse a date as seconds since the epoch (UTC). "" is a year ago. Raises UsageError if invalid."""
     if not day:
-        return time.time() - _YEAR_S
+        return time.time() - _YEAR_SECONDS
     try:
         return float(calendar.timegm(time.strptime(day, "%Y-%m-%d")))
     except ValueError as error:
@@ -119,9 +119,7 @@ def _make_regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict
     name, flow, runtime, board, model, message = case
     identity = {"case": name, "flow": flow, "runtime": runtime, "board": board, "model": model}
     identity |= {"kind": now["kind"], "suite": now["suite"]} if now else {}
-    befores, afters = (
-        [_cached_reference(database, key, names) for key in side] for side in json.loads(row["compared"])
-    )
+    befores, afters = ([_make_reference(database, key, names) for key in side] for side in json.loads(row["compared"]))
     return Regression(
         case=name,
         what=row["what"],
@@ -142,9 +140,9 @@ def _make_regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict
     )
 
 
-def _cached_reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
+def _make_reference(database: sqlite3.Connection, key: int, names: dict[int, str]) -> str:
     """Return the session reference for a comparison URL."""
     if key not in names:
         row = database.execute("select root, id from sessions where key = ?", (key,)).fetchone()
-        names[key] = reference_of(row["id"], row["root"]) if row else ""
+        names[key] = format_reference(row["id"], row["root"]) if row else ""
     return names[key]

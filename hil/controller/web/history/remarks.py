@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.web.session.records import own
-from hil.controller.web.text.entries import real, text
+from hil.controller.web.text.entries import read_real, read_text
 from hil.core.bounded_json import parse_json
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import UsageError
 
 NAME = "hil-annotations.jsonl"
-MOST_CHARS = 500
-_MOST_BYTES = 4 << 20
+MAX_CHARS = 500
+_MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ def _read_remarks(root: Path, number: int) -> dict[str, Annotation]:
         if not own(root, path):
             return found
         with open_file(path) as file:
-            lines = file.read(_MOST_BYTES).split(b"\n")
+            lines = file.read(_MAX_BYTES).split(b"\n")
     except (OSError, UsageError):  # open_file() rejects a named pipe, which would block
         return found
     for line in lines:
         try:
             record = parse_json(line)
-            told, corrects = text(record.get("text")), text(record.get("corrects"))
+            told, corrects = read_text(record.get("text")), read_text(record.get("corrects"))
         except (ValueError, AttributeError, RecursionError):
             continue
-        created = real(record.get("created"))
+        created = read_real(record.get("created"))
         if corrects and told and corrects in found:
             found[corrects] = replace(found[corrects], text=told, corrected=created)
         elif corrects:
             found.pop(corrects, None)
         elif told:
-            names = (text(record.get("session")), text(record.get("case")))
+            names = (read_text(record.get("session")), read_text(record.get("case")))
             name = digest_of(line).rpartition(":")[2][:16]
             found[name] = Annotation(number, *names, told, created, name)
     return found
@@ -74,10 +74,10 @@ def _read_remarks(root: Path, number: int) -> dict[str, Annotation]:
 
 def annotate(root: Path, session: str, case: str, remark: str) -> None:
     """Store a remark. Raises UsageError if the remark is empty or too long, or the file is full or not writable."""
-    _append_record(root, {"session": session, "case": text(case), "text": _check_remark(remark)})
+    _append_record(root, {"session": session, "case": read_text(case), "text": _check_remark(remark)})
 
 
-def correct(root: Path, remark: str, told: str) -> None:
+def correct_remark(root: Path, remark: str, told: str) -> None:
     """Replace or delete a remark.
 
     Args:
@@ -94,8 +94,8 @@ def correct(root: Path, remark: str, told: str) -> None:
 
 def _check_remark(remark: str) -> str:
     remark = " ".join(remark.split())
-    if not remark or len(remark) > MOST_CHARS:
-        raise UsageError(f"a remark must have 1 to {MOST_CHARS} characters, got {len(remark)}")
+    if not remark or len(remark) > MAX_CHARS:
+        raise UsageError(f"a remark must have 1 to {MAX_CHARS} characters, got {len(remark)}")
     return remark
 
 
@@ -107,7 +107,7 @@ def _append_record(root: Path, record: Mapping[str, Any]) -> None:
             raise UsageError(f"{NAME} is a link outside the runs directory")
         place = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
-            if os.fstat(place).st_size + len(line) > _MOST_BYTES:
+            if os.fstat(place).st_size + len(line) > _MAX_BYTES:
                 raise UsageError(f"{NAME} is full", hint="delete unneeded lines from the file")
             os.write(place, line)
         finally:

@@ -11,25 +11,25 @@ import numpy as np
 
 from hil.controller.analysis.detection.changes import Change
 from hil.controller.analysis.detection.median_ranks import rank_interval
-from hil.controller.analysis.steps import Level, levels
+from hil.controller.analysis.steps import Level, find_levels
 from hil.controller.records.bench import Interval
 from hil.controller.records.history import EntryScore, HistoryEntry, SeriesSummary
 from hil.controller.storage.history.place import HistoryPlace
-from hil.controller.storage.history.store import HistoryStore, relative_spread
+from hil.controller.storage.history.store import HistoryStore, compute_relative_spread
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.web.history.charts import plain_chart
-from hil.controller.web.index.series import flips_among
-from hil.controller.web.text.entries import gravest_kind
+from hil.controller.web.history.charts import make_plain_chart
+from hil.controller.web.index.series import find_flips_among
+from hil.controller.web.text.entries import find_worst_kind
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS
-from hil.controller.workloads.history.entry_changes import find_entry_changes, value_of
+from hil.controller.workloads.history.entry_changes import find_entry_changes, get_value
 from hil.controller.workloads.history.tables import describe_key
 from hil.core.cancellation import check_cancelled
 from hil.core.results import BOARD_OUTCOMES
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import StorageError, UsageError
 
 # Maximum entries of a series on a page.
-MOST_RUNS = 500
+MAX_RUNS = 500
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class MeasuredRun:
     @property
     def value(self) -> float | None:
         """Median in nanoseconds, or score; shares in percent."""
-        return value_of(self.entry)
+        return get_value(self.entry)
 
     @property
     def reference(self) -> float | None:
         """Score of an evaluation's reference, shares in percent."""
         score = self.entry.score
-        return None if score is None else value_of(self.entry.replace(score=score.replace(board=score.reference)))
+        return None if score is None else get_value(self.entry.replace(score=score.replace(board=score.reference)))
 
     @property
     def commit(self) -> str:
@@ -117,11 +117,11 @@ def read_run_series(place: HistoryPlace, name: str) -> RunSeries:
     runs = []
     with _open_history(place) as store:
         summary = store.find_series(name)
-        for entry in store.entries(summary.id, newest=MOST_RUNS):
+        for entry in store.entries(summary.id, newest=MAX_RUNS):
             check_cancelled()
             samples = np.asarray(entry.samples_ns, np.float64)
             times = rank_interval(samples) if np.isfinite(samples).all() else None
-            runs.append(MeasuredRun(entry.replace(samples_ns=[]), relative_spread(entry.samples_ns), times))
+            runs.append(MeasuredRun(entry.replace(samples_ns=[]), compute_relative_spread(entry.samples_ns), times))
     return judge_runs(summary, runs)
 
 
@@ -134,9 +134,9 @@ def judge_runs(summary: SeriesSummary, runs: Sequence[MeasuredRun]) -> RunSeries
         summary,
         runs,
         found.judged,
-        levels(found.values, [one.index for _, one in found.changes]),
+        find_levels(found.values, [one.index for _, one in found.changes]),
         found.changes,
-        sorted([*flips_among(known, fails), *flips_among(known, ~fails)]),
+        sorted([*find_flips_among(known, fails), *find_flips_among(known, ~fails)]),
     )
 
 
@@ -146,19 +146,19 @@ def chart_runs(found: RunSeries) -> dict[str, Any]:
     The chart of an evaluation has scores instead of medians.
     """
     runs, score = found.runs, found.score
-    chart = plain_chart(
+    chart = make_plain_chart(
         "median time" if score is None else score.metric,
         "ns" if score is None else "%" if score.is_share else "",
         [one.entry.created for one in runs],
-        [value_of(one.entry) for one in runs],
+        [get_value(one.entry) for one in runs],
         found.judged,
         found.levels,
         -1 if score is not None and score.is_higher_better else 1,
-        [gravest_kind([one.entry.outcome], finished=True) for one in runs],
+        [find_worst_kind([one.entry.outcome], finished=True) for one in runs],
         [index for index, one in enumerate(runs) if one.entry.annotations],
     )
     ends = [(one.interval.low, one.interval.high) if one.interval else (None, None) for one in runs]
     chart["bars"] = [[low for low, _ in ends], [high for _, high in ends]]
-    chart["names"] = [visible(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs]
+    chart["names"] = [escape_controls(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs]
     chart["confirmed"] = [index for index, one in enumerate(runs) if one.entry.confirmed]
     return chart

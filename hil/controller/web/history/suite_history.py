@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.analysis.steps import Level, find_levels, find_steps
 from hil.controller.devices.time_statistics import DEFAULT_EFFECT
-from hil.controller.storage.outcomes import kind_of
+from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.index.index import SEPARATOR
-from hil.controller.web.index.sessions import IndexedSession, sessions_where
+from hil.controller.web.index.sessions import IndexedSession, list_sessions_where
 
-MOST_SESSIONS = 1000
+MAX_SESSIONS = 1000
 # Smallest reported step of the pass rate, in percent.
-_LEAST_RATE = 0.5
+_MIN_RATE = 0.5
 
 
 def list_suites(database: sqlite3.Connection, most: int) -> list[sqlite3.Row]:
@@ -89,7 +89,7 @@ def read_suite(
             values.append(f"{SEPARATOR}{name}{SEPARATOR}")
     where = " and ".join(parts)
     total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
-    found = sessions_where(database, f"{where} order by created desc, key desc limit ?", (*values, MOST_SESSIONS))
+    found = list_sessions_where(database, f"{where} order by created desc, key desc limit ?", (*values, MAX_SESSIONS))
     return suite_history(list(reversed(found)), total)
 
 
@@ -101,14 +101,14 @@ def suite_history(sessions: Sequence[IndexedSession], total: int) -> SuiteHistor
     for one in sessions:
         kinds = Counter[str]()
         for outcome, count in one.outcomes.items():
-            kinds[kind_of(outcome)] += count
+            kinds[classify_outcome(outcome)] += count
         time = one.device_ns if one.device_ns and one.device_cases == usual else None
         samples.append(SuiteSample(one, kinds["pass"], kinds.total() - kinds["quiet"], time))
     return SuiteHistory(
         samples,
         total,
         usual,
-        judge_values([one.rate for one in samples], least=_LEAST_RATE),
+        judge_values([one.rate for one in samples], least=_MIN_RATE),
         judge_values([one.device_ns for one in samples], least=DEFAULT_EFFECT, relative=True),
     )
 
@@ -118,4 +118,4 @@ def judge_values(values: Sequence[float | None], *, least: float, relative: bool
     judged = [index for index, value in enumerate(values) if value is not None and (value > 0 or not relative)]
     numbers = np.array([values[index] for index in judged], np.float64)
     cuts = find_steps(np.log(numbers), least=math.log1p(least)) if relative else find_steps(numbers, least=least)
-    return JudgedValues(values, judged, levels(numbers, cuts), [judged[cut] for cut in cuts])
+    return JudgedValues(values, judged, find_levels(numbers, cuts), [judged[cut] for cut in cuts])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.controller.storage.runs import RECORD
-from hil.controller.web.index.profiles import profiles_among
+from hil.controller.web.index.profiles import find_profiles_among
 from hil.controller.web.readers import BENCH, RECORDS, TRACE
-from hil.controller.web.text.names import said
+from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.store import HEAD, LINES
 from hil.controller.workloads.traces.trace import COMPARISON
 
@@ -23,7 +23,7 @@ _SETTLED_NS = 2_000_000_000
 # example because a record was replaced, the files are always checked.
 _QUIET_NS, _TURNS = 3600 * 1_000_000_000, 8
 # Other files that are read together with a record.
-_BESIDE = {HEAD: (LINES,), BENCH: (RECORD,), TRACE: (COMPARISON,)}
+_EXTRA_FILES = {HEAD: (LINES,), BENCH: (RECORD,), TRACE: (COMPARISON,)}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Listing:
     changed_ns: int
     record: str  # a session's record file; "" if the directory is not a session
     below: tuple[str, ...]  # subdirectories that may contain sessions
-    profiles: tuple[tuple[str, str, str], ...]  # as profiles_among() returns them
+    profiles: tuple[tuple[str, str, str], ...]  # as find_profiles_among() returns them
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Folders:
         self._stamps: dict[str, _Stamp] = {}
         self._looks = 0
 
-    def look(self, root: Path) -> ScanResult:
+    def scan(self, root: Path) -> ScanResult:
         """Scan for sessions below a directory, and for profiles outside sessions. Symbolic links are not followed."""
         self._looks += 1
         base = str(root)
@@ -76,8 +76,8 @@ class Folders:
             if listing.record:
                 sessions.append((place[skipped:] or ".", listing.record, self._stamp_session(place, listing)))
             for name, kind, file in listing.profiles:
-                way = said("/".join(filter(None, (place[skipped:], name))))
-                profiles.append((way, kind, _modified_time(f"{place}/{file}")))
+                way = escape_name("/".join(filter(None, (place[skipped:], name))))
+                profiles.append((way, kind, _read_modified_time(f"{place}/{file}")))
             if depth:
                 waiting += [(f"{place}/{name}", depth - 1) for name in listing.below]
         return ScanResult(sessions, profiles)
@@ -88,7 +88,7 @@ class Folders:
         if known and known.folder_ns == listing.changed_ns and (self._looks + known.turn) % _TURNS:
             return known.stamp
         stamp = stamp_of(place, listing.record)
-        if time.time_ns() - max(listing.changed_ns, *map(_changed_ns, stamp.split(" "))) > _QUIET_NS:
+        if time.time_ns() - max(listing.changed_ns, *map(_parse_changed_ns, stamp.split(" "))) > _QUIET_NS:
             self._stamps[place] = _Stamp(stamp, listing.changed_ns, hash(place) % _TURNS)
         else:
             self._stamps.pop(place, None)
@@ -109,7 +109,7 @@ class Folders:
         below: tuple[str, ...] = ()
         if RECORDS.get(record, "matrix") == "matrix":
             below = tuple(sorted(name for name, is_folder in found.items() if is_folder and not name.startswith(".")))
-        files = profiles_among(name for name, is_folder in found.items() if not is_folder)
+        files = find_profiles_among(name for name, is_folder in found.items() if not is_folder)
         made = _Listing(changed, record, below, tuple(files))
         if abs(time.time_ns() - changed) > _SETTLED_NS:
             self._known[place] = made
@@ -120,10 +120,10 @@ class Folders:
 
 def stamp_of(folder: str, record: str) -> str:
     """Return a stamp that changes if one of the session's files changes."""
-    return " ".join(_file_stamp(f"{folder}/{name}") for name in (record, *_BESIDE.get(record, ())))
+    return " ".join(_read_file_stamp(f"{folder}/{name}") for name in (record, *_EXTRA_FILES.get(record, ())))
 
 
-def _file_stamp(path: str) -> str:
+def _read_file_stamp(path: str) -> str:
     try:
         found = os.stat(path)  # noqa: PTH116 - many, and often
     except OSError:
@@ -131,13 +131,13 @@ def _file_stamp(path: str) -> str:
     return f"{found.st_ino}:{found.st_mtime_ns}:{found.st_size}"
 
 
-def _changed_ns(stamp: str) -> int:
+def _parse_changed_ns(stamp: str) -> int:
     """Return the modification time in a file's stamp, or 0 for a missing file."""
     parts = stamp.split(":")
     return int(parts[1]) if len(parts) > 1 else 0
 
 
-def _modified_time(path: str) -> float:
+def _read_modified_time(path: str) -> float:
     try:
         return os.stat(path).st_mtime  # noqa: PTH116 - as above
     except OSError:
@@ -146,4 +146,4 @@ def _modified_time(path: str) -> float:
 
 def index_stamp(path: Path) -> str:
     """Return a stamp that changes if a process writes to the index."""
-    return " ".join(_file_stamp(f"{path}{suffix}") for suffix in ("", "-wal"))
+    return " ".join(_read_file_stamp(f"{path}{suffix}") for suffix in ("", "-wal"))

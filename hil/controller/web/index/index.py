@@ -19,9 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from hil.controller.storage.runs import storing
-from hil.controller.web.text.entries import CaseEntry, SessionEntry, gravest_kind
-from hil.controller.web.text.names import said
+from hil.controller.storage.runs import convert_write_errors
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
+from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.cancellation import is_cancelled
 
@@ -149,17 +149,17 @@ class IndexWriter:
         """Acquire the lock and open the index, or rebuild it. Return False if a different process has the lock."""
         import filelock
 
-        if self._opened is not None and _file_number(self.path) == self._file:
+        if self._opened is not None and _read_file_number(self.path) == self._file:
             return True
         self._close()
-        with storing(self.path.parent, ""):
+        with convert_write_errors(self.path.parent, ""):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 self._lock.acquire()
             except filelock.Timeout:
                 return False
         self._opened = _open_index(self.path)
-        self._file = _file_number(self.path)
+        self._file = _read_file_number(self.path)
         self.opened += 1
         return True
 
@@ -169,7 +169,7 @@ class IndexWriter:
             self._close()
         # An OperationalError may mean a missing table. Other causes (a lock, permissions or the disk) do not show a
         # damaged index.
-        if not isinstance(error, sqlite3.OperationalError) or _lacks_tables(self.path):
+        if not isinstance(error, sqlite3.OperationalError) or _is_missing_tables(self.path):
             remove(self.path)
 
     def _close(self) -> None:
@@ -178,7 +178,7 @@ class IndexWriter:
             database.close()
         self._words.clear()
 
-    def known(self, root: int) -> dict[str, IndexedState]:
+    def list_known(self, root: int) -> dict[str, IndexedState]:
         """Return a runs directory's indexed sessions by id."""
         rows = self._database.execute(
             "select id, key, stamp, read_bytes, cases, damaged from sessions where root = ?", (root,)
@@ -206,7 +206,7 @@ class IndexWriter:
                     self._database.execute(f"delete from {table} where {column} = ?", (key,))
 
     @contextlib.contextmanager
-    def gathering(self) -> Iterator[None]:
+    def delay_commits(self) -> Iterator[None]:
         """Delay commits to :meth:`commit` or to the block's end.
 
         A large transaction is cheaper than many small transactions.
@@ -274,7 +274,7 @@ class IndexWriter:
             self._update_session(key, folder, session, stamp, read_bytes, damaged)
         return key
 
-    def work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def run_in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the database in one transaction."""
         with self._run_transaction():
             return work(self._database)
@@ -305,22 +305,22 @@ class IndexWriter:
             )
         )
         values = {
-            "folder": said(str(folder)),
+            "folder": escape_name(str(folder)),
             **{name: getattr(session, name) for name in ("kind", "title", "created", "finished", "exit_code")},
             **{
                 name: getattr(session, name)
                 for name in ("suite", "place", "flow", "branch", "command", "error", "lines")
             },
-            **{name: joined(getattr(session, name)) for name in ("runtimes", "compilers", "labels")},
-            "models": joined(models),
-            "boards": joined(boards),
+            **{name: join_names(getattr(session, name)) for name in ("runtimes", "compilers", "labels")},
+            "models": join_names(models),
+            "boards": join_names(boards),
             "commit_id": session.commit,
             "versions": json.dumps(dict(session.versions)),
             "digests": json.dumps(dict(session.digests)),
             "planned": session.planned,
             "verdict": "error"
             if session.error
-            else gravest_kind([*outcomes, session.outcome], finished=session.finished),
+            else find_worst_kind([*outcomes, session.outcome], finished=session.finished),
             "outcomes": json.dumps(dict(outcomes.most_common())),
             "cases": total,
             "failing": sum(count for word, count in outcomes.items() if _is_failing(word)),
@@ -350,11 +350,11 @@ class IndexWriter:
     def _make_case_row(self, key: int, case: CaseEntry, outputs: list[tuple[object, ...]]) -> tuple[object, ...]:
         """Return a row of ``cases``. Append output rows to ``outputs`` if the case has multiple outputs."""
         for one in case.outputs:
-            names = self._word_key(case.name), self._word_key(one.name)
+            names = self._get_word_key(case.name), self._get_word_key(one.name)
             outputs.append((key, *names, case.number, one.max_abs, one.sqnr_db))
-        return (key, *map(self._word_key, _words_of(case)), *_numbers_of(case))
+        return (key, *map(self._get_word_key, _words_of(case)), *_numbers_of(case))
 
-    def _word_key(self, word: str) -> int:
+    def _get_word_key(self, word: str) -> int:
         if (key := self._words.get(word)) is None:
             self._database.execute("insert or ignore into words (word) values (?)", (word,))
             key = int(self._database.execute("select key from words where word = ?", (word,)).fetchone()[0])
@@ -373,7 +373,7 @@ _WORDS_HELD = 200_000
 
 
 def _is_failing(outcome: str) -> bool:
-    return gravest_kind([outcome], finished=True) in ("board", "error", "fail")
+    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
 def _replace_surrogates(text: str) -> str:
@@ -381,7 +381,7 @@ def _replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def joined(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Join names for a single column; see :data:`SEPARATOR`."""
     found = [name.replace(SEPARATOR, " ") for name in names]
     return SEPARATOR.join(("", *found, "")) if found else ""
@@ -416,7 +416,7 @@ def _connect_index(path: Path, wait_s: float = 30.0) -> sqlite3.Connection:
         raise
 
 
-def _lacks_tables(path: Path) -> bool:
+def _is_missing_tables(path: Path) -> bool:
     """Return True if an index lacks tables, or SQLite cannot read it."""
     try:
         with contextlib.closing(_connect_index(path, wait_s=0.0)) as database:
@@ -428,7 +428,7 @@ def _lacks_tables(path: Path) -> bool:
     return not tables >= set(_TABLE_NAMES.findall(_TABLES))
 
 
-def _file_number(path: Path) -> int:
+def _read_file_number(path: Path) -> int:
     """Return the inode, which detects a replaced index, or 0 if the file is missing."""
     try:
         return path.stat().st_ino
@@ -450,9 +450,9 @@ class IndexReader:
         self._local = threading.local()
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def open_snapshot(self) -> Iterator[sqlite3.Connection]:
         """Open a snapshot on this thread's connection. Raises sqlite3.Error if the index is missing or damaged."""
-        database = self._thread_connection()
+        database = self._get_connection()
         try:
             database.execute("begin")
             yield database
@@ -467,13 +467,13 @@ class IndexReader:
         """Return True if the index has a session of a kind. Return False if the index is missing or damaged."""
         try:
             query = "select exists (select 1 from sessions where kind = ?)"
-            return bool(self._thread_connection().execute(query, (kind,)).fetchone()[0])
+            return bool(self._get_connection().execute(query, (kind,)).fetchone()[0])
         except sqlite3.Error:
             return False
 
-    def _thread_connection(self) -> sqlite3.Connection:
+    def _get_connection(self) -> sqlite3.Connection:
         """Return this thread's connection. Reconnect if the index was replaced."""
-        number = _file_number(self._path)
+        number = _read_file_number(self._path)
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
         if database is not None and number == self._local.file:
             return database

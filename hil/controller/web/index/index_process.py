@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.web.index.index import IndexWriter
-from hil.controller.web.index.indexer import POLL_S, Indexer
+from hil.controller.web.index.indexer import POLL_SECONDS, Indexer
 from hil.controller.web.index.progress import IndexProgress
-from hil.core.processes import module_command, wait_or_kill
+from hil.core.processes import make_module_command, wait_or_kill
 from hil.errors import StorageError
 
-_TOLD = ("sessions", "to_read", "read", "cases", "first_done")
+_PROGRESS_FIELDS = ("sessions", "to_read", "read", "cases", "first_done")
 # Minimum seconds between progress reports.
-_PACE_S = 0.1
+_PACE_SECONDS = 0.1
 # Seconds before the process exits or is killed. SQLite rolls back an interrupted transaction, and the indexer reads the
 # session later.
-_END_S = 0.3
+_END_SECONDS = 0.3
 _NICE = 5
 
 
@@ -40,7 +40,7 @@ class IndexProcess:
 
     def __init__(self, path: Path, roots: Sequence[Path]) -> None:
         self.progress = IndexProgress()
-        self._command = module_command("hil.controller.web.index.index_process", str(path), *map(str, roots))
+        self._command = make_module_command("hil.controller.web.index.index_process", str(path), *map(str, roots))
         self._stop = threading.Event()
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._follow_process, name="hil-indexer", daemon=True)
@@ -70,7 +70,7 @@ class IndexProcess:
         while True:
             while line := self._read_line():
                 self._update_progress(json.loads(line))
-            if self._stop.wait(POLL_S):
+            if self._stop.wait(POLL_SECONDS):
                 return
             # The process was killed, for example by the OOM killer. The index remains valid.
             self._end_process()
@@ -80,7 +80,7 @@ class IndexProcess:
                 self._process = self._start_process()
 
     def _update_progress(self, told: dict[str, Any]) -> None:
-        for name in _TOLD:
+        for name in _PROGRESS_FIELDS:
             if name in told:
                 setattr(self.progress, name, told[name])
         self.progress.tell()
@@ -103,7 +103,7 @@ class IndexProcess:
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        wait_or_kill(self._process, _END_S)
+        wait_or_kill(self._process, _END_SECONDS)
         self._process.stdout.close()
 
 
@@ -127,9 +127,9 @@ def main(path: str, *roots: str) -> None:
                 while progress.generation == seen and not closed.is_set():
                     progress.changed.wait()
                 seen = progress.generation
-            if not _send_progress({name: getattr(progress, name) for name in _TOLD}):
+            if not _send_progress({name: getattr(progress, name) for name in _PROGRESS_FIELDS}):
                 return
-            closed.wait(_PACE_S)
+            closed.wait(_PACE_SECONDS)
 
 
 def _wait_for_eof(closed: threading.Event, progress: IndexProgress) -> None:
@@ -139,7 +139,7 @@ def _wait_for_eof(closed: threading.Event, progress: IndexProgress) -> None:
     with progress.changed:
         progress.changed.notify_all()
     # Exit even if a write takes longer, because the server may be dead.
-    time.sleep(_END_S)
+    time.sleep(_END_SECONDS)
     os._exit(0)
 
 

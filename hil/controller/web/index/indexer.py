@@ -15,13 +15,13 @@ from hil.controller.web.index.judging import judge_some
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers import read_lines, read_session
 from hil.controller.web.text.entries import CaseEntry, SessionEntry
-from hil.controller.web.text.names import said
+from hil.controller.web.text.names import escape_name
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import StorageError, UsageError
 
 # Seconds between scans. New sessions appear within twice that time.
-POLL_S = 0.8
+POLL_SECONDS = 0.8
 # Maximum share of the time to spend on scans. Slow scans run less often.
 _SHARE = 0.25
 # Limits of a batch: lines and bytes. Other sessions are read after each batch of a large session.
@@ -30,9 +30,9 @@ _BATCH, _BATCH_BYTES = 2_000, 4 << 20
 # total time for counting.
 _BATCH_PART = 32
 # Seconds between commits while reading many sessions.
-_SHOWN_S = 0.5
+_SHOWN_SECONDS = 0.5
 # A known record that becomes unreadable may still be in transfer. It counts as damaged after this time.
-_SETTLED_S = 2.0
+_SETTLED_SECONDS = 2.0
 # Number of bytes before the last read position to compare. If these bytes are unchanged, lines were only appended to
 # the file.
 _MARK_BYTES = 512
@@ -88,15 +88,15 @@ class Indexer:
 
     def _scan_until_stopped(self) -> None:
         while not self._stop.is_set():
-            self.look()
+            self.scan()
             self._stop.wait(self.pause_s)
 
     @property
     def pause_s(self) -> float:
         """Seconds to the next scan. Only scan time counts, not the time for reading sessions."""
-        return max(POLL_S, self._looked_s * (1 / _SHARE - 1))
+        return max(POLL_SECONDS, self._looked_s * (1 / _SHARE - 1))
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Scan all directories, read new sessions, and delete missing sessions from the index.
 
         Scans again between the batches of a large session. A deleted or damaged index is rebuilt by this call or the
@@ -126,16 +126,16 @@ class Indexer:
     def _scan_folders(self) -> bool:
         begun, progress = time.monotonic(), self.progress
         found, jobs, gone = 0, list[_Job](), list[int]()
-        there = [folders.look(root) for folders, root in zip(self._folders, self._roots, strict=True)]
+        there = [folders.scan(root) for folders, root in zip(self._folders, self._roots, strict=True)]
         seen = (self._writer.opened, there)
         if seen == self._quiet:
             self._looked_s = time.monotonic() - begun
             self._judge_batch()
             return True
         for number, root in enumerate(self._roots):
-            known = self._writer.known(number)
+            known = self._writer.list_known(number)
             for way, record, stamp in there[number].sessions:
-                session_id = said(way)
+                session_id = escape_name(way)
                 found += 1
                 old = known.pop(session_id, None)
                 if self._foreign.get((number, session_id)) == stamp:
@@ -146,7 +146,7 @@ class Indexer:
             if self._writer.keep_profiles(number, there[number].profiles):
                 progress.tell()
         self._looked_s = time.monotonic() - begun
-        jobs.sort(key=lambda job: (job.done_bytes, -_changed_ns(job)))  # new sessions first, newest first
+        jobs.sort(key=lambda job: (job.done_bytes, -_parse_changed_ns(job)))  # new sessions first, newest first
         progress.sessions, progress.to_read, progress.read = found, len(jobs), 0
         if gone:
             self._writer.forget(gone)
@@ -161,7 +161,7 @@ class Indexer:
         return True
 
     def _judge_batch(self) -> None:
-        if self._writer.work(judge_some):
+        if self._writer.run_in_transaction(judge_some):
             self.progress.tell()
 
     def _read_all(self, jobs: Sequence[_Job]) -> bool:
@@ -169,7 +169,7 @@ class Indexer:
 
         Return False if sessions have unread lines, or the indexer stops.
         """
-        with self._writer.gathering():
+        with self._writer.delay_commits():
             begun = shown = time.monotonic()
             changed, complete = False, True
             for job in jobs:
@@ -180,7 +180,7 @@ class Indexer:
                 changed |= is_changed
                 complete &= is_read
                 self.progress.read += is_read
-                if changed and time.monotonic() - shown > _SHOWN_S:
+                if changed and time.monotonic() - shown > _SHOWN_SECONDS:
                     self._writer.commit()
                     self.progress.tell()
                     shown, changed = time.monotonic(), False
@@ -233,7 +233,7 @@ class Indexer:
         return is_complete
 
 
-def _changed_ns(job: _Job) -> int:
+def _parse_changed_ns(job: _Job) -> int:
     """Return the record's modification time from the session's stamp, or 0 if unknown."""
     parts = job.stamp.split(" ")[0].split(":")
     return int(parts[1]) if len(parts) > 1 else 0
@@ -250,7 +250,7 @@ def _is_incomplete(path: Path, *, known: bool) -> bool:
         return True
     except OSError:
         return False
-    return known and 0 <= time.time() - changed < _SETTLED_S
+    return known and 0 <= time.time() - changed < _SETTLED_SECONDS
 
 
 def _digest_before(path: Path, end: int) -> str:

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.web.index.series import MEASURES, MOST_SAMPLES, flips_among, steps_of
+from hil.controller.web.index.series import MAX_SAMPLES, MEASURES, find_flips_among, find_series_steps
 
 BROKE, SLOWER = "broke", "slower"
 # Seconds per batch. Between batches, the indexer reads new sessions.
-_JUDGE_S = 0.3
+_JUDGE_SECONDS = 0.3
 _SAMPLE = np.dtype(
     [
         *((name, np.int64) for name in ("session", "flow", "runtime", "model", "outcome", "ended", "comparable")),
@@ -36,7 +36,7 @@ Mask = npt.NDArray[np.bool_]
 
 def judge_some(database: sqlite3.Connection) -> bool:
     """Judge a batch of changed histories. Return False if there were none."""
-    end = time.monotonic() + _JUDGE_S
+    end = time.monotonic() + _JUDGE_SECONDS
     changed = database.execute("select name, board from unjudged limit 1000").fetchall()
     if not changed:
         return False
@@ -82,23 +82,23 @@ class _Judge:
         samples = samples[np.argsort(self._place[samples["session"]])]
         same = (self._kind[self._place[samples["session"]]], *(samples[name] for name in ("flow", "runtime", "model")))
         if all((column == column[0]).all() for column in same):
-            yield samples[-MOST_SAMPLES:]
+            yield samples[-MAX_SAMPLES:]
             return
         _, which = np.unique(np.stack(same), axis=1, return_inverse=True)
         for number in range(which.max() + 1):
-            yield samples[which.reshape(-1) == number][-MOST_SAMPLES:]
+            yield samples[which.reshape(-1) == number][-MAX_SAMPLES:]
 
     def _find_breaks(self, history: Samples) -> Iterator[tuple[Any, ...]]:
         ended = np.where(history["ended"] == self._nothing, history["outcome"], history["ended"])
         told, fails = self._mask_outcomes(ended)
         places = np.flatnonzero(told)
         over = bool(places.size) and not fails[places[-1]]
-        for flip in flips_among(told, fails):
+        for flip in find_flips_among(told, fails):
             earlier = places[np.searchsorted(places, flip) - 1]
             yield self._make_change_row(history, BROKE, ([earlier], [flip]), None, None, over)
 
     def _find_slowdowns(self, history: Samples) -> Iterator[tuple[Any, ...]]:
-        _, levels, steps = steps_of(history["device_p50_ns"], history["comparable"], MEASURES["device"])
+        _, levels, steps = find_series_steps(history["device_p50_ns"], history["comparable"], MEASURES["device"])
         for step in steps:
             if step.worse:
                 # The change is over if the last level is closer to the level before the change than to the slow level.

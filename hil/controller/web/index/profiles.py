@@ -16,13 +16,13 @@ from pathlib import Path
 
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, read_profile
-from hil.controller.web.files.kept import bases
-from hil.controller.web.text.names import meant, said
+from hil.controller.web.files.kept import list_bases
+from hil.controller.web.text.names import escape_name, unescape_name
 from hil.core.timeline import Profile
 from hil.errors import UsageError
 
 # Maximum bytes per file to read for a page. A million operations take 150 MB.
-_MOST = {HEAD: 32 << 20, TABLE: 256 << 20, PASSES: 16 << 20, DISPATCHES: 16 << 20, EXECUTABLES: 16 << 20}
+_MAX_FILE_BYTES = {HEAD: 32 << 20, TABLE: 256 << 20, PASSES: 16 << 20, DISPATCHES: 16 << 20, EXECUTABLES: 16 << 20}
 _TRACES = (".pftrace", ".pftrace.gz")
 _OUTSIDE = "pages only read --runs directories: add the directory with hil web --runs DIR"
 
@@ -39,7 +39,7 @@ class StoredProfile:
     @property
     def name(self) -> str:
         """Name in lists: the relative path."""
-        return self.key.partition("/")[2] or said(self.folder.name)
+        return self.key.partition("/")[2] or escape_name(self.folder.name)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ProfileList:
     total: int
 
 
-def named_profiles(
+def list_named_profiles(
     roots: Sequence[Path], folder: Path, case: str, names: Mapping[str, Sequence[str]]
 ) -> list[StoredProfile]:
     """Return the profiles in a case's record, as :attr:`.CaseDetail.profiles` lists them.
@@ -61,19 +61,19 @@ def named_profiles(
         folder: directory of the session.
     """
 
-    def places(ways: Sequence[str]) -> list[Path]:
-        starts = (start / way for way in ways for start in bases(folder, roots))
+    def list_places(ways: Sequence[str]) -> list[Path]:
+        starts = (start / way for way in ways for start in list_bases(folder, roots))
         return list(dict.fromkeys(place for start in starts for place in (start, start / case)))
 
-    return stored_profiles(roots, {kind: places(ways) for kind, ways in names.items()})
+    return find_stored_profiles(roots, {kind: list_places(ways) for kind, ways in names.items()})
 
 
-def stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]]) -> list[StoredProfile]:
+def find_stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Path]]) -> list[StoredProfile]:
     """Return the first existing profile per kind among candidate directories."""
     found = []
     for kind, candidates in places.items():
         keyed = [(_make_url_key(roots, place), place) for place in candidates]
-        inside = [(key, place) for key, place in keyed if key and kind_of(place)]
+        inside = [(key, place) for key, place in keyed if key and classify_profile(place)]
         outside = [(key, place) for key, place in keyed if not key and _resolve_path(place) is not None]
         # Of the profiles outside served directories, use only the first candidate. Later candidates are guesses,
         # because the base directory of a relative path is unknown.
@@ -87,8 +87,8 @@ def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
     """Return the profile for a URL key. Raises UsageError if the profile is missing or may not be read."""
     number, _, way = key.partition("/")
     if number.isdecimal() and len(number) < 6 and int(number) < len(roots) and "\0" not in way:
-        folder = roots[int(number)] / meant(way)
-        if _make_url_key(roots, folder) and (kind := kind_of(folder)):
+        folder = roots[int(number)] / unescape_name(way)
+        if _make_url_key(roots, folder) and (kind := classify_profile(folder)):
             return StoredProfile(kind, folder.resolve(), key)
     raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; the profile may have been moved")
 
@@ -109,11 +109,11 @@ def list_profiles(
         f"select root, way, kind, changed from profiles where {where} order by changed desc, root, way limit ?",
         (*values, most),
     )
-    found = [StoredProfile(row[2], roots[row[0]] / meant(row[1]), f"{row[0]}/{row[1]}", row[3]) for row in rows]
+    found = [StoredProfile(row[2], roots[row[0]] / unescape_name(row[1]), f"{row[0]}/{row[1]}", row[3]) for row in rows]
     return ProfileList(found, total)
 
 
-def profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
+def find_profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
     """Return the profiles among a directory's files as name, kind and main file.
 
     The directory itself has the name "".
@@ -124,7 +124,7 @@ def profiles_among(names: Iterable[str]) -> list[tuple[str, str, str]]:
     return found + [(name, "trace", name) for name in sorted(files) if name != TRACE and name.endswith(_TRACES)]
 
 
-def kind_of(folder: Path) -> str:
+def classify_profile(folder: Path) -> str:
     """Return the :attr:`StoredProfile.kind` of a directory or trace file, or "" if it is not a profile."""
     try:
         if folder.name.endswith(_TRACES) and folder.is_file():
@@ -134,12 +134,12 @@ def kind_of(folder: Path) -> str:
         return ""
 
 
-def file_of(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
+def resolve_file(roots: Sequence[Path], profile: StoredProfile, name: str) -> Path:
     """Return the resolved path of a profile's file. Raises UsageError if the file may not be read or is too large."""
     path = _resolve_path(profile.folder / name)
     if path is None or not _make_url_key(roots, path) or not path.is_file():
         raise UsageError(f"{name} not found in {profile.folder}")
-    length, most = path.stat().st_size, _MOST.get(name)
+    length, most = path.stat().st_size, _MAX_FILE_BYTES.get(name)
     if most is not None and length > most:
         raise UsageError(
             f"{path} exceeds the size limit for pages: {length} bytes", hint=f"use hil profile show {profile.folder}"
@@ -151,24 +151,24 @@ def trace_file(roots: Sequence[Path], profile: StoredProfile) -> Path:
     """Return the trace of a profile. Raises UsageError if the trace is missing or may not be read."""
     if profile.folder.is_file() and _make_url_key(roots, profile.folder):
         return profile.folder
-    return file_of(roots, profile, TRACE)
+    return resolve_file(roots, profile, TRACE)
 
 
 def open_profile(roots: Sequence[Path], profile: StoredProfile) -> Profile:
     """Read a run's profile. Raises UsageError if the profile is damaged, too large, or may not be read."""
     for name in (HEAD, TABLE):
-        file_of(roots, profile, name)
+        resolve_file(roots, profile, name)
     return read_profile(profile.folder)
 
 
 def check_compilation(roots: Sequence[Path], profile: StoredProfile) -> Path:
     """Return a compilation's directory after checking the files. Raises UsageError like :func:`open_profile`."""
     for name in (PASSES, DISPATCHES, EXECUTABLES):
-        file_of(roots, profile, name)
+        resolve_file(roots, profile, name)
     return profile.folder
 
 
-def how_to_show(profile: StoredProfile) -> str:
+def make_show_hint(profile: StoredProfile) -> str:
     """Return the hint for a profile that pages may not read."""
     return f"{profile.folder} is outside the served directories; {_OUTSIDE}"
 
@@ -185,7 +185,7 @@ def _make_url_key(roots: Sequence[Path], place: Path) -> str:
     found = _resolve_path(place)
     for number, root in enumerate(roots):
         if found is not None and found.is_relative_to(root):
-            way = said(found.relative_to(root).as_posix())
+            way = escape_name(found.relative_to(root).as_posix())
             return f"{number}/{'' if way == '.' else way}"
     return ""
 

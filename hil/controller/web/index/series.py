@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.steps import Level, find_steps, levels
+from hil.controller.analysis.steps import Level, find_levels, find_steps
 from hil.controller.devices.time_statistics import DEFAULT_EFFECT
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession
-from hil.controller.web.text.addresses import PageQuery, link_of, reference_of
+from hil.controller.web.text.addresses import PageQuery, format_reference, link_of
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 # Maximum samples to show and judge, newest first.
-MOST_SAMPLES = 2000
-_LOG_MOST = 709.0
+MAX_SAMPLES = 2000
+_MAX_LOG = 709.0
 # Number of samples to compare on each side of a change. Three later samples are enough for an interval.
 COMPARED = 5
 # Fields that identify a series, and the fields among them that are columns in the table ``cases``.
@@ -100,7 +100,7 @@ class Point:
     @property
     def reference(self) -> str:
         """Session reference for a comparison URL."""
-        return reference_of(self.id, self.root)
+        return format_reference(self.id, self.root)
 
     @property
     def fails(self) -> bool:
@@ -144,7 +144,7 @@ class Series:
         return {name: [self.points[index].reference for index in side] for name, side in sides.items()}
 
 
-def history_query(session: IndexedSession, case: str, what: str = "") -> str:
+def make_history_query(session: IndexedSession, case: str, what: str = "") -> str:
     """Return the query for a case's history, with all fields that the session determines."""
     asked = HistoryFilter(
         case=case,
@@ -166,7 +166,7 @@ def measure_of(asked: HistoryFilter) -> HistoryMeasure:
     return found
 
 
-def identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple[Mapping[str, str], int]]:
+def list_identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple[Mapping[str, str], int]]:
     """Return the matching series of a case with their numbers of samples, latest first."""
     where, values = _build_condition(asked)
     rows = database.execute(
@@ -196,7 +196,7 @@ def read_series(
         " (select word from words where words.key = cases.grade), count(*) over ()"
         f" from cases join sessions on sessions.key = cases.session where {where}"
         " order by sessions.created desc, sessions.key desc limit ?",
-        (*values, MOST_SAMPLES),
+        (*values, MAX_SAMPLES),
     ).fetchall()
     points = [_make_point(row) for row in reversed(rows)]
     total = rows[0][16] if rows else 0
@@ -207,11 +207,11 @@ def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, meas
     """Find levels, steps and outcome changes in samples."""
     values = np.array([math.nan if point.value is None else point.value for point in points], np.float64)
     iterations = np.array([point.comparable for point in points], np.int64)
-    judged, found, steps = steps_of(values, iterations, measure)
-    return Series(identity, points, total, judged, found, steps, flips_of(points))
+    judged, found, steps = find_series_steps(values, iterations, measure)
+    return Series(identity, points, total, judged, found, steps, find_flips(points))
 
 
-def steps_of(
+def find_series_steps(
     values: Floats, iterations: npt.NDArray[np.int64], measure: HistoryMeasure
 ) -> tuple[list[int], list[Level], list[LevelStep]]:
     """Return the indices of judged samples, their levels, and their steps. NaN is a missing value.
@@ -226,11 +226,11 @@ def steps_of(
         counts &= iterations >= ITERATIONS
     judged = np.flatnonzero(counts).tolist()
     numbers = np.log(values[counts]) if measure.is_log else values[counts]
-    found = levels(numbers, find_steps(numbers, least=measure.least))
+    found = find_levels(numbers, find_steps(numbers, least=measure.least))
     on_level = [[judged[index] for index in _find_members(numbers, one, measure.least)] for one in found]
     if measure.is_log:
         found = [
-            replace(one, median=_limited_exp(one.median), low=_limited_exp(one.low), high=_limited_exp(one.high))
+            replace(one, median=_limit_exp(one.median), low=_limit_exp(one.low), high=_limit_exp(one.high))
             for one in found
         ]
     steps = []
@@ -249,18 +249,18 @@ def _find_members(numbers: Floats, level: Level, least: float) -> list[int]:
     return (level.start + (np.flatnonzero(on_it) if on_it.any() else np.arange(off.size))).tolist()
 
 
-def _limited_exp(exponent: float) -> float:
+def _limit_exp(exponent: float) -> float:
     """Return e to a power, limited to the largest float."""
-    return math.exp(min(exponent, _LOG_MOST))
+    return math.exp(min(exponent, _MAX_LOG))
 
 
-def flips_of(points: Sequence[Point]) -> list[int]:
+def find_flips(points: Sequence[Point]) -> list[int]:
     """Return the indices of samples that fail although the previous sample did not. Skipped samples are ignored."""
     told = np.array([point.outcome not in ("SKIP", "") for point in points], np.bool_)
-    return flips_among(told, np.array([point.fails for point in points], np.bool_))
+    return find_flips_among(told, np.array([point.fails for point in points], np.bool_))
 
 
-def flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> list[int]:
+def find_flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) -> list[int]:
     """Return the indices of samples that fail although the previous sample did not.
 
     Only samples in the mask ``told`` count.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
-from hil.controller.web.text.addresses import PageQuery, link_of, page_at, reference_of
-from hil.controller.web.text.names import meant
+from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
+from hil.controller.web.text.names import unescape_name
 from hil.errors import UsageError
 
 PAGE_ROWS = 100
@@ -92,7 +92,7 @@ class IndexedSession:
     @property
     def reference(self) -> str:
         """Text that identifies the session in a single URL parameter."""
-        return reference_of(self.id, self.root)
+        return format_reference(self.id, self.root)
 
 
 def _make_session(row: sqlite3.Row) -> IndexedSession:
@@ -102,7 +102,7 @@ def _make_session(row: sqlite3.Row) -> IndexedSession:
     return IndexedSession(
         **{
             **values,
-            "folder": meant(row["folder"] or ""),
+            "folder": unescape_name(row["folder"] or ""),
             "commit": row["commit_id"] or "",
             "finished": bool(row["finished"]),
         }
@@ -120,9 +120,9 @@ class SessionPage:
 
 def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int = PAGE_ROWS) -> SessionPage:
     """Return a page of matching sessions. Raises UsageError for an unknown order."""
-    where, values = _session_condition(asked)
+    where, values = _make_session_condition(asked)
     total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
-    first, pages = page_at(asked.page, total, rows)
+    first, pages = choose_page(asked.page, total, rows)
     found = database.execute(
         f"select * from sessions where {where} order by {_order_clause(asked.order)} limit ? offset ?",
         (*values, rows, first),
@@ -130,7 +130,7 @@ def list_sessions(database: sqlite3.Connection, asked: SessionFilter, rows: int 
     return SessionPage([_make_session(row) for row in found], total, pages)
 
 
-def sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[IndexedSession]:
+def list_sessions_where(database: sqlite3.Connection, condition: str, values: Sequence[Any]) -> list[IndexedSession]:
     """Return sessions that match an SQL condition. The condition must not contain user input."""
     return [_make_session(row) for row in database.execute(f"select * from sessions where {condition}", values)]
 
@@ -144,7 +144,7 @@ def _order_clause(order: str) -> str:
     return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
 
 
-def _session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
+def _make_session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
     parts, values = ["1"], list[Any]()
     for name, column in _EQUAL.items():
         if value := getattr(asked, name):
@@ -167,7 +167,7 @@ def _session_condition(asked: SessionFilter) -> tuple[str, list[Any]]:
     return " and ".join(parts), values
 
 
-def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
+def list_choices(database: sqlite3.Connection) -> dict[str, list[str]]:
     """Return the possible values of every filter."""
     found: dict[str, list[str]] = {}
     for name, column in _EQUAL.items():
@@ -250,7 +250,7 @@ def list_cases(
     database: sqlite3.Connection, session: IndexedSession, asked: CaseFilter, rows: int = PAGE_ROWS
 ) -> CasePage:
     """Return a page of a session's cases. Raises UsageError for an unknown order."""
-    where, values = _case_condition(session, asked)
+    where, values = _make_case_condition(session, asked)
     column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
     if column is None:
         raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
@@ -277,7 +277,7 @@ def list_cases(
     return CasePage(found, counted, max(1, -(-counted // rows)))
 
 
-def _case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, dict[str, Any]]:
+def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[str, dict[str, Any]]:
     parts, values = ["session = :session"], dict[str, Any](session=session.key)
     for name in ("outcome", "op", "model"):
         value = getattr(asked, name)

@@ -9,10 +9,10 @@ from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.web.compare import compared, comparing
 from hil.controller.web.index import sessions
-from hil.controller.web.index.series import history_query
+from hil.controller.web.index.series import make_history_query
 from hil.controller.web.session import sides
-from hil.controller.web.site import site_of
-from hil.controller.web.text.requests import asked, number_of, rows_of
+from hil.controller.web.site import get_site
+from hil.controller.web.text.requests import count_rows, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -23,26 +23,30 @@ _OFFERED = 100
 @router.get("/compare")
 def compare(request: Request) -> Response:
     """Compare side ``b`` with the baseline ``a``, by default the previous session. Without sides, show the form."""
-    site, view = site_of(request), asked(request, compared.ComparisonQuery)
+    site, view = get_site(request), parse_filter(request, compared.ComparisonQuery)
     query = request.query_params
-    with site.reader.reading() as database:
+    with site.reader.open_snapshot() as database:
         if marked := query.getlist("s"):
-            return _redirect_marked([sides.session_of(database, one) for one in dict.fromkeys(marked)])
+            return _redirect_marked([sides.get_session(database, one) for one in dict.fromkeys(marked)])
         a, b = (
             sides.choose_side(
-                database, query.getlist(side), sides.filters_of(query, side), number_of(request, f"{side}.last", 10)
+                database, query.getlist(side), sides.parse_filters(query, side), number_of(request, f"{side}.last", 10)
             )
             for side in ("a", "b")
         )
         found, tables = None, []
         if b and not a:
-            a = _offer_side(sides.baseline_of(database, b.sessions[0])) if len(b.sessions) == 1 and not b.only else None
+            a = (
+                _offer_side(sides.find_baseline(database, b.sessions[0]))
+                if len(b.sessions) == 1 and not b.only
+                else None
+            )
         if a and b:
             found = comparing.compare_sides(database, a, b)
-            tables = compared.tables(found, view, rows_of(request, compared.ROWS))
+            tables = compared.list_tables(found, view, count_rows(request, compared.ROWS))
         offered = sessions.list_sessions(database, sessions.SessionFilter(), _OFFERED).sessions
-        choices = sessions.choices(database)
-    return site.page(
+        choices = sessions.list_choices(database)
+    return site.render_page(
         request,
         "compare.html",
         a=a,
@@ -54,13 +58,13 @@ def compare(request: Request) -> Response:
         fixed=sides.query_of(a, b),
         pairs=parse_qsl(sides.query_of(a, b)),
         swapped=sides.query_of(b, a),
-        notes=list(sides.differences(a, b)) if a and b else [],
-        benches=compared.bench_verdicts([*a.sessions, *b.sessions]) if a and b else [],
+        notes=list(sides.iter_differences(a, b)) if a and b else [],
+        benches=compared.list_bench_verdicts([*a.sessions, *b.sessions]) if a and b else [],
         offered=offered,
         choices=choices,
         filters=sides.FILTERS,
-        history=history_query,
-        most=sides.MOST_SESSIONS,
+        history=make_history_query,
+        most=sides.MAX_SESSIONS,
     )
 
 
@@ -70,8 +74,8 @@ def _offer_side(session: sessions.IndexedSession | None) -> sides.ComparedSide |
 
 def _redirect_marked(marked: list[sessions.IndexedSession]) -> Response:
     """Redirect to a comparison of the newest marked session with the other marked sessions."""
-    if len(marked) > sides.MOST_SESSIONS:
-        raise UsageError(f"{len(marked)} sessions marked: at most {sides.MOST_SESSIONS} can form a side")
+    if len(marked) > sides.MAX_SESSIONS:
+        raise UsageError(f"{len(marked)} sessions marked: at most {sides.MAX_SESSIONS} can form a side")
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
     a = sides.ComparedSide(others) if others else None
     return RedirectResponse(f"/compare?{sides.query_of(a, sides.ComparedSide([newest]))}", 303)

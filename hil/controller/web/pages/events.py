@@ -6,21 +6,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from hil.controller.web.index.sessions import find_session
-from hil.controller.web.live import told_of
-from hil.controller.web.session.sides import session_of
-from hil.controller.web.site import site_of
+from hil.controller.web.live import stream_counts
+from hil.controller.web.session.sides import get_session
+from hil.controller.web.site import get_site
 from hil.controller.web.text.requests import number_of
 from hil.errors import UsageError
 
 router = APIRouter()
-_MOST_ASKED = 50
+_MAX_ASKED = 50
 
 
 @router.get("/events")
 async def events(request: Request) -> StreamingResponse:
     """Send a ``changed`` event with the generation after every index change."""
-    progress = site_of(request).progress
-    return told_of("changed", request, lambda: progress.generation, lambda: False)
+    progress = get_site(request).progress
+    return stream_counts("changed", request, lambda: progress.generation, lambda: False)
 
 
 @router.get("/api/there")
@@ -30,15 +30,15 @@ def there(request: Request) -> JSONResponse:
     The field ``gone`` contains an error message for a missing session. The field is empty during the first scan,
     because hil does not know all sessions yet.
     """
-    site, query = site_of(request), request.query_params
+    site, query = get_site(request), request.query_params
     gone = []
     if site.progress.first_done:
-        with site.reader.reading() as database:
+        with site.reader.open_snapshot() as database:
             try:
                 if query.get("id"):
                     find_session(database, query["id"], number_of(request, "root"))
-                for one in query.getlist("s")[:_MOST_ASKED]:
-                    session_of(database, one)
+                for one in query.getlist("s")[:_MAX_ASKED]:
+                    get_session(database, one)
             except UsageError as error:
                 gone.append(error.message)
     return JSONResponse({"gone": "".join(gone)})

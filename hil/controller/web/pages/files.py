@@ -10,8 +10,8 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 from hil.controller.web.files.kept import own
 from hil.controller.web.index import sessions
-from hil.controller.web.site import site_of
-from hil.controller.web.text.names import meant, said
+from hil.controller.web.site import get_site
+from hil.controller.web.text.names import escape_name, unescape_name
 from hil.controller.web.text.requests import number_of
 from hil.core.files import open_file
 from hil.errors import UsageError
@@ -38,25 +38,28 @@ def file(request: Request) -> Response:
     picture = _PICTURES.get(path.suffix, "")
     kind = "inline" if picture else "attachment"
     return FileResponse(
-        path, media_type=picture or "application/octet-stream", filename=said(path.name), content_disposition_type=kind
+        path,
+        media_type=picture or "application/octet-stream",
+        filename=escape_name(path.name),
+        content_disposition_type=kind,
     )
 
 
 def _find_requested_file(request: Request, *, suffixes: tuple[str, ...] = ()) -> Path:
     """Return the requested file. Raises UsageError if the file does not belong to the session."""
-    site = site_of(request)
-    with site.reader.reading() as database:
+    site = get_site(request)
+    with site.reader.open_snapshot() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
-    folder, name = Path(one.folder), meant(request.query_params.get("file", ""))
+    folder, name = Path(one.folder), unescape_name(request.query_params.get("file", ""))
     path = folder / name
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
     if not name or hidden or not own(folder, path) or (suffixes and path.suffix not in suffixes):
-        raise UsageError(f"{'log' if suffixes else 'file'} {said(name)[:200]!r} not found in {one.id}")
+        raise UsageError(f"{'log' if suffixes else 'file'} {escape_name(name)[:200]!r} not found in {one.id}")
     # Reject directories, pipes and devices.
     try:
         open_file(path).close()
     except OSError as error:
-        raise UsageError(f"{said(path.name)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{escape_name(path.name)} cannot be read: {error.strerror}") from error
     return path.resolve()
 
 
@@ -67,6 +70,6 @@ def _show_end(path: Path) -> Response:
             stream.seek(max(0, length - _SHOWN_BYTES))
             text = stream.read(_SHOWN_BYTES).decode(errors="replace")
     except OSError as error:
-        raise UsageError(f"{said(path.name)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{escape_name(path.name)} cannot be read: {error.strerror}") from error
     cut = f"(first {length - _SHOWN_BYTES} bytes omitted)\n" if length > _SHOWN_BYTES else ""
     return PlainTextResponse(cut + text)

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from hil.controller.web.index import sessions
-from hil.controller.web.site import site_of
+from hil.controller.web.site import get_site
 from hil.controller.web.text.addresses import PageQuery
-from hil.controller.web.text.requests import asked, rows_of
+from hil.controller.web.text.requests import count_rows, parse_filter
 
 router = APIRouter()
 
@@ -25,8 +25,8 @@ class GateFilter(PageQuery):
 @router.get("/gates")
 def gates(request: Request) -> Response:
     """List the stored gates, newest first."""
-    site, wanted = site_of(request), asked(request, GateFilter)
+    site, wanted = get_site(request), parse_filter(request, GateFilter)
     every = sessions.SessionFilter(kind="gate", page=wanted.page)
-    with site.reader.reading() as database:
-        found = sessions.list_sessions(database, every, rows_of(request, sessions.PAGE_ROWS))
-    return site.page(request, "gates.html", asked=wanted, found=found)
+    with site.reader.open_snapshot() as database:
+        found = sessions.list_sessions(database, every, count_rows(request, sessions.PAGE_ROWS))
+    return site.render_page(request, "gates.html", asked=wanted, found=found)

@@ -11,20 +11,20 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hil.controller.analysis.graphs.colours import ColourScale, text_on
-from hil.controller.analysis.graphs.node_data import node_data
+from hil.controller.analysis.graphs.colours import ColourScale, choose_text_colour
+from hil.controller.analysis.graphs.node_data import make_node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
-from hil.controller.storage.screen.texts import seconds
-from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, beside, models_of
+from hil.controller.storage.screen.texts import format_seconds
+from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
 from hil.controller.web.graph.sides import read_side
 from hil.controller.web.index.sessions import find_session
-from hil.controller.web.site import WebSite, site_of
+from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import number
-from hil.controller.web.text.addresses import PageQuery, page_at
-from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
-from hil.controller.web.text.entries import gravest_kind
-from hil.controller.web.text.requests import asked, rows_of
-from hil.core.text import visible
+from hil.controller.web.text.addresses import PageQuery, choose_page
+from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.entries import find_worst_kind
+from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.core.text import escape_controls
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -80,17 +80,17 @@ class NodeTablePage:
 @router.get("/graph")
 def graph(request: Request) -> Response:
     """Show the graph, the node table, and details of the chosen node."""
-    site = site_of(request)
-    view = read_view(site, asked(request, GraphQuery))
-    return site.page(
+    site = get_site(request)
+    view = read_view(site, parse_filter(request, GraphQuery))
+    return site.render_page(
         request,
         "graph.html",
         view=view,
         asked=view.asked,
         sides=view.sides,
         main_side=view.sides[0],
-        found=table_of(view, rows_of(request, PAGE_ROWS)),
-        chosen=[chosen(view, side) for side in view.sides] if view.asked.node else [],
+        found=make_node_table(view, count_rows(request, PAGE_ROWS)),
+        chosen=[describe_chosen(view, side) for side in view.sides] if view.asked.node else [],
         names=NAMES,
         kinds=KINDS,
         ways=WAYS,
@@ -100,15 +100,15 @@ def graph(request: Request) -> Response:
 @router.get("/api/graph")
 def data(request: Request) -> Response:
     """Return the data for the page's script."""
-    return JSONResponse(document_of(read_view(site_of(request), asked(request, GraphQuery))))
+    return JSONResponse(make_document(read_view(get_site(request), parse_filter(request, GraphQuery))))
 
 
 @router.get("/graph/node-data")
 def download(request: Request) -> Response:
     """Download node values as a file for Model Explorer."""
-    view = read_view(site_of(request), asked(request, GraphQuery))
+    view = read_view(get_site(request), parse_filter(request, GraphQuery))
     side = view.sides[0]
-    found = node_data(side.values, view.scale.metric, side.graph)
+    found = make_node_data(side.values, view.scale.metric, side.graph)
     headers = {"content-disposition": f'attachment; filename="node-data-{view.scale.metric}.json"'}
     return JSONResponse(found, headers=headers)
 
@@ -119,20 +119,20 @@ _COLUMNS = ("node", "operator", "outcome", "max_abs", "sqnr_db", "time_ns", "pla
 @router.get("/graph.csv")
 def graph_csv(request: Request) -> Response:
     """Return the whole node table as CSV."""
-    view = read_view(site_of(request), replace(asked(request, GraphQuery), page=1))
+    view = read_view(get_site(request), replace(parse_filter(request, GraphQuery), page=1))
     rows = []
-    for row in table_of(view, MOST_ROWS + 1).rows:
+    for row in make_node_table(view, MAX_ROWS + 1).rows:
         node, value = row["node"], row["value"]
         known = (value.outcome, value.max_abs, value.sqnr_db, value.time_ns, value.placement, value.case, value.reason)
         rows.append((node.name, node.op, *known, row["beside"]))
-    return csv_rows(f"nodes of {view.sides[0].model}", _COLUMNS, rows)
+    return respond_with_rows(f"nodes of {view.sides[0].model}", _COLUMNS, rows)
 
 
 def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     """Read the data for a query. Raises UsageError if the session, graph or metric does not exist."""
     if wanted.by and wanted.by not in METRICS:
         raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
-    with site.reader.reading() as database:
+    with site.reader.open_snapshot() as database:
         session = find_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
         model = sides[0].model
@@ -144,65 +144,65 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
             sides.append(read_side(database, site, session, wanted.of2, wanted.way, case=wanted.case))
-        choices = beside(database, session, model)
-        models = models_of(database, session)
+        choices = list_same_model(database, session, model)
+        models = list_models(database, session)
     values = [value for side in sides for value in side.values.values()]
-    metrics = [one for one in METRICS if any(value.of(one) is not None for value in values)]
+    metrics = [one for one in METRICS if any(value.get_metric(one) is not None for value in values)]
     by = wanted.by or next(iter(metrics), "outcome")
     return GraphView(wanted, sides, metrics, ColourScale.of(by, values), choices, models)
 
 
-def document_of(view: GraphView) -> dict[str, Any]:
+def make_document(view: GraphView) -> dict[str, Any]:
     """Return the data for the script: names, positions, edges and colors of nodes.
 
     The data also contains the names that link nodes of both sides.
     """
-    return {"panes": [_pane_data(view, side) for side in view.sides]}
+    return {"panes": [_make_pane_data(view, side) for side in view.sides]}
 
 
-def _pane_data(view: GraphView, side: GraphSide) -> dict[str, Any]:
+def _make_pane_data(view: GraphView, side: GraphSide) -> dict[str, Any]:
     nodes = side.graph.nodes
     values = [side.values.get(node.name) for node in nodes]
-    colours = [view.scale.colour(value) for value in values]
+    colours = [view.scale.choose_colour(value) for value in values]
     return {
-        "title": visible(side.title),
+        "title": escape_controls(side.title),
         "names": [node.name for node in nodes],
-        "labels": [visible(node.label or node.name)[:200] for node in nodes],
-        "ops": [visible(node.op)[:60] for node in nodes],
+        "labels": [escape_controls(node.label or node.name)[:200] for node in nodes],
+        "ops": [escape_controls(node.op)[:60] for node in nodes],
         "kinds": [node.kind for node in nodes],
         "match": [[node.name, *node.within] if side.kind != "onnx" else [node.name] for node in nodes],
         "edges": side.graph.edges,
         "layout": side.layout,
         "colours": colours,
-        "inks": [text_on(colour) if colour else "" for colour in colours],
-        "texts": [shown(view.scale.metric, value) for value in values],
+        "inks": [choose_text_colour(colour) if colour else "" for colour in colours],
+        "texts": [format_metric(view.scale.metric, value) for value in values],
         "failing": [place for place, value in enumerate(values) if value is not None and is_failing(value)],
     }
 
 
 def is_failing(value: NodeValue) -> bool:
     """Return True if a node's outcome is a failure."""
-    return bool(value.outcome) and value.outcome != "PASS" and _is_grave(value.outcome)
+    return bool(value.outcome) and value.outcome != "PASS" and _is_severe(value.outcome)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_grave(outcome: str) -> bool:
-    return gravest_kind([outcome], finished=True) in ("board", "error", "fail")
+def _is_severe(outcome: str) -> bool:
+    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
-def shown(metric: str, value: NodeValue | None) -> str:
+def format_metric(metric: str, value: NodeValue | None) -> str:
     """Format a node's value of a metric. A missing value becomes ""."""
-    found = value.of(metric) if value is not None else None
+    found = value.get_metric(metric) if value is not None else None
     if found is None:
         return ""
     if isinstance(found, str):
-        return visible(found)
+        return escape_controls(found)
     if metric == "time_ns":
-        return seconds(found / 1e9)
+        return format_seconds(found / 1e9)
     return f"{number(found)} dB" if metric == "sqnr_db" else number(found)
 
 
-def table_of(view: GraphView, rows: int) -> NodeTablePage:
+def make_node_table(view: GraphView, rows: int) -> NodeTablePage:
     """Return the requested page of the node table. Raises UsageError for an unknown order."""
     wanted, side = view.asked, view.sides[0]
     found = list(range(len(side.graph.nodes)))
@@ -218,13 +218,13 @@ def table_of(view: GraphView, rows: int) -> NodeTablePage:
         found.sort(key=lambda place: _sort_key(view, side, place), reverse=True)
     elif wanted.order != "place":
         raise UsageError(f"invalid node order {wanted.order!r}", hint="valid orders: place, name")
-    first, pages = page_at(wanted.page, len(found), rows)
-    return NodeTablePage([_node_row(view, place) for place in found[first : first + rows]], len(found), pages)
+    first, pages = choose_page(wanted.page, len(found), rows)
+    return NodeTablePage([_make_node_row(view, place) for place in found[first : first + rows]], len(found), pages)
 
 
 def _sort_key(view: GraphView, side: GraphSide, place: int) -> tuple[bool, float]:
     value = side.values.get(side.graph.nodes[place].name)
-    found = value.of(view.scale.metric) if value is not None else None
+    found = value.get_metric(view.scale.metric) if value is not None else None
     if value is None or found is None:
         return False, -math.inf
     if isinstance(found, str):
@@ -232,23 +232,25 @@ def _sort_key(view: GraphView, side: GraphSide, place: int) -> tuple[bool, float
     return is_failing(value) and view.scale.metric != "time_ns", -found if view.scale.metric == "sqnr_db" else found
 
 
-def _node_row(view: GraphView, place: int) -> dict[str, Any]:
+def _make_node_row(view: GraphView, place: int) -> dict[str, Any]:
     side = view.sides[0]
     node = side.graph.nodes[place]
     value = side.values.get(node.name, NodeValue())
     others = [
-        other.values.get(found) for other in view.sides[1:] if (found := twin(node.name, side, other)) is not None
+        other.values.get(found)
+        for other in view.sides[1:]
+        if (found := find_matching_node(node.name, side, other)) is not None
     ]
     return {
         "node": node,
         "value": value,
-        "colour": view.scale.colour(value),
-        "other": shown(view.scale.metric, others[0]) if others else "",
-        "beside": others[0].of(view.scale.metric) if others and others[0] is not None else None,
+        "colour": view.scale.choose_colour(value),
+        "other": format_metric(view.scale.metric, others[0]) if others else "",
+        "beside": others[0].get_metric(view.scale.metric) if others and others[0] is not None else None,
     }
 
 
-def twin(name: str, side: GraphSide, other: GraphSide) -> str | None:
+def find_matching_node(name: str, side: GraphSide, other: GraphSide) -> str | None:
     """Return the node of another graph that is the same as this node or contains it, or None."""
     if name in other.places:
         return name
@@ -257,9 +259,9 @@ def twin(name: str, side: GraphSide, other: GraphSide) -> str | None:
     return next((node.name for node in other.graph.nodes if not wanted.isdisjoint((node.name, *node.within))), None)
 
 
-def chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
+def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     """Return the details of the chosen node on a side."""
-    name = twin(view.asked.node, view.sides[0], side)
+    name = find_matching_node(view.asked.node, view.sides[0], side)
     if name is None:
         return {"side": side, "node": None}
     node = side.graph.nodes[side.places[name]]
@@ -269,7 +271,7 @@ def chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
         "side": side,
         "node": node,
         "value": value,
-        "colour": view.scale.colour(value),
+        "colour": view.scale.choose_colour(value),
         "tensors": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.inputs],
         "made": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.outputs],
         "compared": compared or list(value.outputs),

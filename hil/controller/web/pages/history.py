@@ -17,11 +17,11 @@ from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
-from hil.controller.web.site import WebSite, site_of
-from hil.controller.web.templating import when
-from hil.controller.web.text.addresses import page_at
-from hil.controller.web.text.csv_answer import AT_A_TIME, MOST_ROWS, Rows, csv_pages, csv_rows
-from hil.controller.web.text.requests import asked, rows_of
+from hil.controller.web.site import WebSite, get_site
+from hil.controller.web.templating import format_time
+from hil.controller.web.text.addresses import choose_page
+from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
+from hil.controller.web.text.requests import count_rows, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -32,8 +32,8 @@ _FIELDS = ("case", "kind", "suite", "flow", "runtime", "board", "model", "place"
 @router.get("/history")
 def history(request: Request) -> Response:
     """Show the history of a case or suite. Without either, list suites and search for cases."""
-    site, wanted = site_of(request), asked(request, series.HistoryFilter)
-    with site.reader.reading() as database:
+    site, wanted = get_site(request), parse_filter(request, series.HistoryFilter)
+    with site.reader.open_snapshot() as database:
         if wanted.case:
             return _render_case(site, request, database, wanted)
         if wanted.suite:
@@ -48,14 +48,14 @@ def history(request: Request) -> Response:
                 (query.lower(),),
             )
             names = [row[0] for row in rows]
-    return site.page(request, "history.html", suites=suites, query_text=query, names=names)
+    return site.render_page(request, "history.html", suites=suites, query_text=query, names=names)
 
 
 def _render_case(
     site: WebSite, request: Request, database: sqlite3.Connection, wanted: series.HistoryFilter
 ) -> Response:
     measure = series.measure_of(wanted)
-    choices = series.identities(database, wanted)
+    choices = series.list_identities(database, wanted)
     if not choices:
         raise UsageError(
             f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model",
@@ -64,10 +64,10 @@ def _render_case(
     identity, _ = choices[0]
     found = series.read_series(database, wanted.case, identity, measure)
     remarks = _find_remarks(site, found.points, wanted.case)
-    rows = rows_of(request, ROWS)
-    first, pages = page_at(wanted.page, len(found.points), rows)
+    rows = count_rows(request, ROWS)
+    first, pages = choose_page(wanted.page, len(found.points), rows)
     newest = list(reversed(list(enumerate(found.points))))
-    return site.page(
+    return site.render_page(
         request,
         "history_case.html",
         asked=wanted,
@@ -79,11 +79,11 @@ def _render_case(
         steps={one.index: one for one in found.steps},
         packages=sorted({name for one in found.points[-20:] for name in one.versions}),
         remarks=remarks,
-        chart=charts.case_chart(found, measure, wanted, remarks),
+        chart=charts.make_case_chart(found, measure, wanted, remarks),
         rows=newest[first : first + rows],
         paging={"pages": pages, "total": len(found.points)},
         unit=charts.UNITS.get(measure.column, ""),
-        most_chars=remarks_file.MOST_CHARS,
+        most_chars=remarks_file.MAX_CHARS,
     )
 
 
@@ -96,18 +96,18 @@ def _render_suite(
     remarks = _find_remarks(site, [one.session for one in found.samples], "")
     times = [one.session.created for one in found.samples]
     kinds = [one.session.verdict for one in found.samples]
-    rows = rows_of(request, ROWS)
-    first, pages = page_at(wanted.page, len(found.samples), rows)
+    rows = count_rows(request, ROWS)
+    first, pages = choose_page(wanted.page, len(found.samples), rows)
     newest = list(reversed(list(enumerate(found.samples))))
     shown = [
-        charts.plain_chart(title, unit, times, one.values, one.judged, one.levels, worse, kinds, sorted(remarks))
+        charts.make_plain_chart(title, unit, times, one.values, one.judged, one.levels, worse, kinds, sorted(remarks))
         for title, unit, one, worse in (
             ("passing", "%", found.rate, -1),
             ("device time of all cases", "ns", found.device, 1),
         )
         if one.judged
     ]
-    return site.page(
+    return site.render_page(
         request,
         "history_suite.html",
         asked=wanted,
@@ -116,7 +116,7 @@ def _render_suite(
         remarks=remarks,
         rows=newest[first : first + rows],
         paging={"pages": pages, "total": len(found.samples)},
-        most_chars=remarks_file.MOST_CHARS,
+        most_chars=remarks_file.MAX_CHARS,
     )
 
 
@@ -138,18 +138,18 @@ async def annotate(request: Request) -> Response:
         given = dict(parse_qsl((await request.body()).decode(), max_num_fields=30, keep_blank_values=True))
     except ValueError as error:
         raise UsageError("invalid form data") from error
-    site = site_of(request)
+    site = get_site(request)
     root = int(given["root"]) if given.get("root", "").isdecimal() and len(given["root"]) < 5 else 0
 
     def write() -> None:
-        with site.reader.reading() as database:
+        with site.reader.open_snapshot() as database:
             session = find_session(database, given.get("session", ""), root)
         if root >= len(site.roots):
             raise UsageError("runs directory not found")
         if corrects := given.get("corrects", ""):
             if not (told := given.get("text", "").strip()) and "remove" not in given:
                 raise UsageError("empty remark", hint="use Delete to remove a remark")
-            remarks_file.correct(site.roots[root], corrects, "" if "remove" in given else told)
+            remarks_file.correct_remark(site.roots[root], corrects, "" if "remove" in given else told)
             return
         remarks_file.annotate(site.roots[root], session.id, given.get("case", ""), given.get("text", ""))
 
@@ -161,22 +161,28 @@ async def annotate(request: Request) -> Response:
 @router.get("/history/regressions")
 def regressed(request: Request) -> Response:
     """Show all cases that fail or are slower since a date."""
-    site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
-    with site.reader.reading() as database:
-        found = regressions.list_regressions(database, wanted, rows_of(request, regressions.ROWS))
-    return site.page(request, "regressions.html", asked=wanted, found=found)
+    site, wanted = get_site(request), parse_filter(request, regressions.RegressionFilter)
+    with site.reader.open_snapshot() as database:
+        found = regressions.list_regressions(database, wanted, count_rows(request, regressions.ROWS))
+    return site.render_page(request, "regressions.html", asked=wanted, found=found)
 
 
 @router.get("/history/suites.csv")
 def suites_csv(request: Request) -> Response:
     """Return suites with a history, latest first."""
-    with site_of(request).reader.reading() as database:
-        found = suite_history.list_suites(database, MOST_ROWS + 1)
+    with get_site(request).reader.open_snapshot() as database:
+        found = suite_history.list_suites(database, MAX_ROWS + 1)
     rows = [
-        (one["suite"], one["flow"], ", ".join(filter(None, one["boards"].split("\n"))), one["count"], when(one["last"]))
+        (
+            one["suite"],
+            one["flow"],
+            ", ".join(filter(None, one["boards"].split("\n"))),
+            one["count"],
+            format_time(one["last"]),
+        )
         for one in found
     ]
-    return csv_rows("suites", ("suite", "flow", "boards", "sessions", "last"), rows)
+    return respond_with_rows("suites", ("suite", "flow", "boards", "sessions", "last"), rows)
 
 
 @router.get("/history.csv")
@@ -185,10 +191,10 @@ def history_csv(request: Request) -> Response:
 
     Raises UsageError if the query has neither.
     """
-    site, wanted = site_of(request), asked(request, series.HistoryFilter)
-    with site.reader.reading() as database:
+    site, wanted = get_site(request), parse_filter(request, series.HistoryFilter)
+    with site.reader.open_snapshot() as database:
         if wanted.case:
-            return _case_csv(site, database, wanted)
+            return _make_case_csv(site, database, wanted)
         if not wanted.suite:
             raise UsageError("case or suite required")
         found = suite_history.read_suite(
@@ -197,26 +203,26 @@ def history_csv(request: Request) -> Response:
     remarks = _find_remarks(site, [one.session for one in found.samples], "")
     rows = [
         (
-            *_session_columns(one.session),
+            *_list_session_columns(one.session),
             *(one.session.verdict, one.rate, one.session.failing, one.session.cases, one.device_ns),
             *("; ".join(one.session.boards), _join_remarks(remarks, index)),
         )
         for index, one in reversed(list(enumerate(found.samples)))
     ]
     columns = ("verdict", "passing_percent", "failing", "cases", "device_ns", "boards", "remarks")
-    return csv_rows(f"history of {wanted.suite}", (*_WHERE, *columns), rows)
+    return respond_with_rows(f"history of {wanted.suite}", (*_WHERE, *columns), rows)
 
 
-def _case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
+def _make_case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.HistoryFilter) -> Response:
     measure = series.measure_of(wanted)
-    choices = series.identities(database, wanted)
+    choices = series.list_identities(database, wanted)
     if not choices:
         raise UsageError(f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model")
     found = series.read_series(database, wanted.case, choices[0][0], measure)
     remarks, steps = _find_remarks(site, found.points, wanted.case), {one.index for one in found.steps}
     rows = [
         (
-            *_session_columns(one),
+            *_list_session_columns(one),
             one.outcome,
             one.value,
             index in steps,
@@ -228,14 +234,14 @@ def _case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.Histor
         for index, one in reversed(list(enumerate(found.points)))
     ]
     columns = ("outcome", measure.column, "level_begins", "iterations", "grade", "compilers", "remarks")
-    return csv_rows(f"history of {wanted.case}", (*_WHERE, *columns), rows)
+    return respond_with_rows(f"history of {wanted.case}", (*_WHERE, *columns), rows)
 
 
 _WHERE = ("session", "root", "begun", "branch", "commit")
 
 
-def _session_columns(one: Any) -> tuple[Any, ...]:
-    return (one.id, one.root, when(one.created), one.branch, one.commit)
+def _list_session_columns(one: Any) -> tuple[Any, ...]:
+    return (one.id, one.root, format_time(one.created), one.branch, one.commit)
 
 
 def _join_remarks(remarks: Mapping[int, Sequence[remarks_file.Annotation]], index: int) -> str:
@@ -251,16 +257,16 @@ _REGRESSION = (
 @router.get("/history/regressions.csv")
 def regressions_csv(request: Request) -> Response:
     """Return the cases that fail or are slower since a date."""
-    site, wanted = site_of(request), asked(request, regressions.RegressionFilter)
+    site, wanted = get_site(request), parse_filter(request, regressions.RegressionFilter)
 
-    def part(page: int) -> tuple[Rows, int]:
-        with site.reader.reading() as database:
+    def read_part(page: int) -> tuple[Rows, int]:
+        with site.reader.open_snapshot() as database:
             found = regressions.list_regressions(database, replace(wanted, page=page), AT_A_TIME)
         rows = [
             vars(one)
-            | {"created": when(one.created), "before_ns": one.before, "after_ns": one.after, "ratio": one.ratio}
+            | {"created": format_time(one.created), "before_ns": one.before, "after_ns": one.after, "ratio": one.ratio}
             for one in found.found
         ]
         return [[row[name] for name in _REGRESSION] for row in rows], found.pages
 
-    return csv_pages("regressions", _REGRESSION, part)
+    return respond_with_pages("regressions", _REGRESSION, read_part)

@@ -12,11 +12,11 @@ import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hil.controller.web.publish.parcels import parcel_of, read_request, sizes_of
+from hil.controller.web.publish.parcels import check_parcel, check_sizes, read_request
 from hil.controller.web.publish.published import Missing, PublishedStore, Refused
-from hil.controller.web.site import site_of
+from hil.controller.web.site import get_site
 from hil.controller.web.text.addresses import link_of
-from hil.controller.web.text.names import said
+from hil.controller.web.text.names import escape_name
 from hil.errors import HilError, StorageError
 
 router = APIRouter(prefix="/publish")
@@ -34,7 +34,7 @@ _limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("hil_publish_threads")
 async def missing(request: Request) -> Response:
     """Return the missing digests among the given ones, with the number of bytes already received."""
     return await _run_authorized(
-        request, lambda body: {"missing": store_of(request).missing(sizes_of(read_request(body)))}
+        request, lambda body: {"missing": store_of(request).missing(check_sizes(read_request(body)))}
     )
 
 
@@ -54,10 +54,10 @@ async def sessions(request: Request) -> Response:
     """Create a session from uploaded files."""
 
     def finish(body: bytes) -> dict[str, Any]:
-        site = site_of(request)
-        stored = store_of(request).finish(parcel_of(read_request(body)))
+        site = get_site(request)
+        stored = store_of(request).finish(check_parcel(read_request(body)))
         found = [(number, root) for number, root in enumerate(site.roots) if stored.folder.is_relative_to(root)]
-        links = (link_of(said(stored.folder.relative_to(root).as_posix()), number) for number, root in found)
+        links = (link_of(escape_name(stored.folder.relative_to(root).as_posix()), number) for number, root in found)
         return {"id": stored.folder.name, "new": stored.new, "url": f"/session?{next(links, '')}"}
 
     return await _run_authorized(request, finish)

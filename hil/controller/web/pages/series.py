@@ -9,11 +9,11 @@ from fastapi.responses import Response
 
 from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
 from hil.controller.web.index.sessions import link_runs
-from hil.controller.web.site import WebSite, site_of
-from hil.controller.web.templating import when
-from hil.controller.web.text.addresses import PageQuery, page_at
-from hil.controller.web.text.csv_answer import csv_rows
-from hil.controller.web.text.requests import asked, rows_of
+from hil.controller.web.site import WebSite, get_site
+from hil.controller.web.templating import format_time
+from hil.controller.web.text.addresses import PageQuery, choose_page
+from hil.controller.web.text.csv_answer import respond_with_rows
+from hil.controller.web.text.requests import count_rows, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -53,12 +53,12 @@ class SeriesFilter(PageQuery):
 @router.get("/series")
 def series(request: Request) -> Response:
     """Show the run chart of a series. Without an ID, list the series of the history."""
-    site, wanted = site_of(request), asked(request, SeriesFilter)
+    site, wanted = get_site(request), parse_filter(request, SeriesFilter)
     if wanted.id:
         return _render_series(site, request, wanted)
-    known, rows = list_series(site.history, wanted.q), rows_of(request, _ROWS)
-    first, pages = page_at(wanted.page, len(known), rows)
-    return site.page(
+    known, rows = list_series(site.history, wanted.q), count_rows(request, _ROWS)
+    first, pages = choose_page(wanted.page, len(known), rows)
+    return site.render_page(
         request,
         "series_list.html",
         asked=wanted,
@@ -72,12 +72,12 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
     if site.history is None:
         raise UsageError("no history", hint="select a history: hil web --history DIR|URL")
     found = read_run_series(site.history, wanted.id)
-    with site.reader.reading() as database:
+    with site.reader.open_snapshot() as database:
         links = link_runs(database, {one.entry.run for one in found.runs})
-    rows = rows_of(request, _ROWS)
-    first, pages = page_at(wanted.page, len(found.runs), rows)
+    rows = count_rows(request, _ROWS)
+    first, pages = choose_page(wanted.page, len(found.runs), rows)
     newest = list(reversed(list(enumerate(found.runs))))
-    return site.page(
+    return site.render_page(
         request,
         "series.html",
         asked=wanted,
@@ -95,25 +95,25 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
 @router.get("/series.csv")
 def series_csv(request: Request) -> Response:
     """Return the series of the history, or the newest runs of a series, newest first."""
-    site, wanted = site_of(request), asked(request, SeriesFilter)
+    site, wanted = get_site(request), parse_filter(request, SeriesFilter)
     if not wanted.id or site.history is None:
         rows = [
             (
                 *(one.id, one.key.kind, one.key.model, one.key.case, one.key.function, one.key.flow, one.key.board),
                 *(one.key.runtime, " ".join(one.key.flags), one.entries, one.p50_ns, one.outcome, one.commit),
-                when(one.created),
+                format_time(one.created),
             )
             for one in list_series(site.history, wanted.q)
         ]
-        return csv_rows("series", _SERIES, rows)
+        return respond_with_rows("series", _SERIES, rows)
     found = read_run_series(site.history, wanted.id)
     starts = {index for index, _ in found.changes}
-    return csv_rows(
+    return respond_with_rows(
         f"series {found.summary.id}",
         _RUN,
         [
             (
-                *(when(one.entry.created), one.commit, one.entry.source.branch, one.entry.p50_ns),
+                *(format_time(one.entry.created), one.commit, one.entry.source.branch, one.entry.p50_ns),
                 *((one.interval.low, one.interval.high) if one.interval else (None, None)),
                 *(
                     one.spread,

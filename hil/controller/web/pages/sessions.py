@@ -9,14 +9,14 @@ from fastapi.responses import Response
 
 from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions
-from hil.controller.web.index.profiles import how_to_show, named_profiles
+from hil.controller.web.index.profiles import list_named_profiles, make_show_hint
 from hil.controller.web.session.records import read_detail
 from hil.controller.web.session.session_view import view_session
-from hil.controller.web.session.sides import baseline_of
-from hil.controller.web.site import site_of
+from hil.controller.web.session.sides import find_baseline
+from hil.controller.web.site import get_site
 from hil.controller.web.tables import ROWS
-from hil.controller.web.tensors.tensors import kept_of
-from hil.controller.web.text.requests import asked, number_of, rows_of
+from hil.controller.web.tensors.tensors import find_kept_tensors
+from hil.controller.web.text.requests import count_rows, number_of, parse_filter
 
 router = APIRouter()
 
@@ -24,23 +24,23 @@ router = APIRouter()
 @router.get("/")
 def index(request: Request) -> Response:
     """List the sessions that match a filter, newest first."""
-    site, wanted = site_of(request), asked(request, sessions.SessionFilter)
-    with site.reader.reading() as database:
-        found = sessions.list_sessions(database, wanted, rows_of(request, sessions.PAGE_ROWS))
-        choices = sessions.choices(database)
-    return site.page(request, "sessions.html", asked=wanted, found=found, choices=choices, roots=site.roots)
+    site, wanted = get_site(request), parse_filter(request, sessions.SessionFilter)
+    with site.reader.open_snapshot() as database:
+        found = sessions.list_sessions(database, wanted, count_rows(request, sessions.PAGE_ROWS))
+        choices = sessions.list_choices(database)
+    return site.render_page(request, "sessions.html", asked=wanted, found=found, choices=choices, roots=site.roots)
 
 
 @router.get("/session")
 def session(request: Request) -> Response:
     """Show a session with its outcome and cases."""
-    site, wanted = site_of(request), asked(request, sessions.CaseFilter)
-    with site.reader.reading() as database:
+    site, wanted = get_site(request), parse_filter(request, sessions.CaseFilter)
+    with site.reader.open_snapshot() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
-        cases = sessions.list_cases(database, one, wanted, rows_of(request, sessions.PAGE_ROWS))
-        view, baseline = view_session(database, one, rows_of(request, ROWS)), baseline_of(database, one)
+        cases = sessions.list_cases(database, one, wanted, count_rows(request, sessions.PAGE_ROWS))
+        view, baseline = view_session(database, one, count_rows(request, ROWS)), find_baseline(database, one)
     known = list_series_ids(site.history) if one.kind == "gate" else frozenset()
-    return site.page(
+    return site.render_page(
         request,
         "session.html",
         session=one,
@@ -55,13 +55,19 @@ def session(request: Request) -> Response:
 @router.get("/case")
 def case(request: Request) -> Response:
     """Show a case: outcome, reason, statistics, times, provenance, logs, and the command that repeats it."""
-    site = site_of(request)
-    with site.reader.reading() as database:
+    site = get_site(request)
+    with site.reader.open_snapshot() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     detail = read_detail(one, row)
-    named = named_profiles(site.roots, Path(one.folder), str(row["name"]), detail.profiles)
-    profiles = [(profile, how_to_show(profile)) for profile in named]
-    return site.page(
-        request, "case.html", session=one, case=row, detail=detail, profiles=profiles, kept=kept_of(one, detail)
+    named = list_named_profiles(site.roots, Path(one.folder), str(row["name"]), detail.profiles)
+    profiles = [(profile, make_show_hint(profile)) for profile in named]
+    return site.render_page(
+        request,
+        "case.html",
+        session=one,
+        case=row,
+        detail=detail,
+        profiles=profiles,
+        kept=find_kept_tensors(one, detail),
     )

@@ -11,15 +11,15 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from hil.controller.storage.runs import safe_name
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.web.files.inner import InnerResponse, ask, is_ours
-from hil.controller.web.files.saving import needs_of, one_file
-from hil.controller.web.templating import size
+from hil.controller.web.files.saving import make_single_file, needs_of
+from hil.controller.web.templating import format_size
 from hil.errors import UsageError
 
 router = APIRouter()
 # Maximum size of a saved page, so that it can be mailed and opens quickly.
-MOST_BYTES = 20 << 20
+MAX_BYTES = 20 << 20
 # Maximum concurrent saves. Each needs several times the page size in memory.
 AT_A_TIME = 2
 _ASSETS = ("text/css", "text/javascript", "application/javascript")
@@ -36,29 +36,31 @@ async def share(request: Request) -> Response:
         raise UsageError(f"cannot save {address[:200]!r}: not a page of this server", hint="?page=/session?id=...")
     turns: asyncio.Semaphore = request.app.state.saving
     async with turns:
-        text = await saved_page(request, address)
-    name = safe_name("-".join(["hil", urlsplit(address).path.strip("/") or "sessions", time.strftime("%Y%m%d-%H%M%S")]))
+        text = await save_page(request, address)
+    name = make_safe_name(
+        "-".join(["hil", urlsplit(address).path.strip("/") or "sessions", time.strftime("%Y%m%d-%H%M%S")])
+    )
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text.encode(), media_type="text/html; charset=utf-8", headers=headers)
 
 
-async def saved_page(request: Request, address: str) -> str:
-    """Return a page as a file of at most :data:`MOST_BYTES`.
+async def save_page(request: Request, address: str) -> str:
+    """Return a page as a file of at most :data:`MAX_BYTES`.
 
     Raises UsageError if the page is missing or too large.
     """
-    page = await ask(request, address, types=("text/html",), most=MOST_BYTES)
+    page = await ask(request, address, types=("text/html",), most=MAX_BYTES)
     if page is None:
-        raise UsageError(f"the page is larger than {size(MOST_BYTES)}", hint="filter the page first")
+        raise UsageError(f"the page is larger than {format_size(MAX_BYTES)}", hint="filter the page first")
     if page.status != 200:
         raise UsageError(f"cannot save {address[:200]!r}: open it to see the error")
     text = page.body.decode()
     needs, held = await run_in_threadpool(needs_of, text), _SavedResources(len(page.body))
     for asset in needs.assets:
-        held.put(asset, await ask(request, asset, types=_ASSETS, most=MOST_BYTES), 1)
+        held.put(asset, await ask(request, asset, types=_ASSETS, most=MAX_BYTES), 1)
     for one in {**needs.images, **needs.data}:
         held.put(one, await ask(request, one, types=_DATA, most=held.room), _GROWS)
-    return await run_in_threadpool(one_file, text, held.answers, held.notes)
+    return await run_in_threadpool(make_single_file, text, held.answers, held.notes)
 
 
 @dataclass
@@ -72,7 +74,7 @@ class _SavedResources:
 
     @property
     def room(self) -> int:
-        return max(0, MOST_BYTES - self.bytes)
+        return max(0, MAX_BYTES - self.bytes)
 
     def put(self, address: str, answer: InnerResponse | None, grows: float) -> None:
         if answer is not None and answer.status != 200:
@@ -85,7 +87,7 @@ class _SavedResources:
 
     @property
     def notes(self) -> list[str]:
-        limit = f"the limit for a saved page is {size(MOST_BYTES)}"
+        limit = f"the limit for a saved page is {format_size(MAX_BYTES)}"
         return [
             *([f"Images or data omitted from this file: {self.too_long}; {limit}."] if self.too_long else ()),
             *([f"Images or data unavailable from the server: {self.refused}."] if self.refused else ()),

@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse, Response
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
-from hil.controller.analysis.tensors.worst import ORDERS, exact
-from hil.controller.web.site import site_of
-from hil.controller.web.tensors.cells import told
-from hil.controller.web.tensors.charts import HEIGHT, WIDTH, histogram, scatter_picture
+from hil.controller.analysis.tensors.worst import ORDERS, format_exact
+from hil.controller.web.site import get_site
+from hil.controller.web.tensors.cells import describe_cell
+from hil.controller.web.tensors.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
 from hil.controller.web.tensors.query import query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
@@ -28,7 +28,7 @@ PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 @router.get("/tensors")
 def tensors(request: Request) -> Response:
     """Show a tensor, or return a part of the page."""
-    site, query = site_of(request), query_of(request)
+    site, query = get_site(request), query_of(request)
     session, case, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
     given: dict[str, Any] = {"session": session, "case": case, "subjects": subjects, "subject": subject, "asked": query}
@@ -42,10 +42,15 @@ def tensors(request: Request) -> Response:
     except UnknownDtype as unknown:
         if not unknown.choices:
             raise
-        return site.page(request, "tensor_dtype.html", unknown=unknown, **given)
+        return site.render_page(request, "tensor_dtype.html", unknown=unknown, **given)
     given |= {"shown": shown, "parts_of_numbers": PARTS, "pools": POOLS, "orders": ORDERS, "statistics": STATISTICS}
-    given |= {"histogram": histogram, "scatter": scatter_picture, "chart": (WIDTH, HEIGHT), "exact": exact}
-    return site.page(request, "tensors.html", texts_shown=TEXTS, **given)
+    given |= {
+        "histogram": make_histogram,
+        "scatter": make_scatter_picture,
+        "chart": (WIDTH, HEIGHT),
+        "exact": format_exact,
+    }
+    return site.render_page(request, "tensors.html", texts_shown=TEXTS, **given)
 
 
 @router.get("/api/tensors/cell")
@@ -55,7 +60,7 @@ def cell(request: Request) -> Response:
     _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside))
     row, column = number_of(request, "row"), number_of(request, "column")
-    found = told(shown, row, column)
+    found = describe_cell(shown, row, column)
     index = found["index"]
     near = "" if index is None else query.around(shown.plane, index)
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})

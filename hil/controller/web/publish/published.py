@@ -22,28 +22,28 @@ from pathlib import Path
 
 import platformdirs
 
-from hil.controller.storage.runs import storing
-from hil.controller.web.files.quota import charge, charge_name, count_tree, has_room
-from hil.controller.web.publish.parcels import MOST_SESSION, STORE, FileEntry, Parcel
+from hil.controller.storage.runs import convert_write_errors
+from hil.controller.web.files.quota import count_bytes, count_name_bytes, count_tree, has_room
+from hil.controller.web.publish.parcels import MAX_SESSION, STORE, FileEntry, Parcel
 from hil.controller.web.readers import RECORDS
-from hil.core.cancellation import check_cancelled, holding
-from hil.core.digest import algorithm_of, check
+from hil.core.cancellation import check_cancelled, hold_lock
+from hil.core.digest import check, get_algorithm
 from hil.core.files import digest_file, open_file
 from hil.errors import UsageError
 
 # Subdirectory of the first served directory.
 PUBLISHED = "published"
 # Default limit for all sessions together.
-MOST_BYTES = 64 << 30
+MAX_BYTES = 64 << 30
 # Seconds before incomplete uploads and unused blobs are deleted.
-KEEP_S = 24 * 3600.0
+KEEP_SECONDS = 24 * 3600.0
 # Maximum incomplete uploads. At the limit, a new upload replaces the upload that has received no data for the longest
 # time.
-_MOST_PARTIAL = 256
+_MAX_PARTIAL = 256
 # Minimum seconds between recounts after a request does not fit.
-_COUNT_S = 5.0
+_COUNT_SECONDS = 5.0
 # Seconds between attempts to lock a store that another server has locked.
-_WAIT_S = 0.01
+_WAIT_SECONDS = 0.01
 # Errors of a file system without locks. On such a file system, each server counts independently.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # Errors of a file system without hard links.
@@ -83,7 +83,7 @@ class PublishedStore:
         most: maximum bytes for the store, as :mod:`hil.controller.web.files.quota` counts them.
     """
 
-    def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most: int = MAX_BYTES) -> None:
         self.folder = folder
         self._most = most
         self._own = folder / STORE
@@ -99,11 +99,11 @@ class PublishedStore:
 
     def missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the missing digests with the number of bytes already received. ``sizes`` maps digests to sizes."""
-        with holding(self._lock):
+        with hold_lock(self._lock):
             return {
-                digest: min(_file_size(self._partial_path(digest, size)), size)
+                digest: min(_read_file_size(self._get_partial_path(digest, size)), size)
                 for digest, size in sizes.items()
-                if _file_size(self._blob_path(digest), -1) != size
+                if _read_file_size(self._get_blob_path(digest), -1) != size
             }
 
     def put(self, digest: str, offset: int, size: int, data: bytes) -> int:
@@ -114,19 +114,19 @@ class PublishedStore:
             StorageError: the disk is full or not writable.
         """
         check(digest)
-        if not 0 <= offset <= offset + len(data) <= size <= MOST_SESSION:
+        if not 0 <= offset <= offset + len(data) <= size <= MAX_SESSION:
             raise Refused(400, "invalid offset or size")
         with self._lock_store():
-            partial, blob = self._partial_path(digest, size), self._blob_path(digest)
-            if _file_size(blob, -1) == size:
+            partial, blob = self._get_partial_path(digest, size), self._get_blob_path(digest)
+            if _read_file_size(blob, -1) == size:
                 return size
-            have = _file_size(partial)
+            have = _read_file_size(partial)
             if offset != have:
                 raise Refused(409, f"offset mismatch: the server has {have} bytes", hint=str(have))
             if not data and have < size:
                 raise Refused(400, "empty piece")
             is_new = not partial.exists()
-            more = charge(have + len(data)) - (0 if is_new else charge(have))
+            more = count_bytes(have + len(data)) - (0 if is_new else count_bytes(have))
             self._make_room(more, is_new=is_new)
             self._count_used(more)
             with os.fdopen(
@@ -138,9 +138,9 @@ class PublishedStore:
                     os.fsync(file.fileno())
             have += len(data)
             if have == size:
-                if digest_file(partial, algorithm_of(digest)) != digest:
+                if digest_file(partial, get_algorithm(digest)) != digest:
                     partial.unlink()
-                    self._count_used(-charge(size))
+                    self._count_used(-count_bytes(size))
                     raise Refused(
                         422,
                         "digest mismatch",
@@ -174,7 +174,7 @@ class PublishedStore:
                 return PublishedSession(target, new=False)
             if absent := self._find_missing_blobs(parcel):
                 raise Missing(absent)
-            more = _charge_names(parcel)
+            more = _count_name_bytes(parcel)
             self._make_room(more)
             self._count_used(more)
             staging = self._own / "staging" / secrets.token_hex(8)
@@ -195,9 +195,9 @@ class PublishedStore:
         """Return the missing blobs. Delete damaged ones."""
         absent = {}
         for digest, size in {one.digest: one.size for one in parcel.files}.items():
-            blob = self._blob_path(digest)
-            found = _file_size(blob, -1)
-            if found >= 0 and (found != size or digest_file(blob, algorithm_of(digest)) != digest):
+            blob = self._get_blob_path(digest)
+            found = _read_file_size(blob, -1)
+            if found >= 0 and (found != size or digest_file(blob, get_algorithm(digest)) != digest):
                 blob.unlink()
                 self._used = None  # existing sessions may still link to the file
                 found = -1
@@ -207,7 +207,7 @@ class PublishedStore:
 
     def _link_blob(self, one: FileEntry, place: Path) -> None:
         """Link a blob to a path. Raises Refused if the name exists, or a copy does not fit."""
-        blob = self._blob_path(one.digest)
+        blob = self._get_blob_path(one.digest)
         try:
             os.link(blob, place)
         except FileExistsError as error:  # a file system that ignores case or normalizes names
@@ -224,9 +224,9 @@ class PublishedStore:
                 raise
 
     def _copy_blob(self, one: FileEntry, place: Path) -> None:
-        self._make_room(charge(one.size))
-        self._count_used(charge(one.size))
-        with open_file(self._blob_path(one.digest)) as source, place.open("xb") as copy:
+        self._make_room(count_bytes(one.size))
+        self._count_used(count_bytes(one.size))
+        with open_file(self._get_blob_path(one.digest)) as source, place.open("xb") as copy:
             shutil.copyfileobj(source, copy)
         place.chmod(0o444)
 
@@ -240,7 +240,7 @@ class PublishedStore:
             self._recount_used()
         if is_new:
             self._drop_partials()
-        if self._find_room_error(more) is not None and time.monotonic() - self._counted_at >= _COUNT_S:
+        if self._find_room_error(more) is not None and time.monotonic() - self._counted_at >= _COUNT_SECONDS:
             self._delete_expired()
             self._recount_used()
         if refusal := self._find_room_error(more):
@@ -263,17 +263,17 @@ class PublishedStore:
 
     def _drop_partials(self) -> None:
         """Delete expired incomplete uploads, and the oldest ones at the limit."""
-        before = time.time() - KEEP_S
+        before = time.time() - KEEP_SECONDS
         found = sorted((path.lstat().st_mtime, path) for path in (self._own / "partial").iterdir())
-        surplus = len(found) + 1 - _MOST_PARTIAL
+        surplus = len(found) + 1 - _MAX_PARTIAL
         for number, (changed, path) in enumerate(found):
             if number < surplus or changed < before:
-                self._count_used(-charge(_file_size(path)))
+                self._count_used(-count_bytes(_read_file_size(path)))
                 _delete_path(path)
 
     def _delete_expired(self) -> None:
         """Delete old blobs without sessions, and old incomplete uploads."""
-        before = time.time() - KEEP_S
+        before = time.time() - KEEP_SECONDS
         for kind in ("blobs", "partial", "staging"):
             for path in (self._own / kind).iterdir():
                 found = path.lstat()
@@ -287,7 +287,7 @@ class PublishedStore:
     @contextlib.contextmanager
     def _lock_store(self) -> Iterator[None]:
         """Lock the store against other threads and servers, and share the count."""
-        with holding(self._lock), storing(self.folder, _OPTION):
+        with hold_lock(self._lock), convert_write_errors(self.folder, _OPTION):
             self._create_folders()
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self._own / "used", flags, 0o600), "r+b", buffering=0) as file:
@@ -309,10 +309,10 @@ class PublishedStore:
             if folder.is_symlink():
                 raise Refused(409, f"{folder.name} is a link", hint="remove it")
 
-    def _blob_path(self, digest: str) -> Path:
+    def _get_blob_path(self, digest: str) -> Path:
         return self._own / "blobs" / check(digest).replace(":", "-")
 
-    def _partial_path(self, digest: str, size: int) -> Path:
+    def _get_partial_path(self, digest: str, size: int) -> Path:
         # The size is part of the name, so that an upload with a wrong size cannot block the upload with the right size.
         return self._own / "partial" / f"{check(digest).replace(':', '-')}-{size}"
 
@@ -324,7 +324,7 @@ def _lock_file(descriptor: int) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             check_cancelled()
-            time.sleep(_WAIT_S)
+            time.sleep(_WAIT_SECONDS)
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return
@@ -335,17 +335,17 @@ def _delete_path(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _file_size(path: Path, absent: int = 0) -> int:
+def _read_file_size(path: Path, absent: int = 0) -> int:
     try:
         return path.lstat().st_size
     except OSError:
         return absent
 
 
-def _charge_names(parcel: Parcel) -> int:
+def _count_name_bytes(parcel: Parcel) -> int:
     """Return the counted bytes of a session without blobs: directories and file names."""
-    names = sum(charge_name(one.name, one.size) for one in parcel.files)
-    return names + sum(charge(0) + charge_name(folder, 0) for folder in ("", *parcel.folders))
+    names = sum(count_name_bytes(one.name, one.size) for one in parcel.files)
+    return names + sum(count_bytes(0) + count_name_bytes(folder, 0) for folder in ("", *parcel.folders))
 
 
 def _is_same(folder: Path, parcel: Parcel) -> bool:
@@ -354,7 +354,7 @@ def _is_same(folder: Path, parcel: Parcel) -> bool:
     shown = {name for name in found if not any(part.startswith(".") for part in name.split("/"))}
     return shown == {one.name for one in parcel.files} and all(
         not found[one.name].is_symlink()
-        and _file_size(found[one.name], -1) == one.size
-        and digest_file(found[one.name], algorithm_of(one.digest)) == one.digest
+        and _read_file_size(found[one.name], -1) == one.size
+        and digest_file(found[one.name], get_algorithm(one.digest)) == one.digest
         for one in parcel.files
     )

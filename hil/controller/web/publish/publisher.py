@@ -15,8 +15,8 @@ from hil.controller.records.commands.stored import PublishResult
 from hil.controller.storage.runs import DEFAULT_ROOT
 from hil.controller.web.publish.parcels import (
     DIGESTS,
-    MOST_FILES,
-    MOST_SESSION,
+    MAX_FILES,
+    MAX_SESSION,
     PIECE,
     FileEntry,
     Parcel,
@@ -25,7 +25,7 @@ from hil.controller.web.publish.parcels import (
 )
 from hil.controller.web.publish.web_client import ServerResponse, WebClient
 from hil.controller.web.readers import RECORDS
-from hil.core.files import digest_file, open_file, within
+from hil.core.files import digest_file, open_file, resolve_within
 from hil.errors import FarmUnreachable, UsageError
 
 # Maximum responses without progress per file, and maximum bytes to send per byte in the file.
@@ -46,7 +46,7 @@ class SessionFolder:
     left_out: Sequence[str] = ()  # skipped files with reasons
 
 
-def session_folder(name: str) -> Path:
+def find_session_folder(name: str) -> Path:
     """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
 
     Raises:
@@ -105,7 +105,7 @@ def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Sessio
         entries.append(FileEntry(shown, digest, size))
         paths.setdefault(digest, path)
         total += size
-        if len(entries) > MOST_FILES or total > MOST_SESSION:  # stop early; check_size() reports the error
+        if len(entries) > MAX_FILES or total > MAX_SESSION:  # stop early; check_size() reports the error
             break
     parcel = Parcel(name or folder.resolve().name, entries)
     check_size(parcel)
@@ -121,7 +121,7 @@ def _walk_files(folder: Path) -> Iterator[Path]:
 def _skip_reason(folder: Path, path: Path) -> str:
     """Return the reason for skipping a file, or ""."""
     try:
-        within(folder, path)
+        resolve_within(folder, path)
     except UsageError:
         return "link outside the directory"
     return "" if path.is_file() else "not a regular file"
@@ -171,9 +171,9 @@ class Publisher(WebClient):
         """Return a validated text to show to the user: the session's id, or the path of its page."""
         found = document.get(name)
         if not (isinstance(found, str) and found.isprintable() and 0 < len(found) <= _MAX_NAME):
-            raise self.malformed(f"the field {name} is {_format_value(found)}")
+            raise self.make_malformed_error(f"the field {name} is {_format_value(found)}")
         if name == "url" and not found.startswith("/"):  # any other prefix could lead to another server
-            raise self.malformed(f"the field url is {_format_value(found)}")
+            raise self.make_malformed_error(f"the field url is {_format_value(found)}")
         return found
 
     def _request_missing(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -183,16 +183,16 @@ class Publisher(WebClient):
             answer = self.ask("POST", "/publish/missing", json.dumps({"digests": part}).encode())
             found = self.check(answer).get("missing")
             if not isinstance(found, dict):
-                raise self.malformed(f"the field missing is {_format_value(found)}")
+                raise self.make_malformed_error(f"the field missing is {_format_value(found)}")
             for digest, have in found.items():
                 if digest not in part:
-                    raise self.malformed("unrequested digest in the response")
+                    raise self.make_malformed_error("unrequested digest in the response")
                 lacking[digest] = self._check_number(have, part[digest], "missing")
         return lacking
 
     def _check_number(self, value: Any, most: int, name: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self.malformed(f"the field {name} is {_format_value(value)}")
+            raise self.make_malformed_error(f"the field {name} is {_format_value(value)}")
         return value
 
     def _upload_file(self, digest: str, path: Path, have: int, size: int) -> Iterator[int]:
@@ -214,7 +214,7 @@ class Publisher(WebClient):
                     expected, have = have + len(data), self._parse_have(answer, path, size)
                     if answer.status == 200:
                         if have not in (expected, size):  # another client may have uploaded the whole file
-                            raise self.malformed(f"the field have is {have} instead of {expected}")
+                            raise self.make_malformed_error(f"the field have is {have} instead of {expected}")
                         yield have
                         if have == size:
                             return

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 import tenacity
 
 from hil.core.bounded_json import parse_json
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, UsageError
 
 C = TypeVar("C", bound="WebClient")
@@ -106,11 +106,11 @@ class WebClient:
             return retrying(self._ask_once, method, path, body)
         except (OSError, http.client.HTTPException) as error:
             raise FarmUnreachable(
-                f"{self.address} is not responding: {visible(str(error))[:_MAX_TEXT] or type(error).__name__}",
+                f"{self.address} is not responding: {escape_controls(str(error))[:_MAX_TEXT] or type(error).__name__}",
                 hint="check that hil web is running, then retry: the upload resumes",
             ) from error
 
-    def malformed(self, what: str) -> UsageError:
+    def make_malformed_error(self, what: str) -> UsageError:
         """Return the error for an invalid response."""
         return UsageError(f"unexpected response from {self.address}: {what}", hint=OTHER_SERVER)
 
@@ -155,13 +155,13 @@ class WebClient:
                 try:
                     data = response.read(_MAX_ANSWER + 1)
                 except (ValueError, OverflowError) as error:  # http.client accepts negative and huge chunk sizes
-                    raise self.malformed(f"invalid chunk: {error}") from error
+                    raise self.make_malformed_error(f"invalid chunk: {error}") from error
         except BaseException:
             connection.close()
             raise
         if len(data) > _MAX_ANSWER:
             connection.close()
-            raise self.malformed(f"response larger than {_MAX_ANSWER} bytes")
+            raise self.make_malformed_error(f"response larger than {_MAX_ANSWER} bytes")
         if response.will_close:
             connection.close()
         else:
@@ -173,7 +173,7 @@ class WebClient:
         opened = open_socket(self._host, self._port, deadline)
         try:
             if self._context is not None:
-                opened.settimeout(_seconds_left(deadline))
+                opened.settimeout(_get_seconds_left(deadline))
                 opened = self._context.wrap_socket(opened, server_hostname=self._host)
         except BaseException:
             opened.close()
@@ -190,7 +190,7 @@ def open_socket(host: str, port: int, deadline: float) -> socket.socket:
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         opened = socket.socket(family, kind, protocol)
         try:
-            opened.settimeout(_seconds_left(deadline))
+            opened.settimeout(_get_seconds_left(deadline))
             opened.connect(place)
             return opened
         except OSError as found:
@@ -215,7 +215,7 @@ class _Wire:
         """Send all data."""
         left = memoryview(data)
         while left:
-            self._socket.settimeout(_seconds_left(self._deadline))
+            self._socket.settimeout(_get_seconds_left(self._deadline))
             left = left[self._socket.send(left) :]
 
     def makefile(self, _: str) -> io.BufferedReader:
@@ -228,7 +228,7 @@ class _Wire:
 
     def read_into(self, source: Any, buffer: Any) -> int:
         """Read available data. Raises OSError after the deadline, or if the response is too large."""
-        self._socket.settimeout(_seconds_left(self._deadline))
+        self._socket.settimeout(_get_seconds_left(self._deadline))
         count: int = source.readinto(buffer)
         self._room -= count
         if self._room < 0:
@@ -251,7 +251,7 @@ class _Incoming(io.RawIOBase):
         super().close()
 
 
-def _seconds_left(deadline: float) -> float:
+def _get_seconds_left(deadline: float) -> float:
     """Return the seconds until a deadline. Raises TimeoutError after the deadline."""
     left = deadline - time.monotonic()
     if left <= 0:
@@ -269,7 +269,7 @@ def _parse_document(data: bytes, status: int) -> Mapping[str, Any]:
 
 
 def _clean_text(value: Any) -> str:
-    return visible(value)[:_MAX_TEXT] if isinstance(value, str) else ""
+    return escape_controls(value)[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def _is_loopback(host: str) -> bool:

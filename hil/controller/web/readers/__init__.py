@@ -18,8 +18,8 @@ from hil.controller.web.readers.matrices import read_matrix
 from hil.controller.web.readers.runs import read_bench, read_evaluation, read_run
 from hil.controller.web.readers.suites import read_lines, read_suite
 from hil.controller.web.readers.traces import is_trace, read_trace
-from hil.controller.web.text.entries import CaseEntry, SessionEntry, text
-from hil.controller.web.text.names import said
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, read_text
+from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import FILE as TRACE
 
@@ -51,12 +51,14 @@ def read_session(folder: Path, record: str, session_id: str) -> tuple[SessionEnt
     try:
         document = read_document(path)
     except (OSError, ValueError) as error:
-        reason = text(f"{record} cannot be read: {error}")
-        return SessionEntry(session_id, "damaged", said(folder.name), _modified_time(path), error=reason), []
+        reason = read_text(f"{record} cannot be read: {error}")
+        return SessionEntry(
+            session_id, "damaged", escape_name(folder.name), _read_modified_time(path), error=reason
+        ), []
     if record == TRACE and not is_trace(document):
         return None
     session, cases = _read_record(session_id, folder, record, document)
-    return (session if session.created is not None else replace(session, created=_modified_time(path))), cases
+    return (session if session.created is not None else replace(session, created=_read_modified_time(path))), cases
 
 
 def _read_record(
@@ -75,7 +77,7 @@ def _read_record(
     return readers[kind](session_id, folder, document)
 
 
-def _modified_time(path: Path) -> float | None:
+def _read_modified_time(path: Path) -> float | None:
     """Return the modification time of a file, which replaces a missing time in the record."""
     try:
         return path.stat().st_mtime

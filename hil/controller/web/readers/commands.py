@@ -8,25 +8,25 @@ from typing import Any
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.settings.repeat import run_command
-from hil.controller.web.readers.fields import mapping, mappings
-from hil.controller.web.text.entries import text
+from hil.controller.web.readers.fields import read_mapping, read_mappings
+from hil.controller.web.text.entries import read_text
 from hil.controller.workloads.suites.request import SuiteRequest
 
 # Exceptions for a request that is damaged or from another version.
 _WRONG = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-def command_of_run(document: Mapping[str, Any], case: Mapping[str, Any] | None = None) -> str:
+def make_run_command(document: Mapping[str, Any], case: Mapping[str, Any] | None = None) -> str:
     """Return the command that repeats a run or one of its cases, or "" if the record is not sufficient.
 
     For bundles, traces and benches, the command repeats all cases, because a case depends on the other cases.
     """
-    if typed := text(document.get("command")):
+    if typed := read_text(document.get("command")):
         return typed
-    request = mapping(document.get("request"))
-    names = [str(one.get("name")) for one in mappings(document.get("cases"))]
+    request = read_mapping(document.get("request"))
+    names = [str(one.get("name")) for one in read_mappings(document.get("cases"))]
     try:
-        job = Job.of_record(request)
+        job = Job.from_record(request)
         if not job.models or any(path.suffix == ".hilb" for path in job.models):
             return ""
         if names and all(name.startswith("call_") for name in names):
@@ -37,13 +37,13 @@ def command_of_run(document: Mapping[str, Any], case: Mapping[str, Any] | None =
         return ""
 
 
-def command_of_suite(head: Mapping[str, Any]) -> str:
+def make_suite_command(head: Mapping[str, Any]) -> str:
     """Return the command that repeats a suite run, or "" if the record is not sufficient."""
-    command = text(head.get("command"))
+    command = read_text(head.get("command"))
     if command.startswith("pytest "):
         return command
     try:
-        request = SuiteRequest.of_json(mapping(head.get("request")))
+        request = SuiteRequest.from_json(read_mapping(head.get("request")))
         return request.command() if request.source else ""
     except _WRONG:
         return ""

@@ -37,8 +37,8 @@ from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
-from hil.controller.web.site import WebSite, site_of
-from hil.controller.web.templating import environment
+from hil.controller.web.site import WebSite, get_site
+from hil.controller.web.templating import make_environment
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
@@ -81,7 +81,7 @@ def create_app(
         history_place: place of the history, which may not exist yet; None shows no series.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = WebSite(roots, IndexReader(index), progress, environment(), farm, history_place)
+    app.state.site = WebSite(roots, IndexReader(index), progress, make_environment(), farm, history_place)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
@@ -150,4 +150,4 @@ def _render_error(request: Request, status: int, message: str, hint: str) -> Res
     # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
         return PlainTextResponse(f"{message}; {hint}" if hint else message, status)
-    return site_of(request).page(request, "error.html", status=status, message=message, hint=hint)
+    return get_site(request).render_page(request, "error.html", status=status, message=message, hint=hint)

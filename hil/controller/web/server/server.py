@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.storage.history.place import HistoryPlace
-from hil.controller.web.access.connections import MOST_CONNECTIONS, MOST_HEAD, HttpConnection, HttpServer
+from hil.controller.web.access.connections import MAX_CONNECTIONS, MAX_HEAD, HttpConnection, HttpServer
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror import FarmMirror
@@ -34,7 +34,7 @@ from hil.errors import UsageError
 
 _LOOPBACK = "127.0.0.1"
 # Seconds to wait for active responses during shutdown.
-GRACE_S = 1
+GRACE_SECONDS = 1
 
 
 def index_path(roots: Sequence[Path]) -> Path:
@@ -43,7 +43,7 @@ def index_path(roots: Sequence[Path]) -> Path:
     return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
-def farm_folder(name: str) -> Path:
+def make_farm_folder(name: str) -> Path:
     """Return the directory for the results of a farm's jobs."""
     return Path(platformdirs.user_cache_dir("hil")) / "web" / "farms" / digest_of(name.encode()).partition(":")[2][:16]
 
@@ -79,18 +79,18 @@ def serve(
     with contextlib.ExitStack() as stack:
         link = FarmLink(farm) if farm else None
         if link:
-            mirror = stack.enter_context(FarmMirror(link, farm_folder(farm_name)))
+            mirror = stack.enter_context(FarmMirror(link, make_farm_folder(farm_name)))
             folders.append(mirror.runs)
-            access = replace(access, farm=link.visitors())
+            access = replace(access, farm=link.make_visitors())
             stack.enter_context(link)
         path = index_path(folders)
-        bound = stack.enter_context(listener(access.host, port))
+        bound = stack.enter_context(open_listener(access.host, port))
         indexer = stack.enter_context(IndexProcess(path, folders))
         app = create_app(folders, path, indexer.progress, access, link, published, history)
-        server = server_of(app, owns_process=True)
+        server = make_server(app, owns_process=True)
         # Exclude existing objects from garbage collection, which would delay requests.
         gc.freeze()
-        host = reached_at(access.host)
+        host = choose_url_host(access.host)
         listening(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
         server.run(sockets=[bound])
 
@@ -109,38 +109,38 @@ def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None])
     check_pair(a, b)
     with (
         tempfile.TemporaryDirectory(prefix="hil-web-") as folder,
-        listener(_LOOPBACK, port) as bound,
+        open_listener(_LOOPBACK, port) as bound,
         IndexWriter(Path(folder) / "index.sqlite") as writer,
     ):
         nothing = Path(folder) / "runs"
         nothing.mkdir()
         indexer = Indexer(writer, [nothing])
-        indexer.look()
+        indexer.scan()
         app = create_app([nothing], Path(folder) / "index.sqlite", indexer.progress, AccessRules(_LOOPBACK))
         app.state.pair = (a.absolute(), b.absolute())
         listening(f"http://{_LOOPBACK}:{bound.getsockname()[1]}/tensors")
-        server_of(app, owns_process=True).run(sockets=[bound])
+        make_server(app, owns_process=True).run(sockets=[bound])
 
 
-def server_of(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
+def make_server(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
     """Return a server with the limits of :class:`hil.controller.web.access.connections.HttpServer`."""
     config = uvicorn.Config(
         app,
         http=HttpConnection,
         ws="none",
-        h11_max_incomplete_event_size=MOST_HEAD,
-        limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=MAX_HEAD,
+        limit_concurrency=MAX_CONNECTIONS,
         proxy_headers=False,
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=GRACE_SECONDS,
         lifespan="off",
     )
     return HttpServer(config, owns_process=owns_process)
 
 
-def listener(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises UsageError if the address is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -160,7 +160,7 @@ def listener(host: str, port: int) -> socket.socket:
     return bound
 
 
-def reached_at(host: str) -> str:
+def choose_url_host(host: str) -> str:
     """Return the host for URLs. For a wildcard address, this is the outgoing address or the host name."""
     kind, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
     try:

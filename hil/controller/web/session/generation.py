@@ -116,7 +116,7 @@ def _build_view(record: StoredGeneration) -> GenerationView:
     positions = record.positions
     wrong = [one for one in positions if not one.passed or one.expected != one.actual]
     shown = positions if len(positions) <= _MAX_ROWS else wrong[:_MAX_ROWS] or positions[:_MAX_ROWS]
-    chosen = TokenPlaces.of_turns(record.prompt_tokens, record.tokens).chosen
+    chosen = TokenPlaces.from_turns(record.prompt_tokens, record.tokens).chosen
     step_of = {position: step for step, position in enumerate(chosen)}
     rows = [_make_row(one, step_of.get(one.position)) for one in shown]
     return GenerationView(record, rows, len(positions) - len(rows), _draw_charts(record), _draw_maps(record.cache))
@@ -193,13 +193,13 @@ def _draw_line(
         return None
     low, high = min([*known, *([] if limit is None else [limit])]), max([*known, *([] if limit is None else [limit])])
 
-    def height_of(value: float | None) -> float:
+    def compute_height(value: float | None) -> float:
         share = 1.0 if value is None else (value - low) / (high - low) if high > low else 0.5
         return round(HEIGHT - _PADDING - share * (HEIGHT - 2 * _PADDING), 1)
 
     across = [round(place * WIDTH / (len(scaled) - 1), 1) for place in range(len(scaled))]
-    points = [f"{x},{height_of(one)}" for x, one in zip(across, scaled, strict=True) if one is not None]
-    marks = [(x, height_of(one)) for x, one, is_wrong in zip(across, scaled, wrong, strict=True) if is_wrong]
+    points = [f"{x},{compute_height(one)}" for x, one in zip(across, scaled, strict=True) if one is not None]
+    marks = [(x, compute_height(one)) for x, one, is_wrong in zip(across, scaled, wrong, strict=True) if is_wrong]
     ends = [10**one if is_log else one for one in (min(known), max(known))]
     text = f"{ends[0]:.3g} to {ends[1]:.3g}" + ("" if limit is None else f", bound {parse_number(bound):.3g}")
-    return LineChart(title, " ".join(points), marks, None if limit is None else height_of(limit), text)
+    return LineChart(title, " ".join(points), marks, None if limit is None else compute_height(limit), text)

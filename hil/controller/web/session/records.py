@@ -10,23 +10,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.pipeline.records.evidence import evidence, evidence_of_case
+from hil.controller.pipeline.records.evidence import list_case_evidence, list_evidence
 from hil.controller.records.run import make_run_case
 from hil.controller.records.suite import make_case_record
 from hil.controller.storage.runs import RECORD
-from hil.controller.web.files.kept import KeptFile, kept_files, logs_below
+from hil.controller.web.files.kept import KeptFile, list_kept_files, list_logs
 from hil.controller.web.files.kept import own as own
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers import BENCH, BISECT, STUDY, TRACE
-from hil.controller.web.readers.analyses import findings, row_name, row_toolchain
-from hil.controller.web.readers.commands import command_of_run
-from hil.controller.web.readers.fields import MOST_BYTES, listed, mapping, mappings, read_document, read_grade
-from hil.controller.web.readers.runs import named_sides
-from hil.controller.web.readers.traces import CALL, compared_calls, comparison_of, names_of_outputs
+from hil.controller.web.readers.analyses import iter_findings, make_row_name, read_row_toolchain
+from hil.controller.web.readers.commands import make_run_command
+from hil.controller.web.readers.fields import (
+    MAX_BYTES,
+    read_document,
+    read_grade,
+    read_list,
+    read_mapping,
+    read_mappings,
+)
+from hil.controller.web.readers.runs import name_sides
+from hil.controller.web.readers.traces import CALL, map_output_names, read_compared_calls, read_comparison
 from hil.controller.web.session.generation import GenerationView, view_generation
-from hil.controller.web.session.provenance import Facts, facts_of_layer, facts_of_line, facts_of_row, facts_of_run
-from hil.controller.web.text.entries import real, text, texts, whole
-from hil.controller.web.text.names import said
+from hil.controller.web.session.provenance import (
+    Facts,
+    list_layer_facts,
+    list_line_facts,
+    list_row_facts,
+    list_run_facts,
+)
+from hil.controller.web.text.entries import read_int, read_real, read_text, read_texts
+from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.store import HEAD
 from hil.controller.workloads.traces.trace import call_name
 from hil.core.bounded_json import parse_json
@@ -96,7 +109,7 @@ class CaseDetail:
     def grade(self) -> str:
         """Grade of the times with its reasons; "" for A or without a grade."""
         grade = read_grade(self.record)
-        reasons = texts(mapping(self.record.get("grade")).get("reasons"))
+        reasons = read_texts(read_mapping(self.record.get("grade")).get("reasons"))
         return f"{grade}: {'; '.join(reasons)}" if grade and reasons else ""
 
     @property
@@ -113,26 +126,26 @@ def read_detail(session: IndexedSession, case: sqlite3.Row) -> CaseDetail:
     """Read a case's record. Raises UsageError if the record is missing or unreadable."""
     folder, name = Path(session.folder), str(case["name"])
     if session.lines:
-        return _detail_of_line(folder, _read_line(folder / session.lines, case["place"], case["length"], name))
+        return _read_line_detail(folder, _read_line(folder / session.lines, case["place"], case["length"], name))
     if session.kind == "bisect":
-        return _detail_of_layer(folder, _read_record(folder / BISECT), name)
+        return _read_layer_detail(folder, _read_record(folder / BISECT), name)
     if session.kind == "study":
-        return _detail_of_row(folder, _read_record(folder / STUDY), name)
+        return _read_row_detail(folder, _read_record(folder / STUDY), name)
     if session.kind == "trace":
-        return _detail_of_call(folder, case["number"], session)
+        return _read_call_detail(folder, case["number"], session)
     if session.kind == "bench" and (folder / BENCH).exists():
-        return _detail_of_side(folder, _read_record(folder / BENCH), name)
-    return _detail_of_run(folder, _read_record(folder / RECORD), name)
+        return _read_side_detail(folder, _read_record(folder / BENCH), name)
+    return _read_run_detail(folder, _read_record(folder / RECORD), name)
 
 
 def _read_line(path: Path, place: int, length: int, name: str) -> Mapping[str, Any]:
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise UsageError(f"the record of {name} exceeds the size limit for pages: {length} bytes")
     try:
         with open_file(path) as file:
             file.seek(place)
             record = parse_json(file.read(length))
-        if text(record["id"]) != name:
+        if read_text(record["id"]) != name:
             raise ValueError("the file has changed")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the record of {name} cannot be read: {error}", hint="reload the page") from error
@@ -146,160 +159,164 @@ def _read_record(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"{path.name} cannot be read: {error}") from error
 
 
-def _detail_of_line(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
-    named = text(record.get("folder"))
+def _read_line_detail(folder: Path, record: Mapping[str, Any]) -> CaseDetail:
+    named = read_text(record.get("folder"))
     place = folder / named if named and own(folder, folder / named) else None
     outputs = _parse_outputs(record.get("outputs"))
     try:
         head = read_document(folder / HEAD)
     except (OSError, ValueError):
         head = {}
-    stored = mapping(record.get("directories") or record.get("left"))  # the key before version 0.1 was ``left``
-    directories = {text(what): text(where) for what, where in stored.items() if text(where)}
+    stored = read_mapping(record.get("directories") or record.get("left"))  # the key before version 0.1 was ``left``
+    directories = {read_text(what): read_text(where) for what, where in stored.items() if read_text(where)}
     profiles = [what for what in directories if what.endswith(" profile")]
-    others = [_parse_other_verdict(one) for one in mappings(record.get("other_references"))]
+    others = [_parse_other_verdict(one) for one in read_mappings(record.get("other_references"))]
     plain = _parse_outputs(record.get("plain_outputs"))
     if plain:
-        against = f"{text(record.get('plain_against'))}, the model before the flow's recipe"
+        against = f"{read_text(record.get('plain_against'))}, the model before the flow's recipe"
         others.append(OtherComparison(against, "", plain))
     return CaseDetail(
         record,
         outputs=outputs,
-        against=text(record.get("against")),
+        against=read_text(record.get("against")),
         hint=str(record.get("hint") or ""),
         detail=str(record.get("detail") or ""),
         timings=_parse_seconds(record.get("timings")),
         repeat=str(record.get("repeat") or ""),
         diff=str(record.get("diff") or ""),
         tensors=_find_tensors(place, outputs),
-        logs=logs_below(folder, place) if place else (),
+        logs=list_logs(folder, place) if place else (),
         profiles={what.removesuffix(" profile"): [str(folder / directories[what])] for what in profiles},
-        facts=facts_of_line(record, head),
+        facts=list_line_facts(record, head),
         others=others,
-        disagreement=text(record.get("disagreement")),
-        evidence=_find_evidence(record, make_case_record, evidence),
+        disagreement=read_text(record.get("disagreement")),
+        evidence=_find_evidence(record, make_case_record, list_evidence),
         generation=view_generation(record.get("generation")),
-        attempts=[_parse_texts(one) for one in mappings(record.get("attempts"))[:_ROWS]],
-        confirmed=text(record.get("confirmed")),
-        expectation=_parse_texts(mapping(record.get("expectation"))),
-        kept=kept_files(folder, place, directories),
+        attempts=[_parse_texts(one) for one in read_mappings(record.get("attempts"))[:_ROWS]],
+        confirmed=read_text(record.get("confirmed")),
+        expectation=_parse_texts(read_mapping(record.get("expectation"))),
+        kept=list_kept_files(folder, place, directories),
     )
 
 
-def _detail_of_run(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
-    cases = mappings(document.get("cases"))
-    record = next((one for one in cases if text(one.get("name")) == name), {})
-    verdicts, references = mappings(record.get("verdicts")), mappings(record.get("references"))
+def _read_run_detail(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    cases = read_mappings(document.get("cases"))
+    record = next((one for one in cases if read_text(one.get("name")) == name), {})
+    verdicts, references = read_mappings(record.get("verdicts")), read_mappings(record.get("references"))
     verdict, reference = next(iter(verdicts), {}), next(iter(references), {})
-    error = mapping(record.get("error"))
+    error = read_mapping(record.get("error"))
     named = {"inputs": record.get("inputs"), "outputs": record.get("outputs"), "references": reference.get("outputs")}
     named |= {f"references-{number}": one.get("outputs") for number, one in enumerate(references[1:], 1)}
     place = folder / name if own(folder, folder / name) else None
-    profiles = mappings(record.get("profiles"))
-    log = "\n".join(text(line) for line in listed(record.get("worker_log"))[:200])
+    profiles = read_mappings(record.get("profiles"))
+    log = "\n".join(read_text(line) for line in read_list(record.get("worker_log"))[:200])
     return CaseDetail(
         record,
         outputs=_parse_outputs(verdict.get("outputs")),
-        against=text(reference.get("source")) or text(verdict.get("against")),
+        against=read_text(reference.get("source")) or read_text(verdict.get("against")),
         hint=str(error.get("hint") or ""),
         detail=str(error.get("detail") or "") or log,
         timings=_parse_seconds(record.get("timings")),
-        repeat=command_of_run(document, record),
+        repeat=make_run_command(document, record),
         tensors=[
-            TensorFile(kind, text(one.get("name")), folder / str(one.get("file")), text(one.get("dtype")))
+            TensorFile(kind, read_text(one.get("name")), folder / str(one.get("file")), read_text(one.get("dtype")))
             for kind, entries in named.items()
-            for one in mappings(entries)
+            for one in read_mappings(entries)
             if own(folder, folder / str(one.get("file")))
         ],
-        logs=logs_below(folder, place) if place else (),
+        logs=list_logs(folder, place) if place else (),
         profiles=profile_names(folder, record),
-        facts=facts_of_run(record, document),
+        facts=list_run_facts(record, document),
         others=[
             *map(_parse_other_verdict, verdicts[1:]),
             *(
-                OtherComparison(text(one.get("reference")), text(one.get("outcome")), reason=text(one.get("reason")))
-                for one in mappings(record.get("unanswered"))
+                OtherComparison(
+                    read_text(one.get("reference")), read_text(one.get("outcome")), reason=read_text(one.get("reason"))
+                )
+                for one in read_mappings(record.get("unanswered"))
             ),
         ],
-        disagreement=text(record.get("disagreement")),
-        evidence=_find_evidence(record, make_run_case, evidence_of_case),
+        disagreement=read_text(record.get("disagreement")),
+        evidence=_find_evidence(record, make_run_case, list_case_evidence),
         generation=view_generation(record.get("generation")),
-        kept=kept_files(
-            folder, place, {f"{text(one.get('kind'))} profile": text(one.get("folder")) for one in profiles}
+        kept=list_kept_files(
+            folder, place, {f"{read_text(one.get('kind'))} profile": read_text(one.get("folder")) for one in profiles}
         ),
     )
 
 
-def _detail_of_side(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+def _read_side_detail(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
     """Return the detail for a bench's side, completed with the case from the bench's run record."""
     try:
         run = read_document(folder / RECORD)
     except (OSError, ValueError):
         run = {}
-    if (side := dict(named_sides(document)).get(name)) is None:
-        return _detail_of_run(folder, run, name)
-    case = next((one for one in mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
-    found = _detail_of_run(folder, run, text(case.get("name")))
+    if (side := dict(name_sides(document)).get(name)) is None:
+        return _read_run_detail(folder, run, name)
+    case = next((one for one in read_mappings(run.get("cases")) if one.get("name") == side.get("name")), {})
+    found = _read_run_detail(folder, run, read_text(case.get("name")))
     known = {**vars(found), "record": side, "timings": _parse_seconds(side.get("timings"))}
-    known["repeat"] = command_of_run({**run, **document})
-    known["facts"] = facts_of_run({**case, "placement": side.get("placement")}, run) or found.facts
-    known["hint"] = text(side.get("hint"))
+    known["repeat"] = make_run_command({**run, **document})
+    known["facts"] = list_run_facts({**case, "placement": side.get("placement")}, run) or found.facts
+    known["hint"] = read_text(side.get("hint"))
     return CaseDetail(**known)
 
 
-def _detail_of_layer(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
-    found = ((layer, finding) for layer, finding in findings(document) if text(layer.get("name")) == name)
+def _read_layer_detail(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    found = ((layer, finding) for layer, finding in iter_findings(document) if read_text(layer.get("name")) == name)
     record, finding = next(found, ({}, {}))
     outputs = _parse_outputs(finding.get("outputs"))
     place = folder / name if own(folder, folder / name) else None
-    unjudged = [f"{text(key)}: {text(why)}" for key, why in mapping(finding.get("unjudged")).items()]
+    unjudged = [f"{read_text(key)}: {read_text(why)}" for key, why in read_mapping(finding.get("unjudged")).items()]
     return CaseDetail(
         finding if "isolated" not in record else record,
         outputs=outputs,
-        against=text(document.get("against")),
-        hint=text(finding.get("hint")),
+        against=read_text(document.get("against")),
+        hint=read_text(finding.get("hint")),
         detail="\n".join(unjudged),
-        repeat=text(document.get("command")),
+        repeat=read_text(document.get("command")),
         tensors=_find_tensors(place, outputs),
-        logs=logs_below(folder, place) if place else (),
-        facts=facts_of_layer(record, document, finding),
-        kept=kept_files(folder, place, {}),
+        logs=list_logs(folder, place) if place else (),
+        facts=list_layer_facts(record, document, finding),
+        kept=list_kept_files(folder, place, {}),
     )
 
 
-def _detail_of_row(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
-    row = next((one for one in mappings(document.get("rows")) if row_name(one) == name), {})
-    place = folder / text(row.get("experiment")) / row_toolchain(row)
-    stages = _parse_seconds({text(one.get("name")): one.get("seconds") for one in mappings(row.get("stages"))})
+def _read_row_detail(folder: Path, document: Mapping[str, Any], name: str) -> CaseDetail:
+    row = next((one for one in read_mappings(document.get("rows")) if make_row_name(one) == name), {})
+    place = folder / read_text(row.get("experiment")) / read_row_toolchain(row)
+    stages = _parse_seconds(
+        {read_text(one.get("name")): one.get("seconds") for one in read_mappings(row.get("stages"))}
+    )
     return CaseDetail(
         row,
         detail=str(row.get("detail") or ""),
         against="training in TensorFlow",
         timings=stages,
-        repeat=text(document.get("command")),
-        logs=logs_below(folder, place),
-        facts=facts_of_row(row, document),
-        kept=kept_files(folder, place, {}),
+        repeat=read_text(document.get("command")),
+        logs=list_logs(folder, place),
+        facts=list_row_facts(row, document),
+        kept=list_kept_files(folder, place, {}),
     )
 
 
-def _detail_of_call(trace: Path, number: int, session: IndexedSession) -> CaseDetail:
+def _read_call_detail(trace: Path, number: int, session: IndexedSession) -> CaseDetail:
     folder = trace / call_name(number)
     record = _read_record(folder / CALL)
-    compared = compared_calls(comparison_of(trace, _read_record(trace / TRACE)))
-    verdict = mapping(compared.get(number, {}).get("verdict"))
-    program, names = mapping(record.get("program")), names_of_outputs(record)
+    compared = read_compared_calls(read_comparison(trace, _read_record(trace / TRACE)))
+    verdict = read_mapping(compared.get(number, {}).get("verdict"))
+    program, names = read_mapping(record.get("program")), map_output_names(record)
     kinds = {"input": "inputs", "output": "outputs", "variable": "outputs"}
-    known = {"Backend": ", ".join(session.boards), "Method": text(record.get("method"))}
-    known |= {"Program": text(program.get("model")), "Runtime": text(program.get("runtime"))}
+    known = {"Backend": ", ".join(session.boards), "Method": read_text(record.get("method"))}
+    known |= {"Program": read_text(program.get("model")), "Runtime": read_text(program.get("runtime"))}
     return CaseDetail(
         record,
         outputs=_parse_outputs(verdict.get("outputs")),
-        against=text(verdict.get("against")),
+        against=read_text(verdict.get("against")),
         repeat=session.command,
         tensors=[
-            TensorFile(kinds[path.stem.partition("_")[0]], names.get(path.name) or said(path.stem), path)
-            for path in sorted(folder.glob("*.npy"), key=_tensor_sort_key)
+            TensorFile(kinds[path.stem.partition("_")[0]], names.get(path.name) or escape_name(path.stem), path)
+            for path in sorted(folder.glob("*.npy"), key=_make_tensor_sort_key)
             if path.stem.partition("_")[0] in kinds and own(folder, path)
         ],
         facts=[(name, value) for name, value in known.items() if value],
@@ -316,10 +333,10 @@ def _find_evidence(record: Any, make: Callable[[Any], R], find: Callable[[R], Fa
 
 def _parse_other_verdict(verdict: Mapping[str, Any]) -> OtherComparison:
     return OtherComparison(
-        text(verdict.get("against")),
-        text(verdict.get("outcome")),
+        read_text(verdict.get("against")),
+        read_text(verdict.get("outcome")),
         _parse_outputs(verdict.get("outputs")),
-        text(verdict.get("reason")),
+        read_text(verdict.get("reason")),
     )
 
 
@@ -328,41 +345,41 @@ def _parse_outputs(values: Any) -> list[Mapping[str, Any]]:
     return [
         {
             **one,
-            **{key: text(one.get(key)) for key in ("name", "dtype", "reason")},
-            **{key: whole(one.get(key)) for key in ("mismatches", "elements")},
+            **{key: read_text(one.get(key)) for key in ("name", "dtype", "reason")},
+            **{key: read_int(one.get(key)) for key in ("mismatches", "elements")},
             **{key: one.get(key) for key in ("max_abs", "max_rel", "max_ulp", "cosine", "sqnr_db")},
-            "shape": [text(size) for size in listed(one.get("shape"))[:64]],
+            "shape": [read_text(size) for size in read_list(one.get("shape"))[:64]],
             "passed": one.get("passed") is True,
-            "criteria": [_format_criterion(criterion) for criterion in mappings(one.get("criteria"))[:_ROWS]],
+            "criteria": [_format_criterion(criterion) for criterion in read_mappings(one.get("criteria"))[:_ROWS]],
         }
-        for one in mappings(values)[:_ROWS]
+        for one in read_mappings(values)[:_ROWS]
     ]
 
 
 def _format_criterion(values: Mapping[str, Any]) -> str:
     met = "met" if values.get("passed") is True else "not met"
-    shown = met if values.get("value") is None else f"{text(values['value'])}, {met}"
-    return f"{text(values.get('criterion'))}: {shown}"
+    shown = met if values.get("value") is None else f"{read_text(values['value'])}, {met}"
+    return f"{read_text(values.get('criterion'))}: {shown}"
 
 
 def _parse_seconds(values: Any) -> dict[str, float | None]:
-    return {text(stage): real(value) for stage, value in list(mapping(values).items())[:_ROWS]}
+    return {read_text(stage): read_real(value) for stage, value in list(read_mapping(values).items())[:_ROWS]}
 
 
 def _parse_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {text(key): text(value) for key, value in list(values.items())[:_ROWS]}
+    return {read_text(key): read_text(value) for key, value in list(values.items())[:_ROWS]}
 
 
 def _find_tensors(folder: Path | None, outputs: Sequence[Mapping[str, Any]]) -> list[TensorFile]:
     """Return the tensors of a case: files ``0-NAME.npy`` in inputs/, outputs/, references/ and similar directories."""
     if folder is None:
         return []
-    dtypes = {text(one.get("name")): text(one.get("dtype")) for one in outputs}
+    dtypes = {read_text(one.get("name")): read_text(one.get("dtype")) for one in outputs}
     found = []
     further = (f"references-{number}" for number in range(1, _REFERENCES))
     for kind in ("inputs", "outputs", "references", "reference-0", *further, PLAIN_REFERENCES):
-        for path in sorted(_glob_files(folder / kind, "*.npy"), key=_tensor_sort_key):
-            name = said(path.stem.partition("-")[2])
+        for path in sorted(_glob_files(folder / kind, "*.npy"), key=_make_tensor_sort_key):
+            name = escape_name(path.stem.partition("-")[2])
             if own(folder, path):
                 dtype = "" if kind == "inputs" else dtypes.get(name, "")
                 found.append(TensorFile("references" if kind == "reference-0" else kind, name, path, dtype))
@@ -377,7 +394,7 @@ def _glob_files(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def _tensor_sort_key(path: Path) -> tuple[int, str]:
+def _make_tensor_sort_key(path: Path) -> tuple[int, str]:
     first = path.name.partition("-")[0]
     return (int(first) if first.isdecimal() and len(first) < 10 else 1 << 30, path.name)
 
@@ -388,9 +405,9 @@ def profile_names(folder: Path, record: Mapping[str, Any]) -> dict[str, list[str
     For run profiles, the first entry is the link in the case's directory.
     """
     found: dict[str, list[str]] = {}
-    for one in mappings(record.get("profiles")):
+    for one in read_mappings(record.get("profiles")):
         kind, named = one.get("kind"), one.get("folder")
         if isinstance(kind, str) and isinstance(named, str) and named:
-            link = [str(folder / text(record.get("name")) / "profile")] if kind == "run" else []
+            link = [str(folder / read_text(record.get("name")) / "profile")] if kind == "run" else []
             found[kind] = [*link, named]
     return found

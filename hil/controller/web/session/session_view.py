@@ -12,25 +12,25 @@ from typing import Any
 from hil.controller.records.base import make_record
 from hil.controller.records.evaluation import EvaluationRecord
 from hil.controller.storage.runs import MATRIX, RECORD
-from hil.controller.web.files.kept import KeptFile, logs_below, own_files
+from hil.controller.web.files.kept import KeptFile, list_logs, own_files
 from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs
 from hil.controller.web.readers import BENCH, BISECT, EVALUATION, GATE, STUDY, TRACE
-from hil.controller.web.readers.fields import listed, mapping, mappings, read_document
+from hil.controller.web.readers.fields import read_document, read_list, read_mapping, read_mappings
 from hil.controller.web.readers.gates import parse_gate
-from hil.controller.web.readers.matrices import targets_of
-from hil.controller.web.readers.traces import comparison_of
+from hil.controller.web.readers.matrices import list_targets
+from hil.controller.web.readers.traces import read_comparison
 from hil.controller.web.tables import (
     ROWS,
     SessionTable,
-    bench_table,
     bisect_table,
     evaluation_table,
     gate_table,
-    matrix_table,
-    study_table,
+    make_bench_table,
+    make_matrix_table,
+    make_study_table,
 )
-from hil.controller.web.text.entries import text
-from hil.controller.web.text.names import command_text
+from hil.controller.web.text.entries import read_text
+from hil.controller.web.text.names import quote_command
 from hil.controller.workloads.evaluation.score_texts import list_scores
 from hil.controller.workloads.suites.store import HEAD
 from hil.errors import UsageError
@@ -91,7 +91,7 @@ def view_session(database: sqlite3.Connection, session: IndexedSession, most: in
         parent=_find_parent(database, session),
         children=children,
         notes=_collect_notes(session, document),
-        logs=logs_below(Path(session.folder)),
+        logs=list_logs(Path(session.folder)),
         files=own_files(Path(session.folder)),
     )
 
@@ -104,10 +104,10 @@ def _make_table(
     most: int,
 ) -> SessionTable | None:
     if session.kind == "matrix":
-        return matrix_table(database, document, children, most)
+        return make_matrix_table(database, document, children, most)
     if session.kind == "gate":
         return _make_gate_table(database, document, most)
-    tables = {"bisect": bisect_table, "study": study_table, "bench": bench_table, "eval": evaluation_table}
+    tables = {"bisect": bisect_table, "study": make_study_table, "bench": make_bench_table, "eval": evaluation_table}
     return tables[session.kind](document, most) if document and session.kind in tables else None
 
 
@@ -125,7 +125,7 @@ def _find_children(
 ) -> list[IndexedSession]:
     """Return the targets of a matrix that are sessions, in order."""
     found = []
-    for name in targets_of(document) if session.kind == "matrix" else ():
+    for name in list_targets(document) if session.kind == "matrix" else ():
         try:
             found.append(find_session(database, (PurePosixPath(session.id) / name).as_posix(), session.root))
         except UsageError:
@@ -144,7 +144,7 @@ def _find_parent(database: sqlite3.Connection, session: IndexedSession) -> Index
 def _list_missing(database: sqlite3.Connection, session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
     """Return the planned cases without a result."""
     if session.kind == "suite":
-        asked = [text(one) for one in listed(document.get("ids"))[:_ASKED]]
+        asked = [read_text(one) for one in read_list(document.get("ids"))[:_ASKED]]
         rows = database.execute(
             # Force this join order. SQLite has no statistics for the list and would scan it for each case.
             "select n.word from json_each(?) cross join words n on n.word = value"
@@ -160,22 +160,22 @@ def _list_missing(database: sqlite3.Connection, session: IndexedSession, documen
         (session.key, _ASKED),
     ).fetchall()
     if session.kind == "run":
-        started = {text(one.get("path")) for one in mappings(document.get("cases"))}
-        models = [text(one) for one in listed(mapping(document.get("request")).get("models"))[:_ASKED]]
+        started = {read_text(one.get("path")) for one in read_mappings(document.get("cases"))}
+        models = [read_text(one) for one in read_list(read_mapping(document.get("request")).get("models"))[:_ASKED]]
         waiting = [one for one in models if one not in started] if len(models) > 1 or not started else []
         return [row[0] for row in rows if not row[1]] + waiting
     return [] if session.kind == "trace" else [row[0] for row in rows if not row[1]]
 
 
 def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str:
-    if session.kind in ("suite", "matrix") and not text(document.get("command")).startswith("pytest "):
-        return text(document.get("command"))
-    if session.kind == "run" and not text(document.get("command")):
-        return command_text(["hil", "run", "--resume", session.folder])
+    if session.kind in ("suite", "matrix") and not read_text(document.get("command")).startswith("pytest "):
+        return read_text(document.get("command"))
+    if session.kind == "run" and not read_text(document.get("command")):
+        return quote_command(["hil", "run", "--resume", session.folder])
     if session.kind == "gate":
-        search = [(name, text(document.get(name))) for name in ("bisect", "over")]
+        search = [(name, read_text(document.get(name))) for name in ("bisect", "over")]
         options = [word for name, value in search if value not in ("", "commit") for word in (f"--{name}", value)]
-        return command_text(["hil", "gate", "--resume", session.folder, *options])
+        return quote_command(["hil", "gate", "--resume", session.folder, *options])
     if session.kind == "study" and session.command:
         return f"{session.command} --resume"
     return ""
@@ -184,26 +184,29 @@ def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str
 def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list[str]:
     notes = []
     if session.kind == "bisect":
-        notes += [text(document.get("verdict")), *map(text, listed(document.get("notes"))[:_NAMED])]
+        notes += [read_text(document.get("verdict")), *map(read_text, read_list(document.get("notes"))[:_NAMED])]
     if session.kind == "suite":
-        notes += [f"Left out: {text(one)}" for one in listed(document.get("left_out"))[:_NAMED]]
+        notes += [f"Left out: {read_text(one)}" for one in read_list(document.get("left_out"))[:_NAMED]]
     if session.kind == "gate":
-        missing = (mapping(one) for one in listed(document.get("unmeasured"))[:_NAMED])
-        notes += [f"Not measured at this commit: {text(one.get('model'))} {text(one.get('case'))}" for one in missing]
+        missing = (read_mapping(one) for one in read_list(document.get("unmeasured"))[:_NAMED])
+        notes += [
+            f"Not measured at this commit: {read_text(one.get('model'))} {read_text(one.get('case'))}"
+            for one in missing
+        ]
     if session.kind == "matrix":
-        errors = ((one.get("name"), mapping(one.get("error"))) for one in mappings(document.get("targets")))
-        notes += [f"{text(name)}: {text(error.get('message'))}" for name, error in errors if error]
+        errors = ((one.get("name"), read_mapping(one.get("error"))) for one in read_mappings(document.get("targets")))
+        notes += [f"{read_text(name)}: {read_text(error.get('message'))}" for name, error in errors if error]
     if session.kind == "eval":
         notes += _describe_scores(document)
-    if session.kind == "bench" and (compared := mapping(document.get("comparison"))):
-        notes.append(comparison_text(compared))
+    if session.kind == "bench" and (compared := read_mapping(document.get("comparison"))):
+        notes.append(format_comparison(compared))
     if session.kind == "bench":
-        for one in mappings(document.get("prompts")):
-            times = {name: mapping(one.get(name)) for name in ("prefill", "ttft", "tpot")}
-            prompt = text(one.get("prompt"))
-            notes += [f"{prompt}, {name}: {comparison_text(found)}" for name, found in times.items() if found]
-    if session.kind == "trace" and (found := comparison_of(Path(session.folder), document)):
-        told = (text(found.get(name)) for name in ("name", "outcome", "reason"))
+        for one in read_mappings(document.get("prompts")):
+            times = {name: read_mapping(one.get(name)) for name in ("prefill", "ttft", "tpot")}
+            prompt = read_text(one.get("prompt"))
+            notes += [f"{prompt}, {name}: {format_comparison(found)}" for name, found in times.items() if found]
+    if session.kind == "trace" and (found := read_comparison(Path(session.folder), document)):
+        told = (read_text(found.get(name)) for name in ("name", "outcome", "reason"))
         notes.append(": ".join(filter(None, told)))
     return [note for note in notes if note]
 
@@ -215,13 +218,13 @@ def _describe_scores(document: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def comparison_text(compared: Mapping[str, Any]) -> str:
+def format_comparison(compared: Mapping[str, Any]) -> str:
     """Format a bench's comparison: ``B takes 1.08 times as long as A (99 % interval 1.05 to 1.11): slower``."""
-    interval = mapping(compared.get("interval"))
+    interval = read_mapping(compared.get("interval"))
     try:
         ratio, low, high = (float(one) for one in (compared["ratio"], interval["low"], interval["high"]))
         level = f"{float(interval['level']):.0%}"
     except (KeyError, TypeError, ValueError, OverflowError):
-        return text(compared.get("verdict"))
+        return read_text(compared.get("verdict"))
     sure = f"{level} interval {low:.4g} to {high:.4g}"
-    return f"B takes {ratio:.4g} times as long as A ({sure}): {text(compared.get('verdict'))}"
+    return f"B takes {ratio:.4g} times as long as A ({sure}): {read_text(compared.get('verdict'))}"

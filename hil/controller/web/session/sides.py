@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.web.index.index import joined
+from hil.controller.web.index.index import join_names
 from hil.controller.web.index.sessions import (
     IndexedSession,
     SessionFilter,
     find_session,
     list_sessions,
-    sessions_where,
+    list_sessions_where,
 )
 from hil.controller.web.text.addresses import ROOT_MARK
 from hil.errors import UsageError
 
 # Maximum and default number of sessions per side. A filter selects the newest sessions.
-MOST_SESSIONS = 50
+MAX_SESSIONS = 50
 USUAL_SESSIONS = 10
 # Filters for a side, in the form's order.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
@@ -50,7 +50,7 @@ class ComparedSide:
         return ", ".join(words)
 
 
-def session_of(database: sqlite3.Connection, reference: str) -> IndexedSession:
+def get_session(database: sqlite3.Connection, reference: str) -> IndexedSession:
     """Return the session for a reference. Raises UsageError if the session is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
     if mark and root.isdecimal() and len(root) < 5:
@@ -71,14 +71,14 @@ def choose_side(
     """
     only = {name: only[name] for name in FILTERS if only.get(name)}
     references = list(dict.fromkeys(references))
-    if len(references) > MOST_SESSIONS:
-        raise UsageError(f"{len(references)} sessions on a side, at most {MOST_SESSIONS} are allowed")
+    if len(references) > MAX_SESSIONS:
+        raise UsageError(f"{len(references)} sessions on a side, at most {MAX_SESSIONS} are allowed")
     if references:
-        found = [session_of(database, one) for one in references]
+        found = [get_session(database, one) for one in references]
         return ComparedSide(sorted(found, key=lambda one: -(one.created or 0.0)), only)
     if not only:
         return None
-    last = min(max(last, 1), MOST_SESSIONS)
+    last = min(max(last, 1), MAX_SESSIONS)
     given: dict[str, Any] = {**only}
     page = list_sessions(database, SessionFilter(**given), last)
     if not page.sessions:
@@ -87,7 +87,7 @@ def choose_side(
     return ComparedSide(page.sessions[:last], only, left_out=max(page.total - last, 0), last=last, named=False)
 
 
-def baseline_of(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
+def find_baseline(database: sqlite3.Connection, session: IndexedSession) -> IndexedSession | None:
     """Return the previous session with the same kind, suite, flow, boards, runtimes, and if possible models.
 
     For a suite, prefer a session from the same directory, because suites in other directories can have the same name.
@@ -109,9 +109,9 @@ def baseline_of(database: sqlite3.Connection, session: IndexedSession) -> Indexe
 def _find_previous(
     database: sqlite3.Connection, session: IndexedSession, same: Mapping[str, Any], lists: Mapping[str, Sequence[str]]
 ) -> IndexedSession | None:
-    values = {**same, **{name: joined(names) for name, names in lists.items()}}
+    values = {**same, **{name: join_names(names) for name, names in lists.items()}}
     where = " and ".join(f"{name} = ?" for name in values)
-    found = sessions_where(
+    found = list_sessions_where(
         database,
         f"{where} and error = '' and cases > 0 and (created, key) < (?, ?) order by created desc, key desc limit 1",
         (*values.values(), session.created or 0.0, session.key),
@@ -134,7 +134,7 @@ def query_of(a: ComparedSide | None, b: ComparedSide | None, **other: Any) -> st
     return urlencode(pairs)
 
 
-def differences(a: ComparedSide, b: ComparedSide) -> Iterable[str]:
+def iter_differences(a: ComparedSide, b: ComparedSide) -> Iterable[str]:
     """Yield sentences about differences between the sides, other than results."""
     for what, name in (("kind", "kind"), ("suite", "suite"), ("flow", "flow"), ("place", "suite directory")):
         yield from _describe_difference(name, *({getattr(one, what) for one in side.sessions} for side in (a, b)))
@@ -177,6 +177,6 @@ def _describe_difference(what: str, before: set[str], after: set[str]) -> Iterab
         yield f"{what}: {was} before, {now} after"
 
 
-def filters_of(values: Mapping[str, str], letter: str) -> dict[str, str]:
+def parse_filters(values: Mapping[str, str], letter: str) -> dict[str, str]:
     """Return the filter of a side from query parameters such as ``a.board=x``."""
     return {name: values[f"{letter}.{name}"] for name in FILTERS if values.get(f"{letter}.{name}")}

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE
-from hil.controller.analysis.tensors.maps import Map, edges_of, error_map, nonfinite_map
+from hil.controller.analysis.tensors.maps import Map, find_edges, make_error_map, make_nonfinite_map
 from hil.controller.analysis.tensors.planes import Window
-from hil.controller.analysis.tensors.worst import Element, element, exact
+from hil.controller.analysis.tensors.worst import Element, format_exact, read_element
 from hil.controller.web.tensors.view import TensorView
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import UsageError
 
 
-def told(shown: TensorView, row: int, column: int) -> Mapping[str, Any]:
+def describe_cell(shown: TensorView, row: int, column: int) -> Mapping[str, Any]:
     """Return the text for a map cell, and the index of the described element.
 
     Raises:
@@ -22,47 +22,48 @@ def told(shown: TensorView, row: int, column: int) -> Mapping[str, Any]:
     """
     if shown.is_text:
         raise UsageError(f"map unavailable for {shown.subject.name}: the elements are strings")
-    part = _cell_window(shown.window, row, column)
+    part = _find_cell_window(shown.window, row, column)
     plane, array = shown.plane, shown.arrays[0]
     first = plane.index_of(part.top, part.left)
     if first is None:
         return {"text": "No element: the last row is shorter.", "index": None}
     many = part.rows * part.columns > 1
     if shown.pair is None:
-        value = exact(array, first)
+        value = format_exact(array, first)
         more = (
-            _count_elements(part) + _describe_nonfinite(nonfinite_map(array, plane, part), NONFINITE_ALONE)
+            _count_elements(part) + _describe_nonfinite(make_nonfinite_map(array, plane, part), NONFINITE_ALONE)
             if many
             else ""
         )
         return {"text": f"{_format_index(first)}: {value}{more}", "index": list(first)}
     if many:
-        worst = shown.worst_element(part)
+        worst = shown.find_worst_element(part)
         if worst is None:
             return {
-                "text": f"{_format_index(first)}: {exact(array, first)}{_count_elements(part)}, all equal",
+                "text": f"{_format_index(first)}: {format_exact(array, first)}{_count_elements(part)}, all equal",
                 "index": list(first),
             }
-        text = f"Worst of {part.rows} x {part.columns} elements, {text_of(worst, shown)}"
-        errors = error_map(*shown.pair, plane, part, part=shown.query.part)
+        text = f"Worst of {part.rows} x {part.columns} elements, {format_element(worst, shown)}"
+        errors = make_error_map(*shown.pair, plane, part, part=shown.query.part)
         text += _describe_nonfinite(errors, NONFINITE)
         if any(errors.counts[code] for code in NONFINITE) and errors.ends is not None:
             text += f"; worst finite difference: {errors.ends[1]:.6g}"
         return {"text": text, "index": list(worst.index)}
-    return {"text": text_of(element(*shown.pair, first, None), shown), "index": list(first)}
+    return {"text": format_element(read_element(*shown.pair, first, None), shown), "index": list(first)}
 
 
-def text_of(one: Element, shown: TensorView) -> str:
+def format_element(one: Element, shown: TensorView) -> str:
     """Format an element: index, both values, and the difference."""
-    values = [exact(array, one.index) for array in shown.arrays]
+    values = [format_exact(array, one.index) for array in shown.arrays]
     names = [side.title for side in shown.subject.sides]
     apart = "equal" if one.difference == 0 else f"difference {one.difference:.6g}"
     ulp = f", {one.ulp} ULP" if one.ulp else ""
-    return f"{_format_index(one.index)}: {visible(names[0])} {values[0]}, {visible(names[1])} {values[1]}, {apart}{ulp}"
+    first, second = (f"{escape_controls(name)} {value}" for name, value in zip(names, values, strict=True))
+    return f"{_format_index(one.index)}: {first}, {second}, {apart}{ulp}"
 
 
-def _cell_window(window: Window, row: int, column: int) -> Window:
-    rows, columns = edges_of(window)
+def _find_cell_window(window: Window, row: int, column: int) -> Window:
+    rows, columns = find_edges(window)
     if row + 1 >= rows.size or column + 1 >= columns.size:
         raise UsageError(f"cell {row}, {column} does not exist")
     return Window(
@@ -84,4 +85,4 @@ def _describe_nonfinite(map: Map, words: Mapping[int, str]) -> str:
 
 
 def _format_index(index: tuple[int, ...]) -> str:
-    return visible(str(list(index))) if index else "Single element"
+    return escape_controls(str(list(index))) if index else "Single element"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.tensors.overview import Bin, Overview
-from hil.controller.analysis.tensors.pictures import scatter_png
+from hil.controller.analysis.tensors.pictures import draw_scatter_png
 from hil.controller.web.templating import number
 
 WIDTH, HEIGHT = 480, 140
@@ -41,7 +41,7 @@ class Histogram:
         return [one for one in self.bins if any(one.counts)]
 
 
-def histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
+def make_histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
     """Return a histogram for one or two tensors, or None if all bins are empty."""
     most = max((count for one in bins for count in one.counts), default=0)
     if not most:
@@ -62,8 +62,8 @@ def histogram(bins: Sequence[Bin], names: Sequence[str]) -> Histogram | None:
     return Histogram(bars, bins, (number(bins[0].low), number(bins[-1].high)), most)
 
 
-def scatter_picture(found: Overview) -> str:
+def make_scatter_picture(found: Overview) -> str:
     """Return a data URL with a plot of board values (y) against reference values (x), or "" without data."""
     if found.scatter is None or not found.scatter.any():
         return ""
-    return "data:image/png;base64," + base64.b64encode(scatter_png(found.scatter)).decode()
+    return "data:image/png;base64," + base64.b64encode(draw_scatter_png(found.scatter)).decode()

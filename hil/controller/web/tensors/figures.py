@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE, SAME
-from hil.controller.analysis.tensors.maps import MOST_CELLS, Map, edges_of
+from hil.controller.analysis.tensors.maps import MAX_CELLS, Map, find_edges
 from hil.controller.analysis.tensors.pictures import (
     COLOURS,
     EQUAL_COLOUR,
     STEPS,
     PaletteScale,
+    encode_png,
     is_mixed,
     paint,
     paint_codes,
-    png,
 )
 from hil.controller.analysis.tensors.planes import Plane
 from hil.controller.web.templating import number
@@ -47,7 +47,7 @@ class Figure:
     @property
     def pixels(self) -> int:
         """Pixels per cell side in a figure that is not stretched."""
-        return max(1, MOST_CELLS // max(self.rows, self.columns))
+        return max(1, MAX_CELLS // max(self.rows, self.columns))
 
     @property
     def width(self) -> int:
@@ -64,13 +64,13 @@ class Figure:
         """Estimated memory use in bytes."""
         return len(self.picture) + len(self.bar) + len(self.alt) + 2000
 
-    def middle(self, cell: tuple[int, int]) -> tuple[float, float]:
+    def find_center(self, cell: tuple[int, int]) -> tuple[float, float]:
         """Return the center of a cell as (x, y) in pixels."""
         row, column = cell
         return (column + 0.5) * self.width / self.columns, (row + 0.5) * self.height / self.rows
 
 
-def value_figure(
+def make_value_figure(
     name: str, title: str, what: str, map: Map, scale: PaletteScale | None, *, pool: str, alone: bool
 ) -> Figure:
     """Return a figure with the values of one tensor.
@@ -88,7 +88,7 @@ def value_figure(
     return _make_figure(name, title, map, scale, "viridis", alt, legend=_make_legend(map, NONFINITE_ALONE))
 
 
-def difference_figure(name: str, title: str, map: Map, scale: PaletteScale | None, worst: str) -> Figure:
+def make_difference_figure(name: str, title: str, map: Map, scale: PaletteScale | None, worst: str) -> Figure:
     """Return a figure with differences. The brightest cells are the worst.
 
     Args:
@@ -114,17 +114,17 @@ def difference_figure(name: str, title: str, map: Map, scale: PaletteScale | Non
     )
     legend = [(f"#{EQUAL_COLOUR}", "equal"), *_make_legend(map)]
     figure = _make_figure(name, title, map, scale, "inferno", alt, legend=legend)
-    at = worst_cell(map) if differ else None
+    at = find_worst_cell(map) if differ else None
     return Figure(**{**vars(figure), "worst": at})
 
 
-def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
+def make_nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
     """Return a figure with the positions of NaN and infinities."""
     words = NONFINITE_ALONE if alone else NONFINITE
     codes = _describe_codes(map, words) or "every element is finite"
     alt = f"{title}: {_describe_place(map)}. {codes}."
     legend = [(f"#{EQUAL_COLOUR}", "finite"), *_make_legend(map, words)]
-    picture = _data_url(png(paint_codes(map), "viridis"))
+    picture = _make_data_url(encode_png(paint_codes(map), "viridis"))
     return Figure(
         name,
         title,
@@ -132,13 +132,13 @@ def nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
         *_count_cells(map),
         alt,
         legend=legend,
-        worst=_find_gravest_cell(map),
-        note=_mixed_cells_note(map, SAME),
-        window=_window_bounds(map),
+        worst=_find_most_severe_cell(map),
+        note=_make_mixed_cells_note(map, SAME),
+        window=_get_window_bounds(map),
     )
 
 
-def worst_cell(map: Map) -> tuple[int, int]:
+def find_worst_cell(map: Map) -> tuple[int, int]:
     """Return the cell with the most severe NaN or infinity, or without one the cell with the largest number."""
     codes = np.where(map.codes > SAME, map.codes, 0)
     ranked = codes if codes.any() else np.nan_to_num(map.numbers, nan=-1.0)
@@ -146,13 +146,13 @@ def worst_cell(map: Map) -> tuple[int, int]:
     return int(row), int(column)
 
 
-def cell_of(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence[int]) -> tuple[int, int] | None:
+def find_cell(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence[int]) -> tuple[int, int] | None:
     """Return the figure cell that contains an element, or None if it is outside the figure."""
     place = plane.place_of(index)
     top, left, rows, columns = map_window
     if place is None or not (0 <= place[0] - top < rows and 0 <= place[1] - left < columns):
         return None
-    edges = edges_of(plane.clipped(top, left, rows, columns))
+    edges = find_edges(plane.clip_window(top, left, rows, columns))
     found = (
         int(np.searchsorted(edge, at, "right")) - 1
         for edge, at in zip(edges, (place[0] - top, place[1] - left), strict=True)
@@ -160,7 +160,7 @@ def cell_of(map_window: tuple[int, int, int, int], plane: Plane, index: Sequence
     return next(found), next(found)
 
 
-def _find_gravest_cell(map: Map) -> tuple[int, int] | None:
+def _find_most_severe_cell(map: Map) -> tuple[int, int] | None:
     row, column = divmod(int(map.codes.argmax()), map.codes.shape[1])
     return (row, column) if map.codes[row, column] else None
 
@@ -176,8 +176,8 @@ def _make_figure(
     legend: Sequence[tuple[str, str]],
 ) -> Figure:
     ends = None if scale is None else (number(scale.low), number(scale.high))
-    bar = "" if scale is None else _data_url(png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
-    picture = _data_url(png(paint(map, scale), colours))
+    bar = "" if scale is None else _make_data_url(encode_png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
+    picture = _make_data_url(encode_png(paint(map, scale), colours))
     return Figure(
         name,
         title,
@@ -187,8 +187,8 @@ def _make_figure(
         ends,
         bar,
         legend,
-        note=_mixed_cells_note(map),
-        window=_window_bounds(map),
+        note=_make_mixed_cells_note(map),
+        window=_get_window_bounds(map),
     )
 
 
@@ -196,7 +196,7 @@ def _count_cells(map: Map) -> tuple[int, int]:
     return map.numbers.shape[0], map.numbers.shape[1]
 
 
-def _window_bounds(map: Map) -> tuple[int, int, int, int]:
+def _get_window_bounds(map: Map) -> tuple[int, int, int, int]:
     return map.window.top, map.window.left, map.window.rows, map.window.columns
 
 
@@ -218,7 +218,7 @@ def _format_share(map: Map, code: int) -> str:
     return f"{count} of {total} elements{told}"
 
 
-def _mixed_cells_note(map: Map, least: int = SAME + 1) -> str:
+def _make_mixed_cells_note(map: Map, least: int = SAME + 1) -> str:
     return "Cells with more than one of these values alternate their colours." if is_mixed(map, least) else ""
 
 
@@ -232,5 +232,5 @@ def _describe_pooling(map: Map, how: str) -> str:
     return f"A cell is {how} of up to {rows} x {columns} elements" if rows * columns > 1 else ""
 
 
-def _data_url(data: bytes) -> str:
+def _make_data_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()

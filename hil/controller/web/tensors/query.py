@@ -12,9 +12,9 @@ from fastapi import Request
 from hil.compare.tolerance import check_tolerance
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
-from hil.controller.analysis.tensors.planes import Plane, Window, plane_of
+from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
 from hil.controller.analysis.tensors.worst import ORDERS
-from hil.controller.web.text.requests import asked, number_of
+from hil.controller.web.text.requests import number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 
@@ -69,7 +69,7 @@ class TensorQuery(_Values):
         check_tolerance(*found)
         return found[0], found[1]
 
-    def marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+    def get_marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the marked index, or None if there is no mark or it is outside the shape."""
         parts = self.mark.split(",") if self.mark else []
         if not all(part.isdecimal() and len(part) < 19 for part in parts) or not self.mark:
@@ -78,7 +78,7 @@ class TensorQuery(_Values):
         inside = len(found) == len(shape) and all(at < dim for at, dim in zip(found, shape, strict=True))
         return found if inside else None
 
-    def plane(self, shape: Sequence[int]) -> Plane:
+    def choose_plane(self, shape: Sequence[int]) -> Plane:
         """Return the requested plane. Raises UsageError if an axis or index does not exist."""
         try:
             rows, columns = (_parse_axis(name, getattr(self, name)) for name in ("rows", "columns"))
@@ -86,18 +86,18 @@ class TensorQuery(_Values):
                 columns = next((axis for axis in reversed(range(len(shape))) if axis != rows), None)
                 if columns is None:
                     rows, columns = None, rows
-            return plane_of(shape, None if rows == columns else rows, columns, self.index)
+            return choose_plane(shape, None if rows == columns else rows, columns, self.index)
         except ValueError as error:
             raise UsageError(f"invalid slice: {error}", hint="choose other axes or indices") from error
 
-    def window(self, plane: Plane) -> Window:
+    def choose_window(self, plane: Plane) -> Window:
         """Return the visible part of a plane."""
-        return plane.clipped(self.top, self.left, self.height, self.width)
+        return plane.clip_window(self.top, self.left, self.height, self.width)
 
     def around(self, plane: Plane, index: Sequence[int]) -> str:
         """Return the query for a close-up of an element, which may be outside the current plane."""
         place = replace(plane, index=tuple(index)).place_of(index) or (0, 0)
-        close = plane.clipped(place[0] - CLOSE // 2, place[1] - CLOSE // 2, CLOSE, CLOSE)
+        close = plane.clip_window(place[0] - CLOSE // 2, place[1] - CLOSE // 2, CLOSE, CLOSE)
         return self.query(
             index=() if plane.in_reading_order else tuple(index),
             mark=",".join(map(str, index)) or ".",
@@ -113,7 +113,7 @@ def query_of(request: Request) -> TensorQuery:
     given = request.query_params
     count = max((int(name[1:]) + 1 for name in given if _is_index(name)), default=0)
     index = tuple(number_of(request, f"i{axis}") for axis in range(count))
-    found = asked(request, _Values)
+    found = parse_filter(request, _Values)
     for name, choices in _CHOICES.items():
         if (value := getattr(found, name)) and value not in choices:
             raise UsageError(f"invalid {name} {value[:40]!r}", hint=f"valid values: {', '.join(choices)}")

@@ -9,10 +9,10 @@ from fastapi import Request
 
 from hil.controller.web.index import sessions
 from hil.controller.web.session.records import read_detail
-from hil.controller.web.site import site_of
+from hil.controller.web.site import get_site
 from hil.controller.web.tensors.query import TensorQuery
-from hil.controller.web.tensors.tensors import TensorSide, TensorSubject, UnknownDtype, kept_of, open_tensor
-from hil.controller.web.text.names import said
+from hil.controller.web.tensors.tensors import TensorSide, TensorSubject, UnknownDtype, find_kept_tensors, open_tensor
+from hil.controller.web.text.names import escape_name
 from hil.errors import UsageError
 
 
@@ -27,10 +27,10 @@ def find_subjects(
                 "session ID required", hint="follow a link on a case page, or run hil web diff A B for two files"
             )
         return None, None, [make_pair_subject(*pair)]
-    with site_of(request).reader.reading() as database:
+    with get_site(request).reader.open_snapshot() as database:
         session = sessions.find_session(database, query.id, query.root)
         case = sessions.find_case(database, session, query.case)
-    kept = kept_of(session, read_detail(session, case))
+    kept = find_kept_tensors(session, read_detail(session, case))
     if not kept.subjects:
         raise UsageError(kept.why, hint=kept.command)
     return session, case, list(kept.subjects)
@@ -38,12 +38,12 @@ def find_subjects(
 
 def make_pair_subject(a: Path, b: Path) -> TensorSubject:
     """Return the subject for two files. The second is the reference."""
-    titles = [said(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
+    titles = [escape_name(one) for one in ((a.name, b.name) if a.name != b.name else (str(a), str(b)))]
     return TensorSubject(
         "files",
-        said(a.name),
+        escape_name(a.name),
         [TensorSide(title, path) for title, path in zip(titles, (a, b), strict=True)],
-        said(str(b)),
+        escape_name(str(b)),
     )
 
 

@@ -11,7 +11,7 @@ from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.session.records import PLAIN_REFERENCES, CaseDetail, TensorFile
 from hil.core.file_tensor import FileTensor
 from hil.core.npy import is_raw, open_npy
-from hil.core.tensors import DTYPES, ML_DTYPES, dtype_name, dtype_of
+from hil.core.tensors import DTYPES, ML_DTYPES, get_dtype_name, parse_dtype
 from hil.errors import UsageError
 
 # Directory of references in runs and suites.
@@ -41,7 +41,7 @@ class TensorSubject:
     beside: str = ""  # directory of the reference, if it is not the decisive one
 
 
-def subjects_of(detail: CaseDetail) -> list[TensorSubject]:
+def list_subjects(detail: CaseDetail) -> list[TensorSubject]:
     """Return the tensors of a case.
 
     The order is: outputs with the decisive reference, inputs, references without an output, outputs with other
@@ -62,7 +62,7 @@ def subjects_of(detail: CaseDetail) -> list[TensorSubject]:
     alone = [one for one in references if one not in paired]
     found += [TensorSubject(_REFERENCES, one.name, [TensorSide("Reference", one.path, one.dtype)]) for one in alone]
     for kind, others in of_kind.items():
-        comparisons, against = _other_comparisons(detail, kind)
+        comparisons, against = _list_other_comparisons(detail, kind)
         for number, (one, other) in enumerate(zip(outputs, _pair_references(outputs, others), strict=True)):
             if other is not None:
                 subject = _make_output_subject(one, other, comparisons, number, against, len(outputs))
@@ -90,7 +90,7 @@ def _make_output_subject(
     return TensorSubject("outputs", str(recorded.get("name") or one.name), sides, against, recorded)
 
 
-def _other_comparisons(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], str]:
+def _list_other_comparisons(detail: CaseDetail, kind: str) -> tuple[Sequence[Mapping[str, Any]], str]:
     """Return the comparisons with a reference that is not decisive, and the reference's name."""
     number = kind.removeprefix(f"{_REFERENCES}-")
     if kind == PLAIN_REFERENCES:
@@ -131,9 +131,9 @@ class KeptTensors:
     command: str = ""  # command that stores them; "" if none
 
 
-def kept_of(session: IndexedSession, detail: CaseDetail) -> KeptTensors:
+def find_kept_tensors(session: IndexedSession, detail: CaseDetail) -> KeptTensors:
     """Return the stored tensors of a case, or the reason why they are missing and a command that stores them."""
-    if found := subjects_of(detail):
+    if found := list_subjects(detail):
         return KeptTensors(found)
     if session.kind == "suite":
         command = detail.repeat or session.command
@@ -155,12 +155,12 @@ def open_tensor(side: TensorSide, dtype: str = "") -> FileTensor:
     """
     found = open_npy(side.path)
     if found.dtype.kind == "V":
-        choices = raw_dtypes(found.dtype.itemsize)
+        choices = list_raw_dtypes(found.dtype.itemsize)
         for wanted in (side.dtype, dtype, *(choices if len(choices) == 1 else ())):
             if wanted in DTYPES and is_raw(found.dtype, wanted):
-                return found.view(dtype_of(wanted))
+                return found.view(parse_dtype(wanted))
         raise UnknownDtype(side.path, choices)
-    dtype_name(found.dtype)
+    get_dtype_name(found.dtype)
     if found.dtype.itemsize > _TEXT_BYTES:
         raise UsageError(
             f"strings in {side.path.name} are too long for a page: {found.dtype.itemsize} bytes each, "
@@ -169,9 +169,9 @@ def open_tensor(side: TensorSide, dtype: str = "") -> FileTensor:
     return found
 
 
-def raw_dtypes(itemsize: int) -> list[str]:
+def list_raw_dtypes(itemsize: int) -> list[str]:
     """Return the possible dtypes for raw bytes in a .npy file. The format has no names for them."""
-    return [name for name in ML_DTYPES if dtype_of(name).itemsize == itemsize]
+    return [name for name in ML_DTYPES if parse_dtype(name).itemsize == itemsize]
 
 
 class UnknownDtype(UsageError):
@@ -194,7 +194,7 @@ def stamp_of(path: Path) -> tuple[Any, ...]:
     return (str(path), found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-def recorded_tolerance(recorded: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def read_recorded_tolerance(recorded: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the recorded rtol and atol, or None."""
     found = recorded.get("tolerance")
     given = found if isinstance(found, dict) else {}

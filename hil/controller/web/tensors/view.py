@@ -2,7 +2,7 @@
 
 Fast parts are computed immediately. Slow parts of large tensors are computed when the page requests them.
 
-A request reads a tensor in chunks, never as a whole. All requests use at most :data:`MOST_BYTES` of memory together.
+A request reads a tensor in chunks, never as a whole. All requests use at most :data:`MAX_BYTES` of memory together.
 """
 
 from __future__ import annotations
@@ -12,29 +12,35 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from hil.compare.values import CHUNK, common_kind
+from hil.compare.values import CHUNK, choose_common_kind
 from hil.controller.analysis.tensors.elements import has_ulps
 from hil.controller.analysis.tensors.judging import Judgement, judge_recorded, judge_within
-from hil.controller.analysis.tensors.maps import error_map, nonfinite_map, scratch_bytes, ulp_map, value_map
-from hil.controller.analysis.tensors.overview import Overview, overview
-from hil.controller.analysis.tensors.pictures import error_scale, value_scale
+from hil.controller.analysis.tensors.maps import (
+    make_error_map,
+    make_nonfinite_map,
+    make_ulp_map,
+    make_value_map,
+    max_scratch_bytes,
+)
+from hil.controller.analysis.tensors.overview import Overview, count_elements
+from hil.controller.analysis.tensors.pictures import choose_error_scale, choose_value_scale
 from hil.controller.analysis.tensors.planes import Plane, Window
-from hil.controller.analysis.tensors.texts import TextRow, text_rows
-from hil.controller.analysis.tensors.worst import Element, element, worst_elements, worst_in
+from hil.controller.analysis.tensors.texts import TextRow, list_text_rows
+from hil.controller.analysis.tensors.worst import Element, find_worst_elements, find_worst_in, read_element
 from hil.controller.web.files.cached import Results
 from hil.controller.web.tensors.figures import (
     Figure,
-    cell_of,
-    difference_figure,
-    nonfinite_figure,
-    value_figure,
-    worst_cell,
+    find_cell,
+    find_worst_cell,
+    make_difference_figure,
+    make_nonfinite_figure,
+    make_value_figure,
 )
 from hil.controller.web.tensors.query import TensorQuery
-from hil.controller.web.tensors.tensors import TensorSubject, open_tensor, recorded_tolerance, stamp_of
+from hil.controller.web.tensors.tensors import TensorSubject, open_tensor, read_recorded_tolerance, stamp_of
 from hil.core.file_tensor import FileTensor
 from hil.core.results import Tolerance
-from hil.core.tensors import dtype_name, type_text
+from hil.core.tensors import get_dtype_name, type_text
 from hil.errors import UsageError
 
 T = TypeVar("T")
@@ -47,7 +53,7 @@ _MAKERS = 2
 _KEPT_BYTES = 64 << 20
 RESULTS = Results(_KEPT_BYTES, 1)
 # Maximum memory for the cache and all computations together.
-MOST_BYTES = _KEPT_BYTES + _MAKERS * scratch_bytes(16)
+MAX_BYTES = _KEPT_BYTES + _MAKERS * max_scratch_bytes(16)
 _WORST = 50
 # Maximum bytes of strings to read at a time.
 _TEXT_BYTES = 16 << 20
@@ -82,7 +88,7 @@ class TensorView:
     @cached_property
     def types(self) -> list[str]:
         """Dtype and shape of every tensor."""
-        return [type_text(dtype_name(one.dtype), one.shape) for one in self.arrays]
+        return [type_text(get_dtype_name(one.dtype), one.shape) for one in self.arrays]
 
     @property
     def pair(self) -> tuple[FileTensor, FileTensor] | None:
@@ -99,14 +105,14 @@ class TensorView:
         a, b = self.arrays
         if a.shape != b.shape:
             return f"shape mismatch: {self.types[0]} and {self.types[1]}"
-        if not common_kind(dtype_name(a.dtype), dtype_name(b.dtype)):
+        if not choose_common_kind(get_dtype_name(a.dtype), get_dtype_name(b.dtype)):
             return f"no common dtype for {self.types[0]} and {self.types[1]}"
         return ""
 
     @property
     def is_text(self) -> bool:
         """True for strings, which are shown as a table instead of a map."""
-        return any(dtype_name(one.dtype) == "string" for one in self.arrays)
+        return any(get_dtype_name(one.dtype) == "string" for one in self.arrays)
 
     @property
     def is_complex(self) -> bool:
@@ -126,14 +132,14 @@ class TensorView:
     @cached_property
     def plane(self) -> Plane:
         """Visible slice of the first tensor."""
-        return self.query.plane(self.arrays[0].shape)
+        return self.query.choose_plane(self.arrays[0].shape)
 
     @cached_property
     def window(self) -> Window:
         """Visible part of the plane."""
-        return self.query.window(self.plane)
+        return self.query.choose_window(self.plane)
 
-    def places(self) -> list[tuple[Plane, Window]]:
+    def list_places(self) -> list[tuple[Plane, Window]]:
         """Return the plane and window of every tensor.
 
         A tensor with another shape is shown whole, up to the size limit.
@@ -143,13 +149,13 @@ class TensorView:
             if one.shape == self.arrays[0].shape:
                 found.append(found[0])
                 continue
-            whole = TensorQuery().plane(one.shape)
+            whole = TensorQuery().choose_plane(one.shape)
             found.append((whole, whole.whole))
         return found
 
-    def _drawn_places(self) -> list[tuple[int, tuple[Plane, Window]]]:
+    def _list_drawn_places(self) -> list[tuple[int, tuple[Plane, Window]]]:
         """Return the index and place of every tensor with elements. With different shapes, one tensor may be empty."""
-        return [(at, place) for at, place in enumerate(self.places()) if place[0].elements]
+        return [(at, place) for at, place in enumerate(self.list_places()) if place[0].elements]
 
     def later(self, part: str) -> bool:
         """Return True if the page must request this part separately."""
@@ -164,18 +170,18 @@ class TensorView:
     def _make_value_figures(self) -> list[Figure]:
         pool = self.query.pool or "mean"
         found = {
-            at: value_map(self.arrays[at], plane, window, pool=pool, part=self.query.part)
-            for at, (plane, window) in self._drawn_places()
+            at: make_value_map(self.arrays[at], plane, window, pool=pool, part=self.query.part)
+            for at, (plane, window) in self._list_drawn_places()
         }
-        shared = None if self.apart else value_scale(list(found.values()))
+        shared = None if self.apart else choose_value_scale(list(found.values()))
         alone = len(self.arrays) < 2
         return [
-            value_figure(
+            make_value_figure(
                 f"value-{at}",
                 self.subject.sides[at].title,
                 self.types[at],
                 one,
-                shared or value_scale([one]),
+                shared or choose_value_scale([one]),
                 pool=pool,
                 alone=alone,
             )
@@ -189,20 +195,20 @@ class TensorView:
     def _make_error_figures(self) -> list[Figure]:
         if self.pair is None:
             return [
-                nonfinite_figure(
+                make_nonfinite_figure(
                     f"nonfinite-{at}",
                     f"NaN and infinities, {self.subject.sides[at].title}",
-                    nonfinite_map(self.arrays[at], *place),
+                    make_nonfinite_map(self.arrays[at], *place),
                     alone=True,
                 )
-                for at, place in self._drawn_places()
+                for at, place in self._list_drawn_places()
             ]
-        found = error_map(*self.pair, self.plane, self.window, part=self.query.part)
-        worst = self._find_worst(found.part_of(*worst_cell(found)), "abs")
+        found = make_error_map(*self.pair, self.plane, self.window, part=self.query.part)
+        worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), "abs")
         text = "" if worst is None else f"worst: {worst.difference:.6g} at {list(worst.index)}"
         return [
-            difference_figure("difference", "Difference", found, error_scale(found), text),
-            nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False),
+            make_difference_figure("difference", "Difference", found, choose_error_scale(found), text),
+            make_nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False),
         ]
 
     def ulps(self) -> list[Figure]:
@@ -211,10 +217,10 @@ class TensorView:
 
     def _make_ulp_figures(self) -> list[Figure]:
         assert self.pair is not None
-        found = ulp_map(*self.pair, self.plane, self.window)
-        worst = self._find_worst(found.part_of(*worst_cell(found)), "ulp")
+        found = make_ulp_map(*self.pair, self.plane, self.window)
+        worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), "ulp")
         text = "" if worst is None else f"worst: {worst.ulp} ULP at {list(worst.index)}"
-        return [difference_figure("ulp", "ULP", found, error_scale(found), text)]
+        return [make_difference_figure("ulp", "ULP", found, choose_error_scale(found), text)]
 
     def judgement(self) -> Judgement:
         """Compare within the requested tolerance, or by default within the recorded one."""
@@ -226,7 +232,7 @@ class TensorView:
             return Judgement(None, "strings exceed the size limit for this page: use hil compare", None)
         rtol, atol = self.query.tolerance
         if rtol is None and atol is None:
-            return judge_recorded(self.subject.name, *self.pair, *recorded_tolerance(self.subject.recorded))
+            return judge_recorded(self.subject.name, *self.pair, *read_recorded_tolerance(self.subject.recorded))
         return judge_within(self.subject.name, *self.pair, rtol=rtol, atol=atol)
 
     @property
@@ -243,51 +249,51 @@ class TensorView:
         # slot would be a deadlock.
         tolerance, by = self.tolerance, self.query.by or "excess"
         return self._get_cached(
-            "worst", lambda: worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)
+            "worst", lambda: find_worst_elements(a, b, tolerance, by=by, most=_WORST), lambda found: 2000 * len(found)
         )
 
     def texts(self) -> list[TextRow]:
         """Return a page of strings in reading order."""
-        return text_rows(self.arrays if self.pair else self.arrays[:1], self.query.top, TEXTS)
+        return list_text_rows(self.arrays if self.pair else self.arrays[:1], self.query.top, TEXTS)
 
     def charts(self) -> Overview:
         """Return counts over all elements, for the histograms."""
         return self._get_cached("charts", self._make_overview, lambda _: 400_000)
 
     def _make_overview(self) -> Overview:
-        return overview(*(self.pair or self.arrays[:1]), part=self.query.part)
+        return count_elements(*(self.pair or self.arrays[:1]), part=self.query.part)
 
     def mark_in(self, figure: Figure) -> tuple[float, float] | None:
         """Return the position of the marked or worst element in a figure, or None if it is not visible."""
-        marked = self.query.marked(self.arrays[0].shape)
-        cell = figure.worst if marked is None else cell_of(figure.window, self.plane, marked)
-        return None if cell is None else figure.middle(cell)
+        marked = self.query.get_marked(self.arrays[0].shape)
+        cell = figure.worst if marked is None else find_cell(figure.window, self.plane, marked)
+        return None if cell is None else figure.find_center(cell)
 
-    def worst_element(self, part: Window) -> Element | None:
+    def find_worst_element(self, part: Window) -> Element | None:
         """Return the worst element in a small part of the plane, or None if all are equal."""
         return self._find_worst(part, "abs")
 
     def _find_worst(self, part: Window, by: str) -> Element | None:
         assert self.pair is not None
-        index = worst_in(*self.pair, self.plane, part, by)
-        return None if index is None else element(*self.pair, index, None)
+        index = find_worst_in(*self.pair, self.plane, part, by)
+        return None if index is None else read_element(*self.pair, index, None)
 
     def _get_cached(self, part: str, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        def made() -> tuple[T, int]:
+        def make_with_size() -> tuple[T, int]:
             found = make()
             return found, size(found)
 
-        return RESULTS.get(self._cache_key(part), made, slow=part not in _PICTURES)
+        return RESULTS.get(self._cache_key(part), make_with_size, slow=part not in _PICTURES)
 
     def _cache_key(self, part: str) -> tuple[Any, ...]:
         stamps = self.stamps
-        dtypes = tuple(dtype_name(one.dtype) for one in self.arrays)
+        dtypes = tuple(get_dtype_name(one.dtype) for one in self.arrays)
         query = self.query
         if part in _PICTURES:
             return (part, stamps, dtypes, self.plane, self.window, query.part, query.pool if part == "values" else "")
         if part == "charts":
             return (part, stamps, dtypes, query.part)
-        recorded = recorded_tolerance(self.subject.recorded)
+        recorded = read_recorded_tolerance(self.subject.recorded)
         order = query.by if part == "worst" else ""
         return (part, stamps, dtypes, self.subject.name, query.rtol, query.atol, recorded, order)
 

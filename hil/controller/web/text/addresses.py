@@ -26,12 +26,12 @@ def link_of(session: str, root: int) -> str:
     return urlencode({"id": session, **({"root": root} if root else {})})
 
 
-def reference_of(session: str, root: int) -> str:
+def format_reference(session: str, root: int) -> str:
     """Return a session reference that fits in a single URL parameter."""
     return f"{root}{ROOT_MARK}{session}" if root else session
 
 
-def page_at(page: int, total: int, rows: int) -> tuple[int, int]:
+def choose_page(page: int, total: int, rows: int) -> tuple[int, int]:
     """Return the first row of a table's page, and the page count. The page number is clamped to the valid range."""
     pages = max(1, -(-total // rows))
     return (min(max(1, page), pages) - 1) * rows, pages

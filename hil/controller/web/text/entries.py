@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.controller.storage.outcomes import kind_of
+from hil.controller.storage.outcomes import classify_outcome
 
 # Kinds of outcomes, most severe first. A session has the most severe kind among its cases. Only sessions can be
 # ``unfinished``.
@@ -50,7 +50,7 @@ class CaseEntry:
     host_s: float | None = None
     compile_s: float | None = None
     program_bytes: int | None = None
-    program: int = 0  # identifies the program, see :func:`program_number`; 0 if unknown
+    program: int = 0  # identifies the program, see :func:`parse_program_number`; 0 if unknown
     # max_abs, max_ulp, sqnr_db: worst value in all outputs; None if not compared.
     max_abs: float | None = None
     max_ulp: float | None = None
@@ -98,18 +98,18 @@ class SessionEntry:
     lines: str = ""  # file name for one case record per line; "" if a single record contains all cases
 
 
-def gravest_kind(outcomes: Iterable[str], *, finished: bool) -> str:
+def find_worst_kind(outcomes: Iterable[str], *, finished: bool) -> str:
     """Return the most severe kind of outcome, in the order of :data:`KINDS`.
 
     Without outcomes, return ``quiet``, or ``unfinished`` if the session is not finished.
     """
-    found = {kind_of(outcome) for outcome in outcomes if outcome}
+    found = {classify_outcome(outcome) for outcome in outcomes if outcome}
     if not finished:
         found.add("unfinished")
     return next((kind for kind in KINDS if kind in found), "quiet")
 
 
-def text(value: Any) -> str:
+def read_text(value: Any) -> str:
     """Return a record's value as text, cut to :data:`TEXT_CHARS`. Values that are not text or numbers become ""."""
     if isinstance(value, str):
         # JSON can contain a lone surrogate, which neither a database nor a page can encode.
@@ -120,22 +120,22 @@ def text(value: Any) -> str:
         return ""
 
 
-def texts(values: Any) -> tuple[str, ...]:
+def read_texts(values: Any) -> tuple[str, ...]:
     """Return the unique texts in a record's list, in order. A value that is not a list becomes ()."""
     found = values[:NAMES] if isinstance(values, (list, tuple)) else ()
-    return tuple(dict.fromkeys(filter(None, map(text, found))))
+    return tuple(dict.fromkeys(filter(None, map(read_text, found))))
 
 
-def program_number(digest: Any) -> int:
+def parse_program_number(digest: Any) -> int:
     """Return 60 bits from a digest, which fit in an SQLite integer and rarely collide. Return 0 if invalid."""
-    found = text(digest).rpartition(":")[2][:15]
+    found = read_text(digest).rpartition(":")[2][:15]
     try:
         return int(found, 16)
     except ValueError:
         return 0
 
 
-def real(value: Any) -> float | None:
+def read_real(value: Any) -> float | None:
     """Return a record's number as float, including texts such as "inf" and "nan". Return None for other values."""
     if value is None or isinstance(value, bool):
         return None
@@ -145,7 +145,7 @@ def real(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
+def read_int(value: Any) -> int | None:
     """Return a record's integer if SQLite can store it, else None."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         return None

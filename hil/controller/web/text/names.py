@@ -14,7 +14,7 @@ from collections.abc import Iterable
 _WRITTEN = re.compile(rb"\\(\\|x[0-9a-f]{2})")
 
 
-def said(name: str) -> str:
+def escape_name(name: str) -> str:
     """Escape a name or path, so that it can be shown, stored and sent."""
     if name.isprintable() and "\\" not in name:
         return name
@@ -27,27 +27,27 @@ def _escape_character(character: str) -> str:
     if character.isprintable():
         return character
     # File names never contain other lone surrogates.
-    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=_error_handler(character)))
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=_choose_error_handler(character)))
 
 
-def _error_handler(character: str) -> str:
+def _choose_error_handler(character: str) -> str:
     return "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
 
 
-def meant(text: str) -> str:
-    """Unescape a name; the inverse of :func:`said`."""
+def unescape_name(text: str) -> str:
+    """Unescape a name; the inverse of :func:`escape_name`."""
     if "\\" not in text:
         return text
     return os.fsdecode(_WRITTEN.sub(_unescape_byte, os.fsencode(text)))
 
 
-def command_text(words: Iterable[str]) -> str:
+def quote_command(words: Iterable[str]) -> str:
     r"""Quote a command for a shell. Unprintable names use ``$'\x1b'``, which bash and zsh support."""
     return " ".join(shlex.quote(one) if one.isprintable() else _quote_unprintable(one) for one in words)
 
 
 def _quote_unprintable(word: str) -> str:
-    escaped = said(word).replace("'", "\\'")
+    escaped = escape_name(word).replace("'", "\\'")
     return f"$'{escaped}'"
 
 

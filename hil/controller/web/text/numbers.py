@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from hil.controller.storage.screen.texts import seconds
+from hil.controller.storage.screen.texts import format_seconds
 
 
-def spent(value: float | None) -> str:
+def format_seconds_or_blank(value: float | None) -> str:
     """Format seconds with a readable unit. Missing and non-finite values become ""."""
-    return "" if value is None or not math.isfinite(value) else seconds(value)
+    return "" if value is None or not math.isfinite(value) else format_seconds(value)

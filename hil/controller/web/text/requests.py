@@ -24,12 +24,12 @@ def is_saved(request: Request) -> bool:
     return getattr(request.state, "saved", False) is True
 
 
-def rows_of(request: Request, usual: int) -> int:
+def count_rows(request: Request, usual: int) -> int:
     """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
     return SAVED_ROWS if is_saved(request) else usual
 
 
-def asked(request: Request, kind: type[F]) -> F:
+def parse_filter(request: Request, kind: type[F]) -> F:
     """Parse a filter from the query. Raises UsageError for an invalid number."""
     values: dict[str, Any] = {}
     for field in fields(kind):

@@ -10,14 +10,14 @@ import numpy as np
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
-from hil.compare.values import EXACT_DTYPES, largest
+from hil.compare.values import EXACT_DTYPES, find_largest
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.bundles.methods import program_of
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name, shape_text
+from hil.controller.workloads.bundles.methods import make_program
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import Array, get_dtype_name, shape_text
 from hil.errors import UsageError
 from hil.formats.executorch_file import (
     TENSORS_SUFFIX,
@@ -25,17 +25,17 @@ from hil.formats.executorch_file import (
     Damaged,
     ExecuTorchMethod,
     Value,
+    find_program,
+    find_tensor_file,
     is_bundle,
-    program_in,
     read_buffer,
     read_cases,
     read_methods,
-    tensors_beside,
 )
 from hil.formats.torch_values import to_torch
 
 _RUNTIME = "executorch"
-_WRITE_S = 600.0
+_WRITE_SECONDS = 600.0
 # The default tolerance of ExecuTorch's verifier is |a-b| <= 1e-8 + 1e-5*|a|, where a is the program's output. hil's
 # tolerance is relative to the expected value b. A value within the tolerance below is always within ExecuTorch's
 # tolerance.
@@ -56,9 +56,9 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
         data = read_buffer(path)
         if not is_bundle(data):
             raise Damaged("not a bundled program")
-        methods, cases, program = read_methods(data), read_cases(data), bytes(program_in(data))
-        signatures = {name: _signature(method) for name, method in methods.items()}
-        tensors = tensors_beside(path, methods)
+        methods, cases, program = read_methods(data), read_cases(data), bytes(find_program(data))
+        signatures = {name: _make_signature(method) for name, method in methods.items()}
+        tensors = find_tensor_file(path, methods)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except Damaged as error:
@@ -70,13 +70,13 @@ def read_bpte(path: Path, *, context: RunContext) -> Bundle:
                 f"{path} has cases for unknown method {name!r}", hint=f"methods of the program: {', '.join(methods)}"
             )
         suites.append(
-            MethodTestSuite(name, [_case(path, methods[name], number, case) for number, case in enumerate(given)])
+            MethodTestSuite(name, [_read_case(path, methods[name], number, case) for number, case in enumerate(given)])
         )
-    with temporary_folder("hil-bpte-") as folder:
+    with make_temporary_folder("hil-bpte-") as folder:
         main = Path(folder) / f"{path.stem}.pte"
         main.write_bytes(program)
         files = {main.name: main} | ({tensors.name: tensors} if tensors else {})
-        artifact = program_of(_RUNTIME, files, main.name, compiler="executorch")
+        artifact = make_program(_RUNTIME, files, main.name, compiler="executorch")
         made = {
             "imported": path.name,
             "backends": sorted({one for method in methods.values() for one in method.backends}),
@@ -98,11 +98,11 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             f"a .bpte requires a program for executorch, but the bundle has a program for {bundle.program.runtime}",
             hint="create the bundle with --runtime executorch",
         )
-    needed_version("executorch", "executorch")
-    with temporary_folder("hil-bpte-") as folder:
+    require_version("executorch", "executorch")
+    with make_temporary_folder("hil-bpte-") as folder:
         place = Path(folder)
         try:
-            program = program_in(bundle.program.files[bundle.program.main])
+            program = find_program(bundle.program.files[bundle.program.main])
             methods = read_methods(program)
             for method in bundle.methods:
                 _check_own(methods, method)
@@ -110,13 +110,13 @@ def write_bpte(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             raise UsageError(f"the bundle's program {bundle.program.main}: {error}") from error
         (place / "program.pte").write_bytes(program)
         suites = {
-            method.name: list(_saved(methods[method.name], method.cases, place / str(number)))
+            method.name: list(_save_cases(methods[method.name], method.cases, place / str(number)))
             for number, method in enumerate(bundle.methods)
             if method.cases
         }
         arguments = {"program": str(place / "program.pte"), "suites": suites, "output": str(path.absolute())}
         try:
-            context.isolated.call(write, arguments, timeout=_WRITE_S, log=place / "log")
+            context.isolated.call(write, arguments, timeout=_WRITE_SECONDS, log=place / "log")
         except IsolatedError as error:
             raise UsageError(f"ExecuTorch cannot write the bundle: {error.message}", detail=error.detail) from error
         for name, tensors in bundle.program.files.items():
@@ -128,7 +128,7 @@ def _check_own(methods: Mapping[str, ExecuTorchMethod], given: BundleMethod) -> 
     """Raise UsageError if the program lacks the method, or has other numbers of inputs or outputs than the bundle."""
     if given.name not in methods:
         raise UsageError(f"the bundle's program has no method {given.name!r}", hint=f"methods: {', '.join(methods)}")
-    own = _signature(methods[given.name])
+    own = _make_signature(methods[given.name])
     counts = [(len(one.inputs), len(one.outputs)) for one in (own, given.signature)]
     if counts[0] != counts[1]:
         raise UsageError(
@@ -137,20 +137,22 @@ def _check_own(methods: Mapping[str, ExecuTorchMethod], given: BundleMethod) -> 
         )
 
 
-def _signature(method: ExecuTorchMethod) -> Signature:
-    inputs, outputs = method.input_specs(), method.output_specs()
+def _make_signature(method: ExecuTorchMethod) -> Signature:
+    inputs, outputs = method.list_input_specs(), method.list_output_specs()
     return Signature(tuple(spec for _, spec in inputs), tuple(spec for _, spec in outputs))
 
 
-def _case(path: Path, method: ExecuTorchMethod, number: int, case: BpteCase) -> MethodTestCase:
+def _read_case(path: Path, method: ExecuTorchMethod, number: int, case: BpteCase) -> MethodTestCase:
     where = f"{path}: method {method.name!r}, case {number}"
-    inputs, outputs = ([place for place, _ in specs] for specs in (method.input_specs(), method.output_specs()))
-    given = _of_places(where, "input", method.inputs, case.inputs, inputs)
-    expected = _of_places(where, "output", method.outputs, case.expected_outputs, outputs)
-    return MethodTestCase(given, expected, *_tolerance(expected), source=path.name)
+    inputs, outputs = (
+        [place for place, _ in specs] for specs in (method.list_input_specs(), method.list_output_specs())
+    )
+    given = _select_tensors(where, "input", method.inputs, case.inputs, inputs)
+    expected = _select_tensors(where, "output", method.outputs, case.expected_outputs, outputs)
+    return MethodTestCase(given, expected, *_choose_tolerance(expected), source=path.name)
 
 
-def _of_places(
+def _select_tensors(
     where: str, what: str, values: Sequence[Value], given: Sequence[Any], places: Sequence[int]
 ) -> list[Any]:
     """Return the tensors among a case's values. Constants must equal the constants of the exported program."""
@@ -169,31 +171,31 @@ def _of_places(
     return [given[place] for place in places]
 
 
-def _tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
+def _choose_tolerance(expected: Sequence[Any]) -> tuple[float | None, float | None]:
     """Return ExecuTorch's tolerance for floats. Integers stay exact, also in a case with floats."""
     arrays = [np.asarray(one) for one in expected]
-    exact = [array for array in arrays if dtype_name(array.dtype) in EXACT_DTYPES]
+    exact = [array for array in arrays if get_dtype_name(array.dtype) in EXACT_DTYPES]
     if len(exact) == len(arrays):
         return None, None
-    sizes = [largest(array) for array in arrays]
-    rtol = min(_RTOL, 0.5 / max(1.0, *map(largest, exact), 0.0))
+    sizes = [find_largest(array) for array in arrays]
+    rtol = min(_RTOL, 0.5 / max(1.0, *map(find_largest, exact), 0.0))
     # Limit atol to the largest value, because a tolerance above all values could never fail.
     return rtol, min([_ATOL, *(size for size in sizes if size > 0)])
 
 
-def _saved(method: ExecuTorchMethod, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
+def _save_cases(method: ExecuTorchMethod, cases: Sequence[Any], folder: Path) -> Iterator[dict[str, Any]]:
     """Save cases for the isolated process: directories with tensors, and the kind and memory order of all values."""
     for number, case in enumerate(cases):
         sides = {
-            "inputs": (method.inputs, method.input_specs(), case.inputs),
-            "outputs": (method.outputs, method.output_specs(), case.expected_outputs),
+            "inputs": (method.inputs, method.list_input_specs(), case.inputs),
+            "outputs": (method.outputs, method.list_output_specs(), case.expected_outputs),
         }
         for kind, (_, _, tensors) in sides.items():
             save_tensors(folder / str(number) / kind, tensors)
-        yield {kind: [str(folder / str(number) / kind), _layout(*side)] for kind, side in sides.items()}
+        yield {kind: [str(folder / str(number) / kind), _list_layout(*side)] for kind, side in sides.items()}
 
 
-def _layout(values: Sequence[Value], specs: Sequence[tuple[int, Any]], tensors: Mapping[str, Array]) -> list[Any]:
+def _list_layout(values: Sequence[Value], specs: Sequence[tuple[int, Any]], tensors: Mapping[str, Array]) -> list[Any]:
     names = dict(zip((place for place, _ in specs), tensors, strict=True))
     return [
         {"tensor": names[place], "order": list(value.order)} if place in names else {"constant": value.constant}
@@ -216,7 +218,9 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     bundled = [
-        MethodTestSuite(method, [MethodTestCase(_values(*case["inputs"]), _values(*case["outputs"])) for case in cases])
+        MethodTestSuite(
+            method, [MethodTestCase(_load_values(*case["inputs"]), _load_values(*case["outputs"])) for case in cases]
+        )
         for method, cases in suites.items()
     ]
     try:
@@ -226,7 +230,7 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
     Path(output).write_bytes(made)
 
 
-def _values(folder: str, places: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _load_values(folder: str, places: Sequence[Mapping[str, Any]]) -> list[Any]:
     tensors = load_tensors(Path(folder))
     return [
         to_torch(tensors[place["tensor"]], place["order"]) if "tensor" in place else place["constant"]

@@ -15,26 +15,26 @@ from typing import Any
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles.manifest import (
     accept_json,
-    controls_json,
-    file_name,
+    check_file_name,
+    encode_controls,
+    encode_relation,
+    encode_signature,
     name_of,
-    relation_json,
-    signature_json,
-    specs_of,
+    parse_specs,
     take,
     take_accept,
     take_controls,
     take_noise,
     take_relation,
 )
-from hil.controller.models.inputs import fits_spec
+from hil.controller.models.inputs import make_spec_check
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import safe_name
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.storage.tensor_files import load_named_pb
-from hil.controller.workloads.bundles.methods import program_of
+from hil.controller.workloads.bundles.methods import make_program
 from hil.core.bounded_json import parse_json
-from hil.core.files import read_file, within
-from hil.core.npy import Npz, load_npy, save_npy, typed
+from hil.core.files import read_file, resolve_within
+from hil.core.npy import Npz, load_npy, restore_dtype, save_npy
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
@@ -56,7 +56,7 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     """
     called = name or path.stem
     if path.is_dir():
-        found = [_folder(path, *kind) for kind in (("input", signature.inputs), ("output", signature.outputs))]
+        found = [_read_folder(path, *kind) for kind in (("input", signature.inputs), ("output", signature.outputs))]
         return MethodTestCase(found[0], found[1], name=called)
     if path.suffix != ".npz":
         raise UsageError(f"unsupported case file {path}", hint=_FORMS)
@@ -67,12 +67,12 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
             if key not in specs:
                 hint = f"tensors of the method: {', '.join(specs)}"
                 raise UsageError(f"{path}: unknown tensor {key!r}", hint=hint)
-            named[key] = typed(archive.read(key, fits_spec(specs[key], strict=False)), specs[key].dtype)
+            named[key] = restore_dtype(archive.read(key, make_spec_check(specs[key], strict=False)), specs[key].dtype)
     inputs = {spec.name: named.pop(spec.name) for spec in signature.inputs if spec.name in named}
     return MethodTestCase(inputs, named, name=called)
 
 
-def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Array] | list[Array]:
+def _read_folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Array] | list[Array]:
     """Return the inputs or outputs in a directory: by name if the files contain the model's names, else by position."""
     found: dict[int, Path] = {}
     for file in sorted(path.iterdir()):
@@ -81,7 +81,7 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Arr
             number = int(match["number"])
             if number in found:
                 raise UsageError(f"{path}: duplicate {kind} {number}: {found[number].name} and {file.name}")
-            found[number] = within(path, file)
+            found[number] = resolve_within(path, file)
     if sorted(found) != list(range(len(found))):
         missing = min(set(range(len(found))) - set(found))
         raise UsageError(f"{path}: missing {kind}_{missing}", hint=_FORMS)
@@ -91,10 +91,10 @@ def _folder(path: Path, kind: str, specs: Sequence[TensorSpec]) -> dict[str, Arr
         load_named_pb(file) if file.suffix == ".pb" else ("", load_npy(file, dtype, mmap=True))
         for file, dtype in ordered
     ]
-    return _by_name(named, specs) or [array for _, array in named]
+    return _match_names(named, specs) or [array for _, array in named]
 
 
-def _by_name(named: Sequence[tuple[str, Array]], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def _match_names(named: Sequence[tuple[str, Array]], specs: Sequence[TensorSpec]) -> dict[str, Array]:
     """Return the tensors by name. Return {} if names are repeated or are not in the model."""
     arrays = dict(named)
     is_named = len(arrays) == len(named) and arrays.keys() <= {spec.name for spec in specs}
@@ -115,8 +115,8 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     for method in bundle.methods:
         cases = []
         for number, case in enumerate(method.cases):
-            # The numbers keep paths unique, because safe_name may map different names to the same text.
-            place = f"{safe_name(method.name)}-{len(methods)}/{number}-{safe_name(case.name)}"
+            # The numbers keep paths unique, because make_safe_name may map different names to the same text.
+            place = f"{make_safe_name(method.name)}-{len(methods)}/{number}-{make_safe_name(case.name)}"
             (path / place).mkdir(parents=True)
             for kind, tensors in (("input", case.inputs), ("output", case.expected_outputs)):
                 for position, array in enumerate(tensors.values()):
@@ -125,9 +125,14 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             for position, array in enumerate(case.noise.values()):
                 save_npy(path / place / f"noise_{position}.npy", array)
             noise = {"noise": list(case.noise)} if case.noise else {}
-            extra = {**noise, **accept_json(case.accept), **relation_json(case.relation), **controls_json(case.control)}
+            extra = {
+                **noise,
+                **accept_json(case.accept),
+                **encode_relation(case.relation),
+                **encode_controls(case.control),
+            }
             cases.append({**fields, **extra, "folder": place})
-        specs = {kind: signature_json(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
+        specs = {kind: encode_signature(getattr(method.signature, kind)) for kind in ("inputs", "outputs")}
         methods.append({"name": method.name, **specs, "cases": cases})
     document = {
         "golden": _VERSION,
@@ -141,7 +146,7 @@ def write_golden(bundle: Bundle, path: Path, *, context: RunContext) -> None:
 
 def read_golden(path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle from a golden directory. The content is untrusted."""
-    index = within(path, path / GOLDEN_INDEX)
+    index = resolve_within(path, path / GOLDEN_INDEX)
     try:
         document = parse_json(read_file(index, _MAX_INDEX_BYTES))
     except OSError as error:
@@ -157,7 +162,9 @@ def read_golden(path: Path, *, context: RunContext) -> Bundle:
         raise UsageError(f"{index}: unsupported version {version}: this hil reads version {_VERSION}")
     if not all(isinstance(text, str) for text in (*names, *flags)):
         raise UsageError(f"{index}: file names and flags must be strings")
-    files = {file_name(name, f"{GOLDEN_INDEX}: files"): within(path, path / "program" / name) for name in names}
+    files = {
+        check_file_name(name, f"{GOLDEN_INDEX}: files"): resolve_within(path, path / "program" / name) for name in names
+    }
     if missing := [name for name, file in files.items() if not file.is_file()]:
         raise UsageError(f"{path / 'program'}: missing file {missing[0]!r}")
     if main not in files:
@@ -166,19 +173,21 @@ def read_golden(path: Path, *, context: RunContext) -> Bundle:
     for number, item in enumerate(methods):
         where = f"{GOLDEN_INDEX}: methods[{number}]"
         name, inputs, outputs, cases = take(item, where, name=str, inputs=list, outputs=list, cases=list)
-        signatures[name_of(name, where)] = signature = Signature(specs_of(inputs, where), specs_of(outputs, where))
+        signatures[name_of(name, where)] = signature = Signature(
+            parse_specs(inputs, where), parse_specs(outputs, where)
+        )
         suites.append(
             MethodTestSuite(
-                name, [_case(path, one, signature, f"{where}.cases[{place}]") for place, one in enumerate(cases)]
+                name, [_read_case(path, one, signature, f"{where}.cases[{place}]") for place, one in enumerate(cases)]
             )
         )
-    artifact = program_of(
+    artifact = make_program(
         runtime, files, main, function=next(iter(signatures), ""), compiler=compiler, flags=tuple(flags)
     )
     return Bundle.create(artifact, suites, signatures=signatures, made=made)
 
 
-def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
+def _read_case(path: Path, item: Any, signature: Signature, where: str) -> MethodTestCase:
     number = (float, int, type(None))
     item, noisy = take_noise(item, where)
     item, accept = take_accept(item, where)
@@ -186,12 +195,12 @@ def _case(path: Path, item: Any, signature: Signature, where: str) -> MethodTest
     item, control = take_controls(item, where)
     fields: dict[str, Any] = {"name": str, "source": str, "rtol": number, "atol": number}
     name, source, rtol, atol, folder = take(item, where, **fields, folder=str)
-    place = within(path, path / file_name(folder, where))
+    place = resolve_within(path, path / check_file_name(folder, where))
     if not place.is_dir():
         raise UsageError(f"{place} is not a directory")
     noise = {
         name_of(output, f"{where}.noise") if isinstance(output, str) else "": load_npy(
-            within(path, place / f"noise_{position}.npy"), NOISE_DTYPE
+            resolve_within(path, place / f"noise_{position}.npy"), NOISE_DTYPE
         )
         for position, output in enumerate(noisy)
     }

@@ -8,49 +8,49 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.checks import checked_inputs
-from hil.compare.criteria import criteria_for
+from hil.bundles.checks import check_inputs
+from hil.compare.criteria import select_criteria
 from hil.controller.backends.references import (
-    default_references,
-    expected_result,
+    choose_default_references,
     measure_noise,
+    read_expected,
     run_reference,
     run_reference_with_fallback,
 )
 from hil.controller.backends.references.control import measure_control
 from hil.controller.backends.references.generation import run_generation
-from hil.controller.backends.references.noise import telling_noise
+from hil.controller.backends.references.noise import select_relevant_noise
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.dimensions import check_known, own_sizes
-from hil.controller.models.sizing.sizes import sized_name, sweep
+from hil.controller.models.sizing.sizes import format_sized_name, sweep
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoder_calls import list_calls, make_call_inputs
 from hil.controller.pipeline.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import for_model
-from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_S, Options
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
+from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
-from hil.controller.pipeline.tools import reference_settings
+from hil.controller.pipeline.tools import make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,
     import_methods,
-    random_record,
-    settled_signatures,
-    signatures_of,
+    make_random_record,
+    read_signatures,
+    settle_signatures,
 )
 from hil.core import own_version
 from hil.core.arithmetic import FLOAT32
 from hil.core.results import Artifact, Model
-from hil.core.runtimes import runtime_for
-from hil.core.scratch import temporary_folder
+from hil.core.runtimes import choose_runtime
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
 
@@ -71,7 +71,7 @@ class Request:
     @property
     def is_of_main(self) -> bool:
         """Whether the request gives cases without method names. Such cases belong to the main method."""
-        named = any(_method_and_path(text)[0] for text in self.cases)
+        named = any(_split_method(text)[0] for text in self.cases)
         return bool(self.cases or self.options.inputs or self.options.expected) and not named
 
 
@@ -94,40 +94,40 @@ def create_bundle(
         StageError: the import, the compiler or a reference failed.
         BoardError: the board is needed but unavailable.
     """
-    request = replace(request, options=for_model(request.options, request.model))
+    request = replace(request, options=apply_model_settings(request.options, request.model))
     check_options(request.options, choice, takes_ranges=True)
     models, left_out = import_methods(
         request.model, request.functions, context, only_main=request.is_of_main, dims=request.options.dims
     )
-    with temporary_folder("hil-bundle-") as folder:
-        artifact, target = _compiled(request, models[0], choice, context, Path(folder), connect)
+    with make_temporary_folder("hil-bundle-") as folder:
+        artifact, target = _compile_program(request, models[0], choice, context, Path(folder), connect)
 
         def ask(program: Artifact) -> ProgramHandle:
             session = connect()
             session.board.push(artifact)
-            loaded = session.load(program, timeout=DEFAULT_TIMEOUT_S)[0].loaded
-            session.after_run(program, broken=False)
+            loaded = session.load(program, timeout=DEFAULT_TIMEOUT_SECONDS)[0].loaded
+            session.unload_after_run(program, broken=False)
             return loaded
 
-        signatures = signatures_of(artifact, models, context, ask=ask)
-        symbols = {f"method {name!r}": _symbols(one) for name, one in signatures.items()}
+        signatures = read_signatures(artifact, models, context, ask=ask)
+        symbols = {f"method {name!r}": _list_symbols(one) for name, one in signatures.items()}
         check_known(request.options.dim_ranges, symbols)
         say(f"{artifact.compiler}: {', '.join(signatures)}")
-        files = list(_files(request, list(signatures)))
+        files = list(_iter_files(request, list(signatures)))
         collected = _Cases(request, files, context, Path(folder) / "reference.log", say, artifact)
-        arithmetic = request.options.arithmetic or choice.config.arithmetic_of(artifact.runtime)
+        arithmetic = request.options.arithmetic or choice.config.get_arithmetic(artifact.runtime)
         suites = [
             MethodTestSuite(
                 name,
                 [
-                    collected.with_control(name, case, signature, model, arithmetic)
-                    for case in collected.of(name, signature, model, only=len(models) == 1)
+                    collected.add_control(name, case, signature, model, arithmetic)
+                    for case in collected.iter_cases(name, signature, model, only=len(models) == 1)
                 ],
             )
             for (name, signature), model in zip(signatures.items(), models, strict=True)
         ]
         if artifact.carried:
-            signatures, suites = _carrying(artifact, signatures, suites)
+            signatures, suites = _add_carried_inputs(artifact, signatures, suites)
         model = models[0]
         # This data contains no times or random values, so that a repeated creation gives the same bundle.
         made = {
@@ -140,12 +140,12 @@ def create_bundle(
             "producer": dict(model.producer),
             "target": target,
             "tools": {"hil": own_version(), "compiler": artifact.compiler},
-            **random_record(dict(zip(signatures, models, strict=True))),
+            **make_random_record(dict(zip(signatures, models, strict=True))),
         } | ({LEFT_OUT: left_out} if left_out else {})
-        return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
+        return Bundle.create(artifact, suites, signatures=settle_signatures(signatures, suites), made=made)
 
 
-def _carrying(
+def _add_carried_inputs(
     artifact: Artifact, signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]
 ) -> tuple[dict[str, Signature], list[MethodTestSuite]]:
     """Add the program's extra inputs to signatures and cases.
@@ -155,20 +155,20 @@ def _carrying(
     specs = (artifact.inputs or ())[-len(artifact.carried) :]
     more = tuple(replace(spec, name=name) for name, spec in zip(artifact.carried, specs, strict=True))
 
-    def whole(method: str, case: MethodTestCase) -> MethodTestCase:
-        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signatures[method], case.inputs)
+    def complete_case(method: str, case: MethodTestCase) -> MethodTestCase:
+        inputs = check_inputs(f"method {method!r}, case {case.name!r}", signatures[method], case.inputs)
         return replace(case, inputs={**inputs, **artifact.carried})
 
     return (
         {name: replace(one, inputs=(*one.inputs, *more)) for name, one in signatures.items()},
         [
-            MethodTestSuite(suite.method_name, [whole(suite.method_name, case) for case in suite.test_cases])
+            MethodTestSuite(suite.method_name, [complete_case(suite.method_name, case) for case in suite.test_cases])
             for suite in suites
         ],
     )
 
 
-def _compiled(
+def _compile_program(
     request: Request,
     model: Model,
     choice: BoardChoice,
@@ -178,7 +178,7 @@ def _compiled(
 ) -> tuple[Artifact, str]:
     """Return a model's program, with all entry points, and the name of the target board."""
     config = choice.config
-    runtime = runtime_for(model.format, request.options.runtime)
+    runtime = choose_runtime(model.format, request.options.runtime)
     if not knows_target(config, runtime):
         config = connect().board.config
     (folder / "logs").mkdir()
@@ -204,9 +204,9 @@ class _Cases:
     @property
     def _work(self) -> dict[str, Any]:
         """Settings for references and checks."""
-        return reference_settings(self.request.options, self.context, self.log)
+        return make_reference_settings(self.request.options, self.context, self.log)
 
-    def of(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
+    def iter_cases(self, method: str, signature: Signature, model: Model, *, only: bool) -> Iterator[MethodTestCase]:
         """Yield a method's cases with expected outputs.
 
         Args:
@@ -222,8 +222,8 @@ class _Cases:
                     "--input and --expected require a single method, but the program has several",
                     hint="select one with --function, or pass cases in files: --case METHOD=PATH",
                 )
-            inputs = self._inputs(signature, model, options.inputs, options.seed)
-            expected = expected_result(options.expected, signature.outputs) if options.expected else None
+            inputs = self._make_inputs(signature, model, options.inputs, options.seed)
+            expected = read_expected(options.expected, signature.outputs) if options.expected else None
             outputs, source = (dict(expected.outputs), expected.source) if expected else ({}, "")
             found.append(MethodTestCase(inputs, outputs, name="given", source=source))
         found += [read_case(path, signature) for name, path in self.files if name in (method, "")]
@@ -233,11 +233,11 @@ class _Cases:
             found += self._read_calls(signature, model, options.generate)
         if random is None:
             # Without a reference for this model, use only given cases, if any method has some.
-            random = int(not found and not (self.files and not default_references(model)))
+            random = int(not found and not (self.files and not choose_default_references(model)))
         for seed in range(options.seed, options.seed + random):
-            for sizes in sweep(own_sizes(options.dim_ranges, _symbols(signature))):
-                inputs = self._inputs(signature, model, (), seed, sizes)
-                found.append(MethodTestCase(inputs, {}, name=sized_name(f"seed{seed}", sizes)))
+            for sizes in sweep(own_sizes(options.dim_ranges, _list_symbols(signature))):
+                inputs = self._make_inputs(signature, model, (), seed, sizes)
+                found.append(MethodTestCase(inputs, {}, name=format_sized_name(f"seed{seed}", sizes)))
         for case in found:
             yield self._complete(method, case, signature, model)
 
@@ -260,14 +260,14 @@ class _Cases:
             if case.error is not None:
                 raise case.error
             assert case.decoder is not None and case.inputs is not None
-            settings = reference_settings(options, self.context, self.log)
+            settings = make_reference_settings(options, self.context, self.log)
             case = replace(case, result=run_generation(model, case.inputs, case.decoder.plan, **settings))
             for call in list_calls(case):
                 inputs = make_call_inputs(case, call, self.context, self.log)
                 named = dict(zip((spec.name for spec in signature.inputs), inputs.values(), strict=True))
                 yield MethodTestCase(named, {}, name=f"{prompt.name}-{call.name}")
 
-    def _inputs(
+    def _make_inputs(
         self, signature: Signature, model: Model, given: Any, seed: int, sizes: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
         options = self.request.options
@@ -275,7 +275,7 @@ class _Cases:
         more: dict[str, Any] = {"ranges": model.ranges, "user_range": options.input_range, "dims": dims}
         return make_inputs(signature.inputs, given, seed=seed, **more)
 
-    def with_control(
+    def add_control(
         self, method: str, case: MethodTestCase, signature: Signature, model: Model, arithmetic: str
     ) -> MethodTestCase:
         """Add the control for the board's arithmetic to a case, if hil can compute the model in this arithmetic.
@@ -286,10 +286,10 @@ class _Cases:
         if arithmetic in ("", FLOAT32) or model.format != "onnx" or model.random:
             return case
         rules = load_rules(options.accept)
-        judged_otherwise = all(criteria_for(spec.name, rules) for spec in signature.outputs)
+        judged_otherwise = all(select_criteria(spec.name, rules) for spec in signature.outputs)
         if options.rtol is not None or options.atol is not None or judged_otherwise:
             return case
-        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
+        inputs = check_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
         self.say(f"computing {case.name} in {arithmetic}")
         found = measure_control(model, inputs, arithmetic, **self._work)
         names = zip((spec.name for spec in signature.outputs), (spec.name for spec in model.outputs or ()), strict=True)
@@ -303,7 +303,7 @@ class _Cases:
         """
         options, settings = self.request.options, self._work
         case = replace(case, rtol=options.rtol, atol=options.atol, accept=options.accept)
-        inputs = checked_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
+        inputs = check_inputs(f"method {method!r}, case {case.name!r}", signature, case.inputs)
         if len(case.expected_outputs):
             if is_rewritten(model, [self.program.compiler]):
                 check_rewrites(model, inputs, **settings)
@@ -317,7 +317,7 @@ class _Cases:
             check_rewrites(model, inputs, **settings)
         outputs = list(result.outputs.values())
         # Store the noise in the bundle, because runs of the bundle have no reference to measure it.
-        measured = telling_noise(result.outputs, measure_noise(model, inputs, result, **settings))
+        measured = select_relevant_noise(result.outputs, measure_noise(model, inputs, result, **settings))
         names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
         noise = {name: measured[theirs] for name, theirs in names if theirs in measured}
         return replace(
@@ -330,19 +330,19 @@ class _Cases:
         )
 
 
-def _symbols(signature: Signature) -> set[str]:
+def _list_symbols(signature: Signature) -> set[str]:
     return {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
 
 
-def _method_and_path(text: str) -> tuple[str, str]:
+def _split_method(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     return ("", text) if not equals or Path(text).exists() else (name, path)
 
 
-def _files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path]]:
+def _iter_files(request: Request, methods: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Yield the method and path from ``[METHOD=]PATH`` arguments. The method is "" if not given."""
     for text in request.cases:
-        name, path = _method_and_path(text)
+        name, path = _split_method(text)
         if name not in methods and (name or len(methods) > 1):
             what = f"method {name!r} not found" if name else "the program has several methods"
             raise UsageError(f"--case {path}: {what}", hint=f"use --case METHOD={path}; methods: {', '.join(methods)}")

@@ -20,29 +20,29 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method, MethodTestCase, MethodTestSuite
 from hil.bundles.cases import BundledCase
-from hil.compare.allowance import allowance_of
-from hil.compare.judging import widened
-from hil.compare.tolerance import fitted
-from hil.compare.values import EXACT_DTYPES, largest
-from hil.controller.backends.references import expected_result
+from hil.compare.allowance import measure_allowance
+from hil.compare.judging import widen_tolerance
+from hil.compare.tolerance import fit_tolerance
+from hil.compare.values import EXACT_DTYPES, find_largest
+from hil.controller.backends.references import read_expected
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.settings.flagfiles import THRESHOLDS, FlagFile, parse_flagfile, tool_tolerance
+from hil.controller.pipeline.settings.flagfiles import THRESHOLDS, FlagFile, choose_tool_tolerance, parse_flagfile
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import safe_name
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,
     import_methods,
-    no_board,
+    make_program,
     own_signature,
-    program_of,
-    settled_signatures,
-    signatures_of,
+    read_signatures,
+    refuse_without_board,
+    settle_signatures,
 )
-from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, dtype_name, settled, spec_of
-from hil.core.text import numbered
+from hil.core.tensors import NUMPY_DTYPES, Array, TensorSpec, get_dtype_name, make_spec, settle_spec
+from hil.core.text import make_names_unique
 from hil.errors import LoadFailed, UsageError
-from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number, shows_sign
+from hil.formats.iree_command import PARAMETER_SCOPE, give, is_number, is_sign_shown
 
 _SUFFIX = ".flagfile"
 _PLAIN = "flagfile"
@@ -60,15 +60,19 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
     if program.runtime != "iree":
         raise UsageError(f"flag files require a program for iree, but the bundle has a program for {program.runtime}")
     tolerances = {
-        (method.name, case.name): _tolerances(method, case) for method in bundle.methods for case in method.cases
+        (method.name, case.name): _make_tolerance_flags(method, case)
+        for method in bundle.methods
+        for case in method.cases
     }
     path.mkdir(exist_ok=True)
     artifact = bundle.extract(path)
     parameters = [name for name in program.files if name.endswith(".irpa")]
     prefix = "" if len(bundle.methods) == 1 else "{}-"
-    wanted = [safe_name(prefix.format(method.name) + case.name) for method in bundle.methods for case in method.cases]
+    wanted = [
+        make_safe_name(prefix.format(method.name) + case.name) for method in bundle.methods for case in method.cases
+    ]
     taken = sorted({name.partition("/")[0].casefold() for name in program.files})
-    names = iter(numbered([*taken, *wanted], alike=str.casefold)[len(taken) :])
+    names = iter(make_names_unique([*taken, *wanted], alike=str.casefold)[len(taken) :])
     for method in bundle.methods:
         try:
             own = own_signature(replace(artifact, function=method.name), context)
@@ -77,8 +81,8 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
         for case, name in zip(method.cases, names, strict=False):
             (path / name).mkdir()
             try:
-                inputs = list(_tensors(path, name, "input", own.inputs, case.inputs))
-                outputs = list(_tensors(path, name, "output", own.outputs, case.expected_outputs))
+                inputs = list(_write_tensors(path, name, "input", own.inputs, case.inputs))
+                outputs = list(_write_tensors(path, name, "output", own.outputs, case.expected_outputs))
             except LoadFailed as error:
                 raise UsageError(f"case {case.name!r}: {error.message}", hint=error.hint) from error
             lines = [
@@ -92,24 +96,24 @@ def write_flagfiles(bundle: Bundle, path: Path, *, context: RunContext) -> None:
             (path / f"{name}{_SUFFIX}").write_text("\n".join(lines) + "\n")
 
 
-def _tensors(
+def _write_tensors(
     path: Path, name: str, kind: str, specs: Sequence[TensorSpec], tensors: Mapping[str, Array]
 ) -> Iterator[str]:
     for number, (own, array) in enumerate(zip(specs, tensors.values(), strict=True)):
-        spec = settled(own, array)
+        spec = settle_spec(own, array)
         if kind == "output" and is_number(spec):
             raise LoadFailed("iree-run-module compares tensors only, but the method returns a scalar")
         # Write integers as .bin. A .npy file specifies a sign, but most IREE types do not. The tool would then report
         # equal tensors as different. Also write dtypes that numpy lacks as .bin.
         plain = spec.dtype in NUMPY_DTYPES and "int" not in spec.dtype
-        signed = kind == "output" and shows_sign(own.dtype, dtype_name(array.dtype))
-        spec = spec_of(own.name, array) if signed else spec
+        signed = kind == "output" and is_sign_shown(own.dtype, get_dtype_name(array.dtype))
+        spec = make_spec(own.name, array) if signed else spec
         file = f"{kind}_{number}"
         given = give(spec, array, file, path / name, name, tensors="npy" if plain else "bin", signed=signed)
         yield given.value
 
 
-def _tolerances(method: Method, case: BundledCase) -> list[str]:
+def _make_tolerance_flags(method: Method, case: BundledCase) -> list[str]:
     """Return the tools' flags for a case: an absolute tolerance per dtype, and a common relative tolerance.
 
     The tools' tolerances are never stricter than hil's tolerances, so a mismatch in the tools is also a mismatch in
@@ -122,23 +126,23 @@ def _tolerances(method: Method, case: BundledCase) -> list[str]:
             hint=f"the case has criteria: {'; '.join(case.accept)}",
         )
     for name, array in case.expected_outputs.items():
-        dtype = dtype_name(array.dtype)
+        dtype = get_dtype_name(array.dtype)
         where = f"method {method.name!r}, case {case.name!r}, output {name!r}"
-        tolerance, scale = fitted((dtype, dtype), array, case.rtol, case.atol)
+        tolerance, scale = fit_tolerance((dtype, dtype), array, case.rtol, case.atol)
         if tolerance is not None and case.atol is None and name in case.noise:
-            tolerance = widened(tolerance, allowance_of(case.noise[name], array, scale))
+            tolerance = widen_tolerance(tolerance, measure_allowance(case.noise[name], array, scale))
         if dtype in THRESHOLDS and tolerance is not None:
             atol = THRESHOLDS[dtype]
             flags[atol] = max(flags.get(atol, 0.0), tolerance.atol)
             flags["expected_rtol"] = max(flags.get("expected_rtol", 0.0), tolerance.rtol)
         elif dtype not in EXACT_DTYPES:
             raise UsageError(f"{where}: iree-run-module cannot compare {dtype}")
-        elif tolerance is not None and tolerance.atol + tolerance.rtol * largest(array) >= 1:
+        elif tolerance is not None and tolerance.atol + tolerance.rtol * find_largest(array) >= 1:
             raise UsageError(f"{where}: iree-run-module compares integers exactly, but the case has a tolerance")
     return [f"--{name}={value!r}" for name, value in sorted(flags.items())]
 
 
-def flagfiles_among(files: Iterable[Path]) -> list[Path]:
+def list_flagfiles(files: Iterable[Path]) -> list[Path]:
     """Return the flag files among ``files``, by path and number.
 
     A trace has a flag file per call, ``flagfile_call_N``. hil skips the plain ``flagfile``, which repeats the flag file
@@ -146,7 +150,7 @@ def flagfiles_among(files: Iterable[Path]) -> list[Path]:
     """
     found = [path for path in files if is_flagfile(path.name) and path.is_file()]
     calls = {path.parent for path in found if _OF_CALL.fullmatch(path.name)}
-    return sorted((path for path in found if path.name != _PLAIN or path.parent not in calls), key=_in_order)
+    return sorted((path for path in found if path.name != _PLAIN or path.parent not in calls), key=_make_sort_key)
 
 
 def is_flagfile(name: str) -> bool:
@@ -154,13 +158,13 @@ def is_flagfile(name: str) -> bool:
     return name.endswith(_SUFFIX) or name == _PLAIN or bool(_OF_CALL.fullmatch(name))
 
 
-def case_name(file: Path, folder: Path) -> str:
+def make_case_name(file: Path, folder: Path) -> str:
     """Return the name of a flag file's case, from the relative path: ``simple_mul.call_0``."""
     parts = [part for part in Path(os.path.relpath(file, folder)).parts if part != os.pardir]
     return ".".join((*parts[:-1], parts[-1].removesuffix(_SUFFIX).removeprefix(f"{_PLAIN}_")))
 
 
-def calls_left_out(files: Iterable[Path]) -> list[str]:
+def list_omitted_calls(files: Iterable[Path]) -> list[str]:
     """Return a line per trace with the number of calls without a flag file. IREE did not run these calls."""
     notes = []
     for place in sorted(path.parent for path in files if path.name == _TRACE):
@@ -170,7 +174,7 @@ def calls_left_out(files: Iterable[Path]) -> list[str]:
     return notes
 
 
-def _in_order(path: Path) -> list[tuple[str, int]]:
+def _make_sort_key(path: Path) -> list[tuple[str, int]]:
     """Return a sort key that compares numbers in the path by value, so that call 10 follows call 9."""
     pieces = re.split(r"(\d+)", str(path))
     return [(text, int(number)) for text, number in itertools.zip_longest(pieces[::2], pieces[1::2], fillvalue="0")]
@@ -183,39 +187,39 @@ def read_flagfiles(path: Path, *, context: RunContext) -> Bundle:
     """
     folder = path if path.is_dir() else path.parent
     there = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files, left_out = flagfiles_among(there) if path.is_dir() else there, calls_left_out(there)
+    files, left_out = list_flagfiles(there) if path.is_dir() else there, list_omitted_calls(there)
     if not files:
         hint = f"expected files named NAME{_SUFFIX}, {_PLAIN}, or {_PLAIN}_call_N"
         raise UsageError("; ".join([f"no flag file found in {path}", *left_out]), hint=hint)
     found = {file: parse_flagfile(file) for file in files}
-    module, weights = _module(found)
+    module, weights = _find_module(found)
     functions = list(dict.fromkeys(flags.function for flags in found.values()))
     models, _ = import_methods(module, [] if functions == [""] else functions, context)
     program = {module.name: module, **{weight.name: weight for weight in weights}}
-    artifact = program_of("iree", program, module.name, function=models[0].function)
-    signatures = signatures_of(artifact, models, context, ask=no_board)
+    artifact = make_program("iree", program, module.name, function=models[0].function)
+    signatures = read_signatures(artifact, models, context, ask=refuse_without_board)
     suites = []
     for file, flags in found.items():
         method = flags.function or next(iter(signatures))
         if not flags.expected:
             raise UsageError(f"{file}: missing --expected_output", hint="add the expected outputs")
         signature = signatures[method]
-        outputs = dict(expected_result(flags.expected, signature.outputs).outputs)
+        outputs = dict(read_expected(flags.expected, signature.outputs).outputs)
         case = MethodTestCase(
             make_inputs(signature.inputs, flags.inputs),
             outputs,
-            *tool_tolerance(flags.rtol, flags.atols, list(outputs.values())),
-            case_name(file, folder),
+            *choose_tool_tolerance(flags.rtol, flags.atols, list(outputs.values())),
+            make_case_name(file, folder),
             file.name,
         )
         if len(flags.inputs) < len(signature.inputs):
             raise UsageError(f"{file}: got {len(flags.inputs)} inputs, but the method has {len(signature.inputs)}")
         suites.append(MethodTestSuite(method, [case]))
     made = {"model": {"name": module.name}, **({LEFT_OUT: left_out} if left_out else {})}
-    return Bundle.create(artifact, suites, signatures=settled_signatures(signatures, suites), made=made)
+    return Bundle.create(artifact, suites, signatures=settle_signatures(signatures, suites), made=made)
 
 
-def _module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
+def _find_module(found: Mapping[Path, FlagFile]) -> tuple[Path, tuple[Path, ...]]:
     """Return the module that all flag files use, and the weights."""
     (first, flags), *others = found.items()
     if len(flags.modules) != 1:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.bundles import Bundle
-from hil.controller.storage.packages import pick, registered
+from hil.controller.storage.packages import load_registered, pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
-from hil.core.guarded import guard, shown
+from hil.core.guarded import format_value, guard
 from hil.errors import ImportFailed, StageError, UsageError
 
 
@@ -83,9 +83,9 @@ _BUILT_IN = {
 }
 
 
-def formats() -> dict[str, Format]:
+def load_formats() -> dict[str, Format]:
     """Return all formats by name: built-in formats and the entry point group ``hil.bundle_formats``."""
-    return registered(_GROUP, _BUILT_IN, Format)
+    return load_registered(_GROUP, _BUILT_IN, Format)
 
 
 def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
@@ -95,11 +95,11 @@ def read_format(name: str, path: Path, *, context: RunContext) -> Bundle:
         UsageError: the format is unknown, or as for :class:`Read`.
         ImportFailed: a package's code for the format failed.
     """
-    function = pick(_KIND, formats(), name).read
+    function = pick(_KIND, load_formats(), name).read
     with guard(_KIND, _GROUP, name, ImportFailed, StageError, UsageError):
         found = _call(function, path, context=context)
         if not isinstance(found, Bundle):
-            raise TypeError(f"it returned {shown(found)}: expected a hil.bundles.Bundle")
+            raise TypeError(f"it returned {format_value(found)}: expected a hil.bundles.Bundle")
     return found
 
 
@@ -110,7 +110,7 @@ def write_format(name: str, bundle: Bundle, path: Path, *, context: RunContext) 
         UsageError: the format is unknown, or as for :class:`Write`.
         StageError: a package's code for the format failed.
     """
-    function = pick(_KIND, formats(), name).write
+    function = pick(_KIND, load_formats(), name).write
     with guard(_KIND, _GROUP, name, StageError, StageError, UsageError):
         _call(function, bundle, path, context=context)
 

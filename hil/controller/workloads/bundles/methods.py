@@ -11,36 +11,36 @@ import numpy as np
 
 from hil.bundles import MethodTestSuite, Signature
 from hil.bundles.cases import Values
-from hil.controller.devices.agentless.signature import signature_of
+from hil.controller.devices.agentless.signature import read_signature
 from hil.controller.devices.board_client import ProgramHandle
-from hil.controller.models.importers import import_model, importers, mlir
+from hil.controller.models.importers import import_model, load_importers, mlir
 from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.run_context import RunContext
 from hil.core.files import digest_file, open_file
 from hil.core.results import Artifact, Model
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import TensorSpec, dtype_name
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import TensorSpec, get_dtype_name
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.iree_command import is_number
-from hil.formats.iree_values import SCALAR_PREFIX, entry_points, functions_in, read_functions
+from hil.formats.iree_values import SCALAR_PREFIX, decode_functions, list_entry_points, read_functions
 
 # Key in :attr:`hil.bundles.Bundle.made` for the list with skipped cases, one line per case.
 LEFT_OUT = "left_out"
 # Key for the random operations of the models: method -> ``nodes`` and ``outputs``, as in :class:`Model`.
 RANDOM = "random"
-_READ_S = 600.0
+_READ_SECONDS = 600.0
 # Formats in which a file contains all entry points of the program.
 _WHOLE = ("mlir", "vmfb", "tflite", "pte")
 
 
-def random_record(models: Mapping[str, Model]) -> dict[str, Any]:
+def make_random_record(models: Mapping[str, Model]) -> dict[str, Any]:
     """Return a bundle's record of models that draw random numbers, by method; {} if none does."""
     found = {method: model.producer["random"] for method, model in models.items() if model.random}
     return {RANDOM: found} if found else {}
 
 
-def recorded_random(made: Mapping[str, Any], method: str) -> dict[str, list[str]]:
-    """Return the value that :func:`random_record` stored for a method, or {} if it is missing or invalid."""
+def read_random_record(made: Mapping[str, Any], method: str) -> dict[str, list[str]]:
+    """Return the value that :func:`make_random_record` stored for a method, or {} if it is missing or invalid."""
     found = made.get(RANDOM)
     one = found.get(method) if isinstance(found, dict) else None
     texts: dict[str, Any] = {key: one.get(key) for key in ("nodes", "outputs")} if isinstance(one, dict) else {}
@@ -63,7 +63,7 @@ def import_methods(
     names = list(dict.fromkeys(functions))
     models, left_out = [], []
     # Import a module without functions too, so that the importer raises the error.
-    for name in names or _functions(path, context, only_main=only_main) or [""]:
+    for name in names or _list_functions(path, context, only_main=only_main) or [""]:
         try:
             models.append(import_model(path, function=name, **settings))
         except ImportFailed as error:
@@ -80,26 +80,26 @@ def import_methods(
     return models, [text for text, _ in left_out]
 
 
-def _functions(path: Path, context: RunContext, *, only_main: bool) -> list[str]:
+def _list_functions(path: Path, context: RunContext, *, only_main: bool) -> list[str]:
     """Return the entry points of a module or program. For other models, return the importer's choice."""
-    reader: Callable[[str], Any] = mlir.functions
+    reader: Callable[[str], Any] = mlir.list_functions
     if not _is_mlir(path):
         found = import_model(path, isolated=context.isolated, cache=context.cache)
         if found.format != "vmfb":
             several = found.producer.get("methods") or found.producer.get("functions") or ()
             return list(several) if found.format in _WHOLE and several and not only_main else [found.function]
         reader = read_functions
-    with temporary_folder("hil-bundle-") as folder:
+    with make_temporary_folder("hil-bundle-") as folder:
         arguments = {"path": str(path.absolute())}
         try:
-            found = context.isolated.call(reader, arguments, timeout=_READ_S, log=Path(folder) / "read.log")
+            found = context.isolated.call(reader, arguments, timeout=_READ_SECONDS, log=Path(folder) / "read.log")
         except (IsolatedError, LoadFailed) as error:
             raise ImportFailed(f"cannot read {path.name}: {error.message}", detail=error.detail) from error
-    return sorted(entry_points(functions_in(found))) if isinstance(found, dict) else list(found)
+    return sorted(list_entry_points(decode_functions(found))) if isinstance(found, dict) else list(found)
 
 
 def _is_mlir(path: Path) -> bool:
-    importer = importers()["mlir"]
+    importer = load_importers()["mlir"]
     try:
         with open_file(path) as file:
             return path.suffix.lower() in importer.suffixes or importer.recognises(file.read(64))
@@ -107,7 +107,7 @@ def _is_mlir(path: Path) -> bool:
         return False  # the import reports the reason
 
 
-def signatures_of(
+def read_signatures(
     artifact: Artifact, models: Sequence[Model], context: RunContext, *, ask: Callable[[Artifact], ProgramHandle]
 ) -> dict[str, Signature]:
     """Return the signatures of a program's methods, from the model, the program's file, or a board, in this order.
@@ -128,14 +128,14 @@ def signatures_of(
         if signature is None:
             described = ask(program)
             name = described.function
-            signature = Signature(_plain(described.inputs), _plain(described.outputs))
+            signature = Signature(_strip_scalar_prefix(described.inputs), _strip_scalar_prefix(described.outputs))
         if name in found:
             raise UsageError(f"duplicate method name {name!r}")
         found[name or "main"] = signature
     return found
 
 
-def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
+def settle_signatures(signatures: Mapping[str, Signature], suites: Sequence[MethodTestSuite]) -> dict[str, Signature]:
     """Return signatures with unknown tensors filled from the cases. A dimension that differs between cases is dynamic.
 
     Raises:
@@ -149,7 +149,11 @@ def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[Met
         found[method] = Signature(
             *(
                 tuple(
-                    _settled(f"method {method!r}, {kind} {spec.name!r}", spec, [_at(one, spec, place) for one in given])
+                    _settle_spec(
+                        f"method {method!r}, {kind} {spec.name!r}",
+                        spec,
+                        [_get_tensor(one, spec, place) for one in given],
+                    )
                     for place, spec in enumerate(specs)
                 )
                 for kind, specs, given in sides
@@ -158,14 +162,14 @@ def settled_signatures(signatures: Mapping[str, Signature], suites: Sequence[Met
     return found
 
 
-def _at(values: Values, spec: TensorSpec, place: int) -> Any:
+def _get_tensor(values: Values, spec: TensorSpec, place: int) -> Any:
     """Return a case's tensor, or None if the tensor is missing. The case's check reports a missing tensor."""
     if isinstance(values, Mapping):
         return values.get(spec.name)
     return values[place] if place < len(values) else None
 
 
-def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
+def _settle_spec(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
     if spec.dtype:
         return spec
     arrays = [np.asarray(value) for value in values if value is not None]
@@ -177,10 +181,10 @@ def _settled(what: str, spec: TensorSpec, values: Sequence[Any]) -> TensorSpec:
         )
     sizes = zip(*(array.shape for array in arrays), strict=True)
     shape = tuple(one[0] if len(set(one)) == 1 else None for one in sizes)
-    return TensorSpec(spec.name, dtype_name(arrays[0].dtype), shape)
+    return TensorSpec(spec.name, get_dtype_name(arrays[0].dtype), shape)
 
 
-def no_board(program: Artifact) -> ProgramHandle:
+def refuse_without_board(program: Artifact) -> ProgramHandle:
     """Raise UsageError. Used as ``ask`` without a board."""
     raise UsageError(
         "only a board can determine the inputs and outputs of this program",
@@ -188,7 +192,7 @@ def no_board(program: Artifact) -> ProgramHandle:
     )
 
 
-def program_of(
+def make_program(
     runtime: str, files: Mapping[str, Path], main: str, *, function: str = "", compiler: str = "", **more: Any
 ) -> Artifact:
     """Create an Artifact from files. ``more`` contains further fields of the Artifact."""
@@ -202,8 +206,8 @@ def own_signature(program: Artifact, context: RunContext) -> Signature:
     Raises:
         LoadFailed: the file cannot be read.
     """
-    with temporary_folder("hil-bundle-") as folder:
-        described = signature_of(program, context.isolated, Path(folder) / "read.log", needs_own=True)
+    with make_temporary_folder("hil-bundle-") as folder:
+        described = read_signature(program, context.isolated, Path(folder) / "read.log", needs_own=True)
     return Signature(tuple(described.inputs), tuple(described.outputs))
 
 
@@ -216,10 +220,10 @@ def _read(program: Artifact, context: RunContext) -> Signature | None:
         described = own_signature(program, context)
     except LoadFailed:
         return None  # from a newer or vendor IREE: the board decides
-    return Signature(_plain(described.inputs), _plain(described.outputs))
+    return Signature(_strip_scalar_prefix(described.inputs), _strip_scalar_prefix(described.outputs))
 
 
-def _plain(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def _strip_scalar_prefix(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Remove the prefix of scalar names, which the model's names lack."""
     return tuple(
         replace(spec, name=spec.name.removeprefix(SCALAR_PREFIX)) if is_number(spec) else spec for spec in specs

@@ -13,54 +13,54 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.checks import checked_cases
+from hil.bundles.checks import check_cases
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.bundles.methods import (
     LEFT_OUT,
     import_methods,
-    no_board,
-    program_of,
-    random_record,
-    signatures_of,
+    make_program,
+    make_random_record,
+    read_signatures,
+    refuse_without_board,
 )
 from hil.core import own_version
-from hil.core.files import within
+from hil.core.files import resolve_within
 from hil.errors import UsageError
 
 _MODEL = "model.onnx"
 _SET = re.compile(r"test_data_set_(\d+)")
 
 
-def model_of_data_sets(folder: Path) -> Path | None:
+def find_model(folder: Path) -> Path | None:
     """Return the model for a directory's test data: the only model, or ``model.onnx`` among several, or None."""
     models = sorted(folder.glob("*.onnx"))
     return models[0] if len(models) == 1 else next((model for model in models if model.name == _MODEL), None)
 
 
-def data_sets(folder: Path) -> list[Path]:
+def list_data_sets(folder: Path) -> list[Path]:
     """Return the test data directories in a directory, by number."""
     found = ((match, one) for one in folder.iterdir() if one.is_dir() and (match := _SET.fullmatch(one.name)))
-    return [within(folder, one) for _, one in sorted((int(match[1]), one) for match, one in found)]
+    return [resolve_within(folder, one) for _, one in sorted((int(match[1]), one) for match, one in found)]
 
 
-def data_sets_left_out(folder: Path) -> list[str]:
+def list_omitted_data_sets(folder: Path) -> list[str]:
     """Return a line per group of test data that cannot be used: without a number, or without a unique model."""
-    mine = data_sets(folder)
+    mine = list_data_sets(folder)
     odd = [one.name for one in sorted(folder.glob("test_data_set*")) if one.is_dir() and one not in mine]
     left_out = [f"{folder}: {', '.join(odd)}: expected directories named test_data_set_N"] if odd else []
-    if mine and model_of_data_sets(folder) is None:
+    if mine and find_model(folder) is None:
         left_out.append(f"{folder}: {len(mine)} test_data_set_N without a unique model: rename the model to {_MODEL}")
     return left_out
 
 
 def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     """Read a bundle for ONNX Runtime from a directory with a model and test data."""
-    chosen = model_of_data_sets(path)
+    chosen = find_model(path)
     if chosen is None:
         raise UsageError(f"{path} is not a directory with one ONNX model", hint=f"rename the model to {_MODEL}")
-    within(path, chosen)
-    found = data_sets(path)
+    resolve_within(path, chosen)
+    found = list_data_sets(path)
     if not found:
         raise UsageError(
             f"no test data found in {path}", hint="add directories named test_data_set_N next to the model"
@@ -68,30 +68,32 @@ def read_onnx(path: Path, *, context: RunContext) -> Bundle:
     (model,), _ = import_methods(chosen, (), context)
     main = next(name for name, file in model.files.items() if file == model.path)
     known = {"inputs": model.inputs, "outputs": model.outputs}
-    artifact = program_of("onnxruntime", model.files, main, function=model.function, compiler="none", **known)
-    ((name, signature),) = signatures_of(artifact, [model], context, ask=no_board).items()
-    cases, invalid = _valid_cases(found, name, signature)
+    artifact = make_program("onnxruntime", model.files, main, function=model.function, compiler="none", **known)
+    ((name, signature),) = read_signatures(artifact, [model], context, ask=refuse_without_board).items()
+    cases, invalid = _read_valid_cases(found, name, signature)
     made: dict[str, Any] = {
         "model": {"name": model.path.name, "format": "onnx", "digest": model.digest},
         "producer": dict(model.producer),
         "tools": {"hil": own_version()},
-        **random_record({name: model}),
+        **make_random_record({name: model}),
     }
     others = [one.name for one in sorted(path.glob("*.onnx")) if one != chosen]
     left_out = [f"{path}: {', '.join(others)}: the cases belong to {_MODEL}"] if others else []
-    if left_out := [*left_out, *invalid, *data_sets_left_out(path)]:
+    if left_out := [*left_out, *invalid, *list_omitted_data_sets(path)]:
         made[LEFT_OUT] = left_out
     return Bundle.create(artifact, [MethodTestSuite(name, cases)], signatures={name: signature}, made=made)
 
 
-def _valid_cases(folders: Sequence[Path], method: str, signature: Signature) -> tuple[list[MethodTestCase], list[str]]:
+def _read_valid_cases(
+    folders: Sequence[Path], method: str, signature: Signature
+) -> tuple[list[MethodTestCase], list[str]]:
     """Return the valid cases, and a line per invalid directory. Raises UsageError if no case is valid."""
     cases: list[MethodTestCase] = []
     invalid: list[str] = []
     for folder in folders:
         try:
             case = replace(read_case(folder, signature), source="ONNX test data")
-            checked_cases(method, signature, [case])
+            check_cases(method, signature, [case])
         except UsageError as error:
             if folder == folders[-1] and not cases:
                 raise

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BUNDLE_FORMAT, BundledCase
-from hil.bundles.manifest import program_files
-from hil.bundles.signature import public_keys, verify
+from hil.bundles.manifest import read_program_files
+from hil.bundles.signature import read_public_keys, verify
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
 from hil.core.results import Artifact, Model, RunResult, Stage
@@ -34,7 +34,7 @@ def open_bundle(path: Path, key: Path | None = None) -> Bundle:
     """
     bundle = Bundle.open(path)
     if key is not None or bundle.head.signature:
-        verify(bundle.head, public_keys(key) if key is not None else None)
+        verify(bundle.head, read_public_keys(key) if key is not None else None)
     return bundle
 
 
@@ -57,7 +57,7 @@ class ProgramCase:
             name: the case's name; "" combines the method's and the bundled case's.
         """
         given, method, signature = self.given, self.method, self.method.signature
-        options = for_model(options, self.path)
+        options = apply_model_settings(options, self.path)
         options = replace(
             options,
             runtime=self.artifact.runtime,
@@ -100,9 +100,9 @@ class ProgramCase:
         )
 
 
-def stored_program(bundle: Bundle, cache: Cache) -> Artifact:
+def extract_program(bundle: Bundle, cache: Cache) -> Artifact:
     """Extract a bundle's program to the cache. Cases with the same program share the files."""
-    digests, *_ = program_files(bundle.head.document())
+    digests, *_ = read_program_files(bundle.head.parse_document())
     key = Cache.key("bundle-program", digests=dict(digests))
 
     def make(folder: Path) -> None:

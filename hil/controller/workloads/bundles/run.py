@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hil.bundles.cases import untested, with_cases
-from hil.bundles.signature import sealed
+from hil.bundles.cases import describe_untested, select_methods
+from hil.bundles.signature import add_seal
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, lent
-from hil.controller.storage.origin import typed_command
+from hil.controller.storage.isolation.isolated import Isolated, lend_pool
+from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import RunStore, safe_name
-from hil.controller.workloads.bundles.methods import recorded_random
+from hil.controller.storage.runs import RunStore, make_safe_name
+from hil.controller.workloads.bundles.methods import read_random_record
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
 from hil.controller.workloads.run_job import run_cases
-from hil.core.scratch import temporary_folder
-from hil.core.text import jsonable, numbered
+from hil.core.scratch import make_temporary_folder
+from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import EXIT_NOTHING_RAN
 
 
@@ -40,7 +40,7 @@ def run_bundle(
     Args:
         job: the board and the run settings. The only model is the bundle's file. The tolerances override the tolerances
             of the cases.
-        methods, cases: selection for :func:`hil.bundles.cases.with_cases`; empty selects all.
+        methods, cases: selection for :func:`hil.bundles.cases.select_methods`; empty selects all.
         key: see :func:`open_bundle`.
         run_id, isolated, choice: see :func:`hil.controller.workloads.run_job.run_job`.
 
@@ -53,26 +53,26 @@ def run_bundle(
     """
     (path,) = job.models
     bundle = open_bundle(path, key)
-    chosen = with_cases([bundle.method(name) for name in dict.fromkeys(methods)] or bundle.methods, cases)
+    chosen = select_methods([bundle.method(name) for name in dict.fromkeys(methods)] or bundle.methods, cases)
     job = replace(job, runtime=bundle.program.runtime)
-    choice = choice or choice_of(job)
-    if missing := untested(chosen):
+    choice = choice or choose_board(job)
+    if missing := describe_untested(chosen):
         screen.note(missing)
-    with lent(isolated, 1) as workers, temporary_folder("hil-bundle-") as folder:
+    with lend_pool(isolated, 1) as workers, make_temporary_folder("hil-bundle-") as folder:
         place = Path(folder)
         (place / "program").mkdir()
-        artifact = sealed(bundle.extract(place / "program"), bundle.head, place)
+        artifact = add_seal(bundle.extract(place / "program"), bundle.head, place)
         runs = [
-            ProgramCase(path, bundle.digest, method, given, artifact, recorded_random(bundle.made, method.name)).begin(
-                job.options(), Path()
-            )
+            ProgramCase(
+                path, bundle.digest, method, given, artifact, read_random_record(bundle.made, method.name)
+            ).begin(job.make_options(), Path())
             for method in chosen
             for given in method.cases
         ]
-        names = numbered([safe_name(case.name) for case in runs], alike=str.casefold)
+        names = make_names_unique([make_safe_name(case.name) for case in runs], alike=str.casefold)
         runs = [replace(case, name=name) for case, name in zip(runs, names, strict=True)]
         # With multiple targets, this is the command for the whole matrix.
-        run = RunStore(job.out).create(path.stem, jsonable(asdict(job)), run_id, command=typed_command())
+        run = RunStore(job.out).create(path.stem, convert_to_json(asdict(job)), run_id, command=get_typed_command())
         if not runs:
             run.record.exit_code, run.record.finished = EXIT_NOTHING_RAN, True
             run.save()

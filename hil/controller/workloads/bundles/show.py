@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.bundles import Bundle, Method
-from hil.bundles.signature import fingerprint
-from hil.compare.stats import STATISTICS, worst_of
-from hil.controller.pipeline.records.evidence import criterion_text
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.bundles.signature import format_fingerprint
+from hil.compare.stats import STATISTICS, find_worst
+from hil.controller.pipeline.records.evidence import format_criterion
+from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.print_case import COLOURS
 from hil.controller.pipeline.records.record import record_specs
 from hil.controller.records.base import parse_number
@@ -23,10 +23,10 @@ from hil.controller.records.commands.bundles import (
     TensorDescription,
 )
 from hil.controller.records.run import RunCase, RunRecord
-from hil.controller.storage.screen.texts import counted, say, table
+from hil.controller.storage.screen.texts import format_count, make_table, print_labelled
 from hil.core.digest import digest_of
 from hil.core.results import Outcome
-from hil.core.tensors import Array, dtype_name, to_bytes, type_text
+from hil.core.tensors import Array, get_dtype_name, to_bytes, type_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def describe_bundle(bundle: Bundle, path: Path) -> BundleDescription:
         path=str(path),
         bytes=bundle.head.size,
         digest=bundle.digest,
-        signed_by=fingerprint(bundle.head.public_key) if bundle.head.signature else "",
+        signed_by=format_fingerprint(bundle.head.public_key) if bundle.head.signature else "",
         program=ProgramDescription(
             runtime=program.runtime,
             main=program.main,
@@ -61,10 +61,10 @@ def describe_bundle(bundle: Bundle, path: Path) -> BundleDescription:
     )
 
 
-def size_text(bundle: Bundle) -> str:
+def format_size(bundle: Bundle) -> str:
     """Return the number of methods and cases: ``1 method, 3 cases``."""
     cases = sum(len(method.cases) for method in bundle.methods)
-    return f"{counted(len(bundle.methods), 'method')}, {counted(cases, 'case')}"
+    return f"{format_count(len(bundle.methods), 'method')}, {format_count(cases, 'case')}"
 
 
 def _describe_method(method: Method) -> MethodDescription:
@@ -90,7 +90,7 @@ def _describe_method(method: Method) -> MethodDescription:
 def _describe_tensors(tensors: Mapping[str, Array]) -> list[TensorDescription]:
     found = []
     for name, array in tensors.items():
-        dtype, shape, data = dtype_name(array.dtype), list(array.shape), to_bytes(array)
+        dtype, shape, data = get_dtype_name(array.dtype), list(array.shape), to_bytes(array)
         found.append(TensorDescription(name=name, dtype=dtype, shape=shape, bytes=data.nbytes, digest=digest_of(data)))
     return found
 
@@ -100,9 +100,9 @@ def print_bundle(bundle: BundleDescription) -> None:
     from hil.controller.storage.screen.console import Console
 
     console = Console()
-    say(console, "", f"{bundle.path}: {bundle.bytes:,} bytes", indent=0, whole=True)
+    print_labelled(console, "", f"{bundle.path}: {bundle.bytes:,} bytes", indent=0, whole=True)
     for label, text in _format_bundle(bundle):
-        _say(console, label, text)
+        _print_labelled(console, label, text)
 
 
 def _format_bundle(bundle: BundleDescription) -> Iterator[tuple[str, str]]:
@@ -140,36 +140,37 @@ def print_run(record: RunRecord) -> None:
     console = Console()
     ended = [(case, case.outcome) for case in record.cases if case.outcome]
     rows = [
-        (case.name, Text(outcome.value, COLOURS.get(outcome, "magenta")), *_statistics(case)) for case, outcome in ended
+        (case.name, Text(outcome.value, COLOURS.get(outcome, "magenta")), *_list_statistics(case))
+        for case, outcome in ended
     ]
     if rows:
-        console.print(table(_COLUMNS, rows, numbers=_COLUMNS[2:], whole=_COLUMNS))
+        console.print(make_table(_COLUMNS, rows, numbers=_COLUMNS[2:], whole=_COLUMNS))
     reasons: dict[tuple[str, str], list[str]] = {}
     for case in record.cases:
         if case.outcome is not Outcome.PASS:
-            reasons.setdefault((case.reason, hint_for_case(case)), []).append(case.name)
+            reasons.setdefault((case.reason, make_case_hint(case)), []).append(case.name)
     for (reason, hint), names in reasons.items():
-        _say(console, "", f"{', '.join(names)}: {reason}", style="red")
+        _print_labelled(console, "", f"{', '.join(names)}: {reason}", style="red")
         if hint:
-            _say(console, "hint", hint)
+            _print_labelled(console, "hint", hint)
     are_few = len(record.cases) <= _CRITERIA_SHOWN
     for case in (one for one in record.cases if are_few or one.outcome is not Outcome.PASS):
         # A bundle has a single reference: the expected outputs.
         for output in (output for verdict in case.verdicts for output in verdict.outputs):
             for criterion in output.criteria:
                 style = "green" if criterion.passed else "red"
-                _say(console, "", f"{case.name}, {output.name}: {criterion_text(criterion)}", style=style)
+                _print_labelled(console, "", f"{case.name}, {output.name}: {format_criterion(criterion)}", style=style)
     notes = (case.provenance.elsewhere for case in record.cases if case.provenance and case.provenance.elsewhere)
     for note in dict.fromkeys(notes):
-        _say(console, "note", note)
+        _print_labelled(console, "note", note)
     passed = sum(case.outcome is Outcome.PASS for case in record.cases)
     where = f" on {record.board.name}" if record.board else ""
     where += f", stored in {record.folder}" if record.folder else ""
-    say(console, "", f"{passed} of {len(record.cases)} cases passed{where}", indent=0, whole=True)
+    print_labelled(console, "", f"{passed} of {len(record.cases)} cases passed{where}", indent=0, whole=True)
 
 
-def _statistics(case: RunCase) -> list[str]:
-    found = worst_of(
+def _list_statistics(case: RunCase) -> list[str]:
+    found = find_worst(
         {
             "mismatches": output.mismatches,
             "elements": output.elements,
@@ -188,13 +189,13 @@ def _statistics(case: RunCase) -> list[str]:
     return [mismatches, *(_number(found[one.key] if compared else None) for one in _STATISTICS), shown]
 
 
-def _say(console: Console, label: str, text: str, style: str = "") -> None:
+def _print_labelled(console: Console, label: str, text: str, style: str = "") -> None:
     """Print a labelled line.
 
     Unprintable characters from the bundle, such as newlines and terminal escapes, are replaced.
     """
     shown = "".join(char if char.isprintable() else "?" for char in text)
-    say(console, label or " ", shown, style=style, width=11, whole=True)
+    print_labelled(console, label or " ", shown, style=style, width=11, whole=True)
 
 
 def _number(value: Any) -> str:

@@ -19,7 +19,7 @@ from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.bounded_json import parse_json, read_json
 from hil.core.digest import digest_of
-from hil.core.files import MAX_TEXT_BYTES, digest_file, read_text, within
+from hil.core.files import MAX_TEXT_BYTES, digest_file, read_text, resolve_within
 from hil.core.npy import load_npy
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
@@ -187,7 +187,7 @@ class IndexDataset(Dataset):
         """
         folder = self.path.parent
         try:
-            return within(folder, folder / name)
+            return resolve_within(folder, folder / name)
         except UsageError as error:
             hint = "files must be below the directory of the index, also after resolving links"
             raise UsageError(f"{where}: {error.message}", hint=hint) from error
@@ -211,7 +211,7 @@ class FolderDataset(Dataset):
             raise UsageError(
                 f"{path} is a sample, not a dataset", hint=f"use the parent directory: {path.absolute().parent}"
             )
-        self._folders = sorted(folders, key=lambda one: _natural_key(one.name))
+        self._folders = sorted(folders, key=lambda one: _make_natural_key(one.name))
         super().__init__(path, [one.name for one in self._folders])
 
     def read(self, index: int, specs: Sequence[TensorSpec]) -> LabeledSample:
@@ -347,7 +347,7 @@ def _read_index(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _natural_key(name: str) -> list[tuple[int, str]]:
+def _make_natural_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders ``set_2`` before ``set_10``."""
     parts = re.split(r"(\d{1,18})", name)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]

@@ -14,15 +14,15 @@ import numpy as np
 
 from hil.controller.analysis.evaluation.metric_choice import choose_metric
 from hil.controller.analysis.evaluation.metrics import Metric, SampleScore
-from hil.controller.devices.board_choice import BoardChoice, knows_target, with_target
-from hil.controller.models.inputs import make_inputs, with_sizes_of
+from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target
+from hil.controller.models.inputs import fix_sizes, make_inputs
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import make_record, parse_number
 from hil.controller.records.evaluation import (
     DatasetIdentity,
@@ -32,9 +32,9 @@ from hil.controller.records.evaluation import (
     EvaluationSettings,
     SampleSide,
 )
-from hil.controller.storage.origin import typed_command
+from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
-from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, safe_name
+from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, make_safe_name
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
 from hil.controller.workloads.evaluation.score_texts import describe_scores
 from hil.controller.workloads.evaluation.scores import (
@@ -52,7 +52,7 @@ from hil.controller.workloads.evaluation.stored import (
 )
 from hil.core.results import Model, Outcome, Stage
 from hil.core.tensors import Array
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOTHING_RAN,
@@ -97,7 +97,7 @@ def run_evaluation(
         check_seal(run.folder, run.record.request)
         request = dict(run.record.request)
         settings = make_record(request.pop(_SETTINGS, None), EvaluationSettings)
-        job = replace(Job.of_record(request), out=job.out)
+        job = replace(Job.from_record(request), out=job.out)
     assert settings is not None
     if len(job.models) != 1:
         raise UsageError(f"expected 1 MODEL, got {len(job.models)}", hint="hil eval MODEL --dataset DIR --metric top1")
@@ -107,7 +107,7 @@ def run_evaluation(
         raise UsageError(f"invalid --max-drop {settings.max_drop:g}: expected 0 to less than 100 percent")
     metric = choose_metric(settings.metric, settings.output)
     dataset = open_dataset(Path(settings.dataset), metric.load_file)
-    choice = choice_of(job)
+    choice = choose_board(job)
     with open_context() as context:
         return _Evaluation(job, settings, metric, dataset, choice, context, screen).run(store, run)
 
@@ -141,7 +141,9 @@ class _Evaluation:
         is_new = run is None
         # Report usage errors before anything is stored.
         path = self.job.models[0]
-        case = self.runner.begin(path, self.job.options(), Path(), name=safe_name(path.stem), want_inputs=False)
+        case = self.runner.begin(
+            path, self.job.make_options(), Path(), name=make_safe_name(path.stem), want_inputs=False
+        )
         if not case.outcome:
             case = self._fix_sizes(case)
         case = self._import_reference_model(case)
@@ -154,22 +156,22 @@ class _Evaluation:
             reference_model=self.reference_model.digest if self.reference_model else "",
         )
         if run is None:
-            request = {**jsonable(asdict(self.job)), _SETTINGS: self.settings.to_json()}
-            run = store.create(f"eval-{case.name}", request, command=typed_command())
+            request = {**convert_to_json(asdict(self.job)), _SETTINGS: self.settings.to_json()}
+            run = store.create(f"eval-{case.name}", request, command=get_typed_command())
         with lock_folder(run.folder):
             return self._run_locked(case, run, is_new=is_new)
 
     def _run_locked(self, case: Case, run: Run, *, is_new: bool) -> EvaluationRecord:
-        if not is_new and (stored := self._continue(run)).outcome in _JUDGED:
+        if not is_new and (stored := self._resume(run)).outcome in _JUDGED:
             return stored.replace(folder=str(run.folder))
         self.stored = run
-        case = replace(case, folder=run.case_folder(case.name))
+        case = replace(case, folder=run.make_case_folder(case.name))
         self.recorder = Recorder(run, [case.name], [case])
         write_evaluation(self._record(case, finished=False), run.folder)
         interrupted = False
         self.screen.begin(case.name, self.identity.samples)
         try:
-            if not case.outcome and self._pending():
+            if not case.outcome and self._list_pending():
                 case = self._run_samples(case)
         except StorageError:
             raise
@@ -189,7 +191,7 @@ class _Evaluation:
             self.screen.end(case.name)
         return self._finish(case, interrupted)
 
-    def _continue(self, run: Run) -> EvaluationRecord:
+    def _resume(self, run: Run) -> EvaluationRecord:
         """Load the finished samples of a stored evaluation. Return the stored record."""
         stored = read_evaluation(run)
         if stored.identity != self.identity:
@@ -212,20 +214,22 @@ class _Evaluation:
                 hint="evaluate the model of the program",
             )
         sample = self.dataset.read_checked(0, model.inputs, case.options.dims)
-        return replace(case, model=with_sizes_of(model, sample.inputs))
+        return replace(case, model=fix_sizes(model, sample.inputs))
 
     def _import_reference_model(self, case: Case) -> Case:
         """Import the reference's model, if it differs from the board's model."""
         self.reference_model = case.model
         if case.outcome or not self.settings.reference_model:
             return case
-        other = self.runner.begin(Path(self.settings.reference_model), self.job.options(), Path(), want_inputs=False)
+        other = self.runner.begin(
+            Path(self.settings.reference_model), self.job.make_options(), Path(), want_inputs=False
+        )
         if other.error is not None:
-            return case.ended(other.error.as_kind(ReferenceFailed), Stage.REFER)
+            return case.with_error(other.error.as_kind(ReferenceFailed), Stage.REFER)
         self.reference_model = other.model
         return case
 
-    def _pending(self) -> list[int]:
+    def _list_pending(self) -> list[int]:
         """Return the samples to run, or an empty list if the evaluation is decided.
 
         The order is random, so that the first samples represent the dataset.
@@ -250,7 +254,7 @@ class _Evaluation:
                     return case
                 session = self._open_session(pool)
             except BoardError as error:
-                return case.ended(error, Stage.PUSH)
+                return case.with_error(error, Stage.PUSH)
             self.stored.record.board = record_board(session.board)
             self.runner = replace(self.runner, config=session.board.config)
             with open_samples(self.stored.folder) as append, contextlib.closing(self._refer_ahead(case)) as ahead:
@@ -268,7 +272,7 @@ class _Evaluation:
         # Ask the board before compiling only if no other source knows the target.
         if not knows_target(config, case.options.runtime):
             board = self._open_session(pool).board
-            config, _ = with_target(board.config, runtime, board.info["machine"])
+            config, _ = fill_target(board.config, runtime, board.info["machine"])
         self.screen.stage(case.name, 0, Stage.COMPILE.value)
         return self.runner.compile(case, config)
 
@@ -279,7 +283,7 @@ class _Evaluation:
         """Yield each sample to run with its case, while threads compute the references of the next samples."""
         assert case.model is not None and case.model.inputs is not None
         workers = self.runner.context.isolated.workers
-        pending = deque(self._pending())
+        pending = deque(self._list_pending())
         ahead: deque[tuple[LabeledSample, Case, Future[Case | None]]] = deque()
         with ThreadPoolExecutor(workers, thread_name_prefix="refer") as threads:
             try:
@@ -305,7 +309,7 @@ class _Evaluation:
                 raise UsageError(
                     f"--reference-model needs the input {missing[0]!r}", hint=f"inputs of MODEL: {', '.join(given)}"
                 )
-            model = with_sizes_of(model, make_inputs(model.inputs, given, dims=case.options.dims))
+            model = fix_sizes(model, make_inputs(model.inputs, given, dims=case.options.dims))
         return self.runner.refer_early(replace(case, model=model))
 
     def _finish_sample(
@@ -320,7 +324,7 @@ class _Evaluation:
         case = self.runner.execute(case, session)
         early = None if case.outcome else referring.result()
         if early is not None:
-            case = self.runner.with_references(case, early)
+            case = self.runner.add_references(case, early)
         if case.outcome or case.result is None:
             return replace(case, inputs=None, result=None, reason=f"sample {sample.name}: {case.reason}")
         expected = case.references[0]

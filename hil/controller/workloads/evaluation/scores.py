@@ -9,7 +9,12 @@ from typing import Literal
 import numpy as np
 
 from hil.controller.analysis.evaluation.metrics import Metric
-from hil.controller.analysis.evaluation.paired import LEVEL, bootstrap_interval, mcnemar_p_value, tango_interval
+from hil.controller.analysis.evaluation.paired import (
+    LEVEL,
+    compute_bootstrap_interval,
+    compute_mcnemar_p_value,
+    compute_tango_interval,
+)
 from hil.controller.analysis.evaluation.sequential import Values, bound_mean, decide_mean
 from hil.controller.records.base import parse_number
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationScores, ScoreInterval, WorstSample
@@ -50,11 +55,13 @@ def compute_scores(
         ends = sorted(_to_difference(metric, one) for one in bound_mean(_to_unit(metric, samples), total, level))
         interval = ScoreInterval(low=ends[0], high=ends[1], level=level, method="betting")
     elif only_board is not None:
-        low, high = tango_interval(only_board, only_reference or 0, len(samples), level)
+        low, high = compute_tango_interval(only_board, only_reference or 0, len(samples), level)
         interval = ScoreInterval(low=low, high=high, level=level, method="tango")
-    elif found := bootstrap_interval(board, reference, len(samples), seed=seed, level=level):
+    elif found := compute_bootstrap_interval(board, reference, len(samples), seed=seed, level=level):
         interval = ScoreInterval(low=found[0], high=found[1], level=level, method="bootstrap")
-    losing = sorted((one for one in samples if _gain(metric, one) < 0), key=lambda one: _gain(metric, one))
+    losing = sorted(
+        (one for one in samples if _compute_gain(metric, one) < 0), key=lambda one: _compute_gain(metric, one)
+    )
     return EvaluationScores(
         board=scores[0],
         reference=scores[1],
@@ -62,8 +69,10 @@ def compute_scores(
         interval=interval,
         # The exact test is not valid after an early stop, because it assumes that the number of samples does not depend
         # on the data.
-        p_value=None if only_board is None or stopped_early else mcnemar_p_value(only_board, only_reference or 0),
-        differing=sum(_differs(one) for one in samples),
+        p_value=None
+        if only_board is None or stopped_early
+        else compute_mcnemar_p_value(only_board, only_reference or 0),
+        differing=sum(_is_different(one) for one in samples),
         worst=[
             WorstSample(
                 name=one.name,
@@ -125,7 +134,7 @@ def align_names(board: Mapping[str, Array], reference: Mapping[str, Array]) -> M
     return dict(zip(reference, board.values(), strict=True))
 
 
-def _gain(metric: Metric, sample: EvaluatedSample) -> float:
+def _compute_gain(metric: Metric, sample: EvaluatedSample) -> float:
     """Return the difference by which the board's score is better than the reference's; negative infinity for NaN."""
     board, reference = parse_number(sample.board.value), parse_number(sample.reference.value)
     assert board is not None and reference is not None
@@ -137,7 +146,7 @@ def _to_unit(metric: Metric, samples: Sequence[EvaluatedSample]) -> Values:
     """Return the gains of a bounded metric, scaled to 0..1, where 0.5 means no difference."""
     assert metric.bounds is not None
     span = metric.bounds[1] - metric.bounds[0]
-    return np.array([_gain(metric, one) for one in samples], np.float64) / (2 * span) + 0.5
+    return np.array([_compute_gain(metric, one) for one in samples], np.float64) / (2 * span) + 0.5
 
 
 def _to_difference(metric: Metric, unit: float) -> float:
@@ -158,7 +167,7 @@ def _count_discordant(metric: Metric, samples: Sequence[EvaluatedSample]) -> tup
     return pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
 
 
-def _differs(sample: EvaluatedSample) -> bool:
+def _is_different(sample: EvaluatedSample) -> bool:
     if sample.board.answer is None and sample.reference.answer is None:
         return sample.board.value != sample.reference.value
     return bool(sample.board.answer != sample.reference.answer)

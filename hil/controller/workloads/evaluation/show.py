@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.records.print_case import COLOURS
 from hil.controller.records.evaluation import EvaluationRecord
-from hil.controller.storage.screen.texts import aligned, format_score, line
+from hil.controller.storage.screen.texts import align_rows, format_score, line
 from hil.controller.workloads.evaluation.score_texts import describe_difference
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _list_lines(record: EvaluationRecord) -> Iterator[str]:
             answers = f"{_shorten(one.board_answer)} / {_shorten(one.reference_answer)}"
             row = (one.name, format_score(one.board, share), format_score(one.reference, share))
             rows.append((*row, "" if one.board_answer is None else answers))
-        yield from (f"  {text}".rstrip() for text in aligned(rows, left=1))
+        yield from (f"  {text}".rstrip() for text in align_rows(rows, left=1))
     if record.folder:
         yield f"stored in {record.folder}"
 

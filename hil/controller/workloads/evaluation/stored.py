@@ -10,7 +10,7 @@ from pathlib import Path
 from hil.controller.records.base import make_record, read_record
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
-from hil.controller.storage.runs import Run, storing, write_json
+from hil.controller.storage.runs import Run, convert_write_errors, write_json
 from hil.core.bounded_json import parse_json
 from hil.errors import UsageError
 
@@ -66,12 +66,12 @@ def read_samples(folder: Path) -> list[EvaluatedSample]:
 def open_samples(folder: Path) -> Iterator[Callable[[EvaluatedSample], None]]:
     """Yield a function that appends a finished sample to the file. The sample survives a crash of this process."""
     path = folder / _SAMPLES
-    with storing(folder):
+    with convert_write_errors(folder):
         remove_incomplete_line(path)
         file = path.open("a", encoding="utf-8")
 
     def append(sample: EvaluatedSample) -> None:
-        with storing(folder):
+        with convert_write_errors(folder):
             file.write(json.dumps(sample.to_json(), allow_nan=False) + "\n")
             file.flush()
 

@@ -12,7 +12,7 @@ from hil.controller.analysis.profile.store import read_profile
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS, Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.gate import SlowerLayer
 from hil.controller.records.history import HistoryEntry
 from hil.controller.workloads.gate.bisection.repository import GitRepository
@@ -20,7 +20,7 @@ from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.stored_cases import StoredRunCases
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.timeline import Profile
 from hil.errors import BoardError, HilError, UsageError
 
@@ -66,7 +66,7 @@ class LayerFinder:
         cases = restorer.opener.open(case.new)
         job = restorer.choose_job(cases)
         restored = [restorer.restore_entry(cases, case.new, entry, job) for entry in (old, case.new)]
-        with temporary_folder("gate-") as place:
+        with make_temporary_folder("gate-") as place:
             models = [
                 self._find_model(one, entry, Path(place)) for one, entry in zip(restored, (old, case.new), strict=True)
             ]
@@ -89,7 +89,7 @@ class LayerFinder:
         warmup, iterations = PROFILED_COUNTS["warmup"], PROFILED_COUNTS["iterations"]
         options = replace(case.options, profile=True, warmup=warmup, iterations=iterations)
         case = replace(case, options=options, folder=folder)
-        choice, faults = choice_of(job), job.faults
+        choice, faults = choose_board(job), job.faults
         session = measurer.pool.session(choice, runtimes=[entry.key.runtime], faults=faults)
         measurer.screen.stage(case.name, 0, f"profiling the program of {entry.source.commit[:9] or entry.run}")
         begun = time.monotonic()

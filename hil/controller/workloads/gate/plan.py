@@ -11,7 +11,7 @@ from hil.controller.pipeline.instructions import compare_counts
 from hil.controller.records.conditions import is_comparable
 from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.records.instructions import InstructionComparison
-from hil.controller.storage.history.store import HistoryStore, series_id
+from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
@@ -46,7 +46,7 @@ class GateCase:
     @property
     def series(self) -> str:
         """ID of the series."""
-        return series_id(self.new.key)
+        return make_series_id(self.new.key)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import board_of_stored, restore_artifact
+from hil.controller.pipeline.records.restored import restore_artifact, restore_board
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.history import HistoryEntry
@@ -33,10 +33,10 @@ class ProgramRestorer:
         if cases.is_own:
             if self.job.board or self.job.hw_type:
                 # Faults belong to the stored board.
-                return replace(board_of_stored(cases.job, self.job, own=False), faults=())
+                return replace(restore_board(cases.job, self.job, own=False), faults=())
         else:
             refuse_functions(cases.job)
-        return board_of_stored(cases.job, self.job, own=cases.is_own)
+        return restore_board(cases.job, self.job, own=cases.is_own)
 
     def restore_entry(self, cases: StoredCases, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
         """Return the case of an entry: its program and, if its run is still stored, its inputs and references.

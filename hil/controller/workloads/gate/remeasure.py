@@ -20,7 +20,7 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.history import HistoryEntry
 from hil.controller.storage.run_context import Progress
 from hil.controller.workloads.gate.instruction_counts import count_again
@@ -31,7 +31,7 @@ from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, BoardUnfit, HilError, RunFailed
 
 # Maximum rounds. If the verdict is still unclear, the noise of the board hides the effect.
-_ROUNDS_MOST = 200
+_MAX_ROUNDS = 200
 _STAGES = 100
 
 
@@ -86,7 +86,7 @@ class Remeasurer:
         assert case.old is not None
         cases = self.restorer.opener.open(case.new)
         job = self.restorer.choose_job(cases)
-        session = self.pool.session(choice_of(job), runtimes=[case.new.key.runtime], faults=job.faults)
+        session = self.pool.session(choose_board(job), runtimes=[case.new.key.runtime], faults=job.faults)
         begun = time.monotonic()  # the wait for the board does not count as board time
         try:
             sides = [
@@ -102,7 +102,7 @@ class Remeasurer:
                 self._measure_times(case, again, sides, begun + budget_s, known, keep_round)
         except BoardError as error:
             # The next suspect must not get a lost session.
-            self.pool.reconnect(choice_of(job), error, faults=job.faults)
+            self.pool.reconnect(choose_board(job), error, faults=job.faults)
             raise
         finally:
             again.board_s = time.monotonic() - begun
@@ -187,7 +187,7 @@ class Remeasurer:
                 log_ratio = float(round_log_ratios(batches)[0])
                 keep_round(log_ratio)
                 decision.add(log_ratio)
-                is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _ROUNDS_MOST
+                is_spent = time.monotonic() >= until or len(decision.log_ratios) >= _MAX_ROUNDS
                 if decision.verdict != "undecided" or is_spent:
                     break
         disturbances = [text for side in sides[:1] if side.conditions for text in list_disturbances(side.conditions)]

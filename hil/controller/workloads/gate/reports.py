@@ -9,7 +9,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from hil.controller.records.gate import GateRecord, GateVerdict
-from hil.controller.storage.screen.texts import counted, plain
+from hil.controller.storage.screen.texts import format_count, make_plain
 from hil.controller.workloads.gate.verdict_texts import (
     COMMIT_DIGITS,
     HEADS,
@@ -19,36 +19,39 @@ from hil.controller.workloads.gate.verdict_texts import (
     describe_verdict,
     list_details,
 )
-from hil.controller.workloads.suites.reports.junit import junit_document
-from hil.controller.workloads.suites.reports.summary import as_name, as_text
+from hil.controller.workloads.suites.reports.junit import format_junit_document
+from hil.controller.workloads.suites.reports.summary import escape_text, format_name
 from hil.core import own_version
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 # Maximum rows in Markdown, because a comment on GitHub has at most 65,536 characters.
-_ROWS_MOST = 100
-_DETAILS_MOST = 20
+_MAX_ROWS = 100
+_MAX_DETAILS = 20
 
 
 def make_markdown(record: GateRecord) -> str:
     """Return a summary for a pull request: a table of all series, and details of the series that changed."""
     failed = [one for one in record.verdicts if one.verdict in record.fail_on]
     undecided = sum(one.verdict == "undecided" for one in record.verdicts)
-    title = counted(len(failed), "failure") if failed else "passed"
+    title = format_count(len(failed), "failure") if failed else "passed"
     title += f", {undecided} undecided" * bool(undecided and "undecided" not in record.fail_on)
-    lines = [f"### hil gate: {title}", "", as_text(describe_total(record)), ""]
+    lines = [f"### hil gate: {title}", "", escape_text(describe_total(record)), ""]
     lines += [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
-    shown = record.verdicts[:_ROWS_MOST]
+    shown = record.verdicts[:_MAX_ROWS]
     for one in shown:
         verdict, model, *cells, reason = describe_verdict(one)
         marked = f"**{verdict}**" if verdict in record.fail_on else verdict
-        lines.append(f"| {' | '.join((marked, as_name(model), *map(as_text, cells), as_text(reason)))} |")
+        lines.append(f"| {' | '.join((marked, format_name(model), *map(escape_text, cells), escape_text(reason)))} |")
     if len(record.verdicts) > len(shown):
         lines.append(f"\n... and {len(record.verdicts) - len(shown)} more series")
-    for one in shown[:_DETAILS_MOST]:
-        if details := [f"- {as_text(text)}" for text in list_details(one)]:
-            lines += ["", f"{as_name(one.key.model)} {as_text(one.key.case)}: **{one.verdict}**", "", *details]
+    for one in shown[:_MAX_DETAILS]:
+        if details := [f"- {escape_text(text)}" for text in list_details(one)]:
+            lines += ["", f"{format_name(one.key.model)} {escape_text(one.key.case)}: **{one.verdict}**", "", *details]
     commit = record.commit[:COMMIT_DIGITS] or "the newest measurements"
-    lines += ["", f"Commit {as_text(commit)} against branch {as_name(record.baseline)}, `hil gate` {own_version()}."]
+    lines += [
+        "",
+        f"Commit {escape_text(commit)} against branch {format_name(record.baseline)}, `hil gate` {own_version()}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -57,22 +60,26 @@ def make_junit(record: GateRecord) -> str:
 
     Verdicts in ``fail_on`` become failures, and board faults errors.
     """
-    suite = ElementTree.Element("testsuite", name=f"hil gate {plain(record.baseline)}")
+    suite = ElementTree.Element("testsuite", name=f"hil gate {make_plain(record.baseline)}")
     for one in record.verdicts:
-        about = {"classname": plain(one.key.model), "name": plain(_name_series(one)), "time": f"{one.board_s:.3f}"}
+        about = {
+            "classname": make_plain(one.key.model),
+            "name": make_plain(_name_series(one)),
+            "time": f"{one.board_s:.3f}",
+        }
         case = ElementTree.SubElement(suite, "testcase", about)
         tag = "failure" if one.verdict in record.fail_on else "error" if one.verdict == "board fault" else ""
         if tag:
-            problem = ElementTree.SubElement(case, tag, message=plain(one.reason), type=one.verdict)
-            problem.text = plain("\n".join(list_details(one)))
+            problem = ElementTree.SubElement(case, tag, message=make_plain(one.reason), type=one.verdict)
+            problem.text = make_plain("\n".join(list_details(one)))
         elif one.verdict in ("undecided", "new"):
-            ElementTree.SubElement(case, "skipped", message=plain(f"{one.verdict}: {one.reason}"))
+            ElementTree.SubElement(case, "skipped", message=make_plain(f"{one.verdict}: {one.reason}"))
     for key in record.unmeasured:
-        about = {"classname": plain(key.model), "name": plain(f"{key.case} on {key.board}"), "time": "0"}
+        about = {"classname": make_plain(key.model), "name": make_plain(f"{key.case} on {key.board}"), "time": "0"}
         ElementTree.SubElement(
             ElementTree.SubElement(suite, "testcase", about), "skipped", message="not measured at this commit"
         )
-    return junit_document([suite])
+    return format_junit_document([suite])
 
 
 def make_sarif(record: GateRecord) -> str:
@@ -101,7 +108,7 @@ def make_annotations(record: GateRecord) -> Iterator[str]:
 
 def _escape_command(text: str) -> str:
     """Escape a message of a workflow command, as GitHub's actions/toolkit does."""
-    return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return make_plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _escape_property(text: str) -> str:

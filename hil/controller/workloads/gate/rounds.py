@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 
 ROUNDS = "rounds.csv"
 # Number of earlier gates from which a board's noise is estimated.
-_GATES_MOST = 20
+_MAX_GATES = 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RoundsFile:
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow((key.series, key.old, key.new, key.board, repr(log_ratio)))
         path = self.folder / ROUNDS
-        with storing(self.folder):
+        with convert_write_errors(self.folder):
             # Remove an incomplete line first, because the start of a cut number would be read as a different number.
             remove_incomplete_line(path)
             with path.open("a") as file:
@@ -59,7 +59,7 @@ class RoundsFile:
     def find_earlier(self, board: str) -> Iterator[list[float]]:
         """Yield the log ratios of measurements on a board in earlier gates, newest gates first."""
         paths = sorted(self.folder.parent.glob(f"*/{ROUNDS}"), reverse=True)
-        for path in [path for path in paths if path.parent != self.folder][:_GATES_MOST]:
+        for path in [path for path in paths if path.parent != self.folder][:_MAX_GATES]:
             yield from (found for key, found in _read(path).items() if key.board == board)
 
 

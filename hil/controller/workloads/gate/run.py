@@ -14,13 +14,13 @@ from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import read_record
 from hil.controller.records.gate import GATE_VERDICTS, GateRecord, GateVerdict
 from hil.controller.storage.history.store import HistoryStore
-from hil.controller.storage.origin import origin_of, typed_command
+from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, write_json
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.over import DEFAULT_OVER, SearchPlan, plan_search
 from hil.controller.workloads.gate.bisection.repository import GitRepository
-from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_S, CauseFinder
+from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_SECONDS, CauseFinder
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, needs_board
 from hil.controller.workloads.gate.layers import LayerFinder
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
@@ -30,18 +30,18 @@ from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.scores import compare_stored_scores
 from hil.controller.workloads.gate.stored_cases import CaseOpener
 from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
-from hil.core.scratch import temporary_folder
-from hil.core.text import jsonable
+from hil.core.scratch import make_temporary_folder
+from hil.core.text import convert_to_json
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
-DEFAULT_BUDGET_S = 300.0
+DEFAULT_BUDGET_SECONDS = 300.0
 DEFAULT_FAIL_ON = ("regressed", "broken")
 GATES = Path("hil-gates")
 DOCUMENT = "gate.json"
 PROFILES = "profiles"
 # Value in `fail_on` for series of the baseline that the commit did not measure.
 UNMEASURED = "unmeasured"
-_COMMIT_LEAST = 4
+_MIN_COMMIT_LENGTH = 4
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class GateJob:
     baseline: str
     commit: str = ""
     min_effect: float = DEFAULT_MIN_EFFECT
-    budget_s: float = DEFAULT_BUDGET_S
+    budget_s: float = DEFAULT_BUDGET_SECONDS
     fail_on: tuple[str, ...] = DEFAULT_FAIL_ON
     second_board: str = ""
     resume: str = ""
     bisect: str | None = None
     over: str = DEFAULT_OVER
-    build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_S
+    build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_SECONDS
 
 
 def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Progress) -> GateRecord:
@@ -82,8 +82,8 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     Raises:
         UsageError: an option is invalid, or the history has no measurement to judge.
     """
-    if 0 < len(gate.commit) < _COMMIT_LEAST:
-        raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_COMMIT_LEAST} digits")
+    if 0 < len(gate.commit) < _MIN_COMMIT_LENGTH:
+        raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_MIN_COMMIT_LENGTH} digits")
     search = plan_search(gate.over, gate.bisect, gate.build_timeout_s)
     repository = search.open_repository() if search is not None else None
     runs = RunStore(gate.job.out or GATES)
@@ -108,7 +108,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         finished=False,
         history=str(store.place),
         baseline=gate.baseline,
-        commit=gate.commit or origin_of().commit,
+        commit=gate.commit or find_origin().commit,
         min_effect=gate.min_effect,
         budget_s=gate.budget_s,
         fail_on=list(gate.fail_on),
@@ -119,7 +119,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         exit_code=EXIT_NOTHING_RAN,
     )
     plan = _plan(store, record)
-    run = runs.create("gate", jsonable(asdict(gate.job)), command=typed_command())
+    run = runs.create("gate", convert_to_json(asdict(gate.job)), command=get_typed_command())
     record.id, record.folder = run.id, str(run.folder)
     record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
     return _GateRun(gate, run, record, plan, store, screen, search, repository).run(context)
@@ -170,7 +170,7 @@ class _GateRun:
         rounds = RoundsFile(self._run.folder)
         try:
             with (
-                temporary_folder("hil-gate-") as folder,
+                make_temporary_folder("hil-gate-") as folder,
                 BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool,
             ):
                 runner = Runner(context)

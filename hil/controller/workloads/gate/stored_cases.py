@@ -58,7 +58,7 @@ class StoredRunCases:
 
     def __post_init__(self) -> None:
         """Read the job."""
-        self.job = Job.of_record(self.run.record.request)
+        self.job = Job.from_record(self.run.record.request)
         self.is_own = is_sealed(self.run.folder, self.run.record.request)
 
     def restore(self, name: str, job: Job, artifact: Artifact) -> Case:

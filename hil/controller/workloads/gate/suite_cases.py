@@ -12,8 +12,8 @@ from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import check_seal
 from hil.controller.workloads.gate.stored_cases import CaseMissing
-from hil.controller.workloads.suites.cases.sources import flow_of, open_suite
-from hil.controller.workloads.suites.preparing import begin_case, resolve_boards, suite_runner
+from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
+from hil.controller.workloads.suites.preparing import begin_case, make_suite_runner, resolve_boards
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.results import Artifact
@@ -39,11 +39,11 @@ class StoredSuiteCases:
         head = self.run.head
         check_seal(self.run.folder, head.request)
         self.is_own = True
-        request = SuiteRequest.of_json(head.request)
+        request = SuiteRequest.from_json(head.request)
         # The stored source may be relative to another directory.
         place = head.place if isinstance(head.place, str) else ""
         self._request = replace(request, source=place or head.source)
-        self._flow = flow_of(request)
+        self._flow = choose_flow(request)
         ssh: dict[str, Any] = {
             name: Path(value) if isinstance(value, str) else value for name, value in request.ssh.items()
         }
@@ -67,7 +67,7 @@ class StoredSuiteCases:
             raise CaseMissing(f"suite {suite.name} has no case {name}")
         if spec.content != record.content:
             raise CaseMissing(f"the files of case {name} have changed since suite run {self.run.head.id}")
-        runner = suite_runner(self.runner.context)
+        runner = make_suite_runner(self.runner.context)
         case = begin_case(spec, self._flow, runner, self.folder / self.run.folder.name / name, self._request.settings)
         if case.error is not None:
             raise case.error
@@ -85,4 +85,4 @@ class StoredSuiteCases:
         return artifact if record is None else replace(artifact, function=record.function)
 
     def _find(self, name: str) -> CaseRecord | None:
-        return next((record for record in self.run.records() if record.id == name), None)
+        return next((record for record in self.run.read_records() if record.id == name), None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict, SlowerLayer
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.screen.texts import format_score, seconds
+from hil.controller.storage.screen.texts import format_score, format_seconds
 
 HEADS = ("verdict", "model", "case", "board", "baseline", "this commit", "ratio", "rounds", "reason")
 # Shown digits of a commit.
@@ -43,7 +43,7 @@ def describe_total(record: GateRecord) -> str:
     parts = [f"{count} {verdict}" for verdict, count in counts.items()]
     if record.unmeasured:
         parts.append(f"{len(record.unmeasured)} not measured at this commit")
-    return f"{', '.join(parts)}; {seconds(spent_s)} of board time"
+    return f"{', '.join(parts)}; {format_seconds(spent_s)} of board time"
 
 
 def list_details(one: GateVerdict) -> Iterator[str]:
@@ -65,7 +65,7 @@ def list_details(one: GateVerdict) -> Iterator[str]:
 
 
 def _describe_layer(one: SlowerLayer) -> str:
-    return f"{one.name} +{seconds(one.change_ns / 1e9)}{' (new)' * one.is_new}"
+    return f"{one.name} +{format_seconds(one.change_ns / 1e9)}{' (new)' * one.is_new}"
 
 
 def describe_cause(cause: GateCause) -> str:
@@ -98,7 +98,7 @@ def _describe_side(one: GateVerdict, side: GateSide | None) -> str:
         return format_score(one.score.new if side is one.new else one.score.old, one.score.is_share)
     if exit_code_for(side.outcome):
         return side.outcome
-    return seconds(None if side.p50_ns is None else side.p50_ns / 1e9)
+    return format_seconds(None if side.p50_ns is None else side.p50_ns / 1e9)
 
 
 def _describe_ratio(one: GateVerdict) -> str:

@@ -11,9 +11,9 @@ from hil.bundles import Bundle
 from hil.controller.models.compiling import LOG
 from hil.controller.records.history import StoredProgram
 from hil.controller.records.run import StoredArtifact, StoredModel
-from hil.controller.storage.cache import Cache, digests_in
+from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
-from hil.controller.workloads.bundles.program_case import stored_program
+from hil.controller.workloads.bundles.program_case import extract_program
 from hil.errors import UsageError
 
 
@@ -56,7 +56,7 @@ class CaseProgramFinder:
         )
         return ProgramSource(record, place)
 
-    def digests_of_main(self, digest: str) -> dict[str, str]:
+    def list_digests(self, digest: str) -> dict[str, str]:
         """Return the files of the cached program with this main file, by name; empty if it is not cached."""
         for held in map(self._entries.get, self._keys.get(digest, [])):
             if held is not None:
@@ -74,7 +74,7 @@ class CaseProgramFinder:
         if bundle is None:
             return None
         try:
-            program = stored_program(Bundle.open(bundle), self._cache)
+            program = extract_program(Bundle.open(bundle), self._cache)
         except UsageError:
             return None
         main = PurePosixPath(program.main)
@@ -86,7 +86,7 @@ class CaseProgramFinder:
         found = {}
         for entry in self._cache.ls():
             with contextlib.suppress(OSError, ValueError):
-                found[entry.key] = digests_in(entry.path)
+                found[entry.key] = read_digests(entry.path)
         return found
 
     @functools.cached_property

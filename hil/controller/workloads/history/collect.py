@@ -28,11 +28,11 @@ from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, Sto
 from hil.controller.records.study import StudyRecord, StudyRow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
-from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
+from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, make_safe_name
 from hil.controller.workloads.evaluation.stored import find_evaluation
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
-from hil.controller.workloads.suites.reports.results import worst_output
+from hil.controller.workloads.suites.reports.results import find_worst_output
 from hil.controller.workloads.suites.store import HEAD, SuiteRun, name_suite_run
 from hil.errors import UsageError
 
@@ -72,7 +72,9 @@ class Collector:
         if (folder / MATRIX).is_file():
             for target in read_record(folder / MATRIX, MatrixRecord).targets:
                 place = folder / target.name
-                if safe_name(target.name) == target.name and any((place / name).is_file() for name in (HEAD, RECORD)):
+                if make_safe_name(target.name) == target.name and any(
+                    (place / name).is_file() for name in (HEAD, RECORD)
+                ):
                     self.collect(place)
         elif (folder / HEAD).is_file():
             self._collect_suite(SuiteRun.open(folder))
@@ -119,8 +121,8 @@ class Collector:
 
     def _collect_suite(self, run: SuiteRun) -> None:
         state = self._options.state_of(run.head.origin)
-        for case in run.records():
-            digests = self._finder.digests_of_main(case.program) if case.program else {}
+        for case in run.read_records():
+            digests = self._finder.list_digests(case.program) if case.program else {}
             folders: list[Path] = []
             file = run.head.models.get(case.model)
             if file is not None and file.digest == case.program:  # the model is the program
@@ -170,7 +172,7 @@ def make_run_entry(
     artifact, provenance = case.artifact, case.provenance or StoredProvenance()
     device = case.device or DeviceStatistics(iterations=0)
     request = record.request
-    flags = _user_flags(request)
+    flags = _list_user_flags(request)
     if bench is not None and bench.concurrency > 1:
         flags = (*flags, f"--concurrency {bench.concurrency}")
     if side is not None and side.sustained is not None:
@@ -185,9 +187,9 @@ def make_run_entry(
             kind="bench" if bench else "run",
             model=shorten_model(case.path),
             case=case.name,
-            function=_text(request.get("function")),
-            board=name or _text(request.get("board")) or _text(request.get("hw_type")),
-            runtime=artifact.runtime if artifact else _text(request.get("runtime")),
+            function=_read_text(request.get("function")),
+            board=name or _read_text(request.get("board")) or _read_text(request.get("hw_type")),
+            runtime=artifact.runtime if artifact else _read_text(request.get("runtime")),
             flags=flags,
         ),
         run=record.id,
@@ -245,7 +247,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
     settings = head.request.get("settings")
     request = {**head.request, **(settings if isinstance(settings, dict) else {})}
     p50_ns = None if case.cold else case.device_p50_ns
-    runtimes = [one for one in _mappings(info.get("runtimes")) if one.get("name") == case.runtime]
+    runtimes = [one for one in _read_mappings(info.get("runtimes")) if one.get("name") == case.runtime]
     return HistoryEntry(
         key=SeriesKey(
             kind="suite",
@@ -254,7 +256,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             board=case.board,
             runtime=case.runtime,
             flow=case.flow,
-            flags=_user_flags(request),
+            flags=_list_user_flags(request),
         ),
         run=name_suite_run(head),
         case=case.id,
@@ -274,12 +276,16 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         program_bytes=case.artifact_bytes,
         tools=ToolVersions(
             compiler=case.compiler,
-            runtime=_text(runtimes[0].get("version")) if runtimes else "",
+            runtime=_read_text(runtimes[0].get("version")) if runtimes else "",
             flags=case.flags,
-            hil=_text(info.get("agent_version")),
+            hil=_read_text(info.get("agent_version")),
         ),
         board=make_board(
-            case.board, _text(info.get("board_id")), "", _mapping(info.get("machine")), _mappings(info.get("readings"))
+            case.board,
+            _read_text(info.get("board_id")),
+            "",
+            _read_mapping(info.get("machine")),
+            _read_mappings(info.get("readings")),
         ),
     )
 
@@ -307,7 +313,7 @@ def make_study_entry(study: StudyRecord, row: StudyRow, state: SourceState, fold
 
 def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:
     """Return the error of the worst output."""
-    worst = worst_output(outputs)
+    worst = find_worst_output(outputs)
     names = ("max_abs", "rmse", "sqnr_db", "mismatches")
     return AnswerError(against=against, **{name: getattr(worst, name, None) for name in names})
 
@@ -319,29 +325,29 @@ def make_board(
     stack = {key: str(value) for key, value in machine.items() if key not in _NOT_STACK and not isinstance(value, list)}
     values = {}
     for reading in readings:
-        key, value = _text(reading.get("name")), reading.get("value", 0.0)
-        if text := _text(reading.get("text")):
+        key, value = _read_text(reading.get("name")), reading.get("value", 0.0)
+        if text := _read_text(reading.get("text")):
             stack[key] = text
         elif isinstance(value, (int, float)):
             values[key] = float(value)
     return MeasuredBoard(name=name, id=identifier, device=device, stack=stack, readings=values)
 
 
-def _user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:
+def _list_user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options of a stored request that define a series."""
     flags = request.get("compile_flags")
     dims = request.get("dims")
-    sizes = [f"--dim {name}={size}" for name, size in sorted(_mapping(dims).items())]
+    sizes = [f"--dim {name}={size}" for name, size in sorted(_read_mapping(dims).items())]
     return (*([str(one) for one in flags] if isinstance(flags, list) else []), *sizes)
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _read_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
+def _read_mappings(value: Any) -> list[Mapping[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -18,7 +18,7 @@ class EntryChanges:
     """Changes among the entries of a series.
 
     Attributes:
-        values: value of each entry that is comparable; see :func:`value_of`.
+        values: value of each entry that is comparable; see :func:`get_value`.
         judged: indices of these entries.
         changes: index of the first entry with a new level, and the change.
     """
@@ -35,11 +35,11 @@ def find_entry_changes(entries: Sequence[HistoryEntry]) -> EntryChanges:
     """
     clock = next((one.clock for one in reversed(entries) if one.p50_ns is not None), None)
     judged = [index for index, one in enumerate(entries) if one.clock == clock and _is_comparable(one)]
-    values = [value_of(entries[index]) or 0.0 for index in judged]
+    values = [get_value(entries[index]) or 0.0 for index in judged]
     return EntryChanges(values, judged, [(judged[one.index], one) for one in find_changes(values)])
 
 
-def value_of(entry: HistoryEntry) -> float | None:
+def get_value(entry: HistoryEntry) -> float | None:
     """Return the score of an evaluation, shares in percent, or the median time of another entry in nanoseconds."""
     if entry.score is None:
         return entry.p50_ns
@@ -62,6 +62,6 @@ def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
 
 
 def _is_comparable(entry: HistoryEntry) -> bool:
-    value = value_of(entry)
+    value = get_value(entry)
     is_value = value is not None and math.isfinite(value) and value > 0
     return is_value and entry.outcome not in BOARD_OUTCOMES and is_comparable(entry.grade)

@@ -29,11 +29,11 @@ from hil.controller.records.history import (
     SourceState,
     ToolVersions,
 )
-from hil.controller.storage.history.store import median_ns
+from hil.controller.storage.history.store import compute_median_ns
 from hil.core.bounded_json import parse_json
 from hil.core.digest import digest_of
 from hil.core.files import read_file
-from hil.errors import UsageError, one_of
+from hil.errors import UsageError, format_expected
 
 MAX_BYTES = 256 << 20
 # Limits for an iteration's time in ns: a picosecond and a year. Other times are not measurements.
@@ -139,7 +139,7 @@ def _make_entry(
         reason=case.reason or "output not compared",
         iterations=case.iterations,
         clock=case.clock,
-        p50_ns=case.p50_ns if case.p50_ns is not None else median_ns(case.samples_ns),
+        p50_ns=case.p50_ns if case.p50_ns is not None else compute_median_ns(case.samples_ns),
         samples_ns=case.samples_ns[:MAX_SAMPLES],
         peak_memory_bytes=case.peak_memory_bytes,
         tools=ToolVersions(runtime=case.version),
@@ -161,7 +161,7 @@ def _detect(data: bytes) -> str:
         return "google-benchmark"
     if b"Inference timings in us" in data:
         return "benchmark-model"
-    raise _InvalidFile(f"unknown format; {one_of(FORMATS)}")
+    raise _InvalidFile(f"unknown format; {format_expected(FORMATS)}")
 
 
 def _parse(data: bytes) -> Any:
@@ -173,67 +173,67 @@ def _parse(data: bytes) -> Any:
         raise _InvalidFile(f"invalid JSON: {error}") from error
 
 
-def _mapping(value: Any, place: str) -> Mapping[str, Any]:
+def _require_mapping(value: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _InvalidFile(f"{place} must be an object, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be an object, got {_format_value(value)}")
     return value
 
 
 def _list(value: Any, place: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _InvalidFile(f"{place} must be a list, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be a list, got {_format_value(value)}")
     return value
 
 
-def _text(value: Any, place: str) -> str:
+def _require_text(value: Any, place: str) -> str:
     if not isinstance(value, str) or not value:
-        raise _InvalidFile(f"{place} must be a text, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be a text, got {_format_value(value)}")
     return value
 
 
 def _time(value: Any, factor: float, place: str) -> float:
     """Convert a time to nanoseconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _InvalidFile(f"{place} must be a number, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be a number, got {_format_value(value)}")
     try:
         found = float(value) * factor
     except OverflowError:
         found = math.inf
     if not _LEAST_NS <= found <= _MOST_NS:
-        raise _InvalidFile(f"{place} must be a positive time, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be a positive time, got {_format_value(value)}")
     return found
 
 
 def _count(value: Any, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 53:
-        raise _InvalidFile(f"{place} must be a positive whole number, got {_shown(value)}")
+        raise _InvalidFile(f"{place} must be a positive whole number, got {_format_value(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value!r:.60}" if value is None or isinstance(value, (str, int, float)) else type(value).__name__
 
 
 def _read_google(data: bytes) -> Iterator[ForeignCase]:
-    document = _mapping(_parse(data), "the file")
-    context = _mapping(document.get("context", {}), "context")
-    created = _date(context.get("date"))
+    document = _require_mapping(_parse(data), "the file")
+    context = _require_mapping(document.get("context", {}), "context")
+    created = _parse_date(context.get("date"))
     executable = context.get("executable")
     names: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
     failed: dict[str, str] = {}
     for number, row in enumerate(_list(document.get("benchmarks"), "benchmarks")):
         place = f"benchmarks[{number}]"
-        row = _mapping(row, place)
+        row = _require_mapping(row, place)
         if row.get("run_type", "iteration") != "iteration":
             continue  # an aggregate of repetitions
-        name = _text(row.get("run_name") or row.get("name"), f"{place}.name")
+        name = _require_text(row.get("run_name") or row.get("name"), f"{place}.name")
         if row.get("error_occurred") or row.get("skipped"):
             failed[name] = str(row.get("error_message") or row.get("skip_message") or "the benchmark failed")[:300]
             continue
         unit = row.get("time_unit", "ns")
         if not isinstance(unit, str) or unit not in _NS:
-            raise _InvalidFile(f"{place}.time_unit must be {one_of(_NS, '')}, got {_shown(unit)}")
+            raise _InvalidFile(f"{place}.time_unit must be {format_expected(_NS, '')}, got {_format_value(unit)}")
         names.setdefault(name, []).append(_time(row.get("real_time"), _NS[unit], f"{place}.real_time"))
         counts[name] = counts.get(name, 0) + _count(row.get("iterations", 1), f"{place}.iterations")
     common: dict[str, Any] = {
@@ -249,7 +249,7 @@ def _read_google(data: bytes) -> Iterator[ForeignCase]:
         yield ForeignCase(name=name, samples_ns=[], iterations=0, reason=failed[name], **common)
 
 
-def _date(value: Any) -> float | None:
+def _parse_date(value: Any) -> float | None:
     try:
         found = datetime.fromisoformat(value).timestamp()
     except (TypeError, ValueError, OverflowError):
@@ -316,7 +316,7 @@ def _parse_megabytes(text: str, place: str) -> int:
 def _read_trtexec(data: bytes) -> Iterator[ForeignCase]:
     samples = []
     for number, row in enumerate(_list(_parse(data), "the file")):
-        row, place = _mapping(row, f"[{number}]"), f"[{number}].computeMs"
+        row, place = _require_mapping(row, f"[{number}]"), f"[{number}].computeMs"
         value = row.get("computeMs")
         if value is None and {"startComputeMs", "endComputeMs"} <= row.keys():
             start, end = row["startComputeMs"], row["endComputeMs"]
@@ -329,15 +329,15 @@ def _read_trtexec(data: bytes) -> Iterator[ForeignCase]:
 
 
 def _read_polygraphy(data: bytes) -> Iterator[ForeignCase]:
-    for number, pair in enumerate(_list(_mapping(_parse(data), "the file").get("lst"), "lst")):
+    for number, pair in enumerate(_list(_require_mapping(_parse(data), "the file").get("lst"), "lst")):
         place = f"lst[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise _InvalidFile(f"{place} must be a list of a runner and its iterations, got {_shown(pair)}")
-        runner = _RUNNER_SUFFIX.sub("", _text(pair[0], f"{place}[0]"))
+            raise _InvalidFile(f"{place} must be a list of a runner and its iterations, got {_format_value(pair)}")
+        runner = _RUNNER_SUFFIX.sub("", _require_text(pair[0], f"{place}[0]"))
         samples = []
         for index, iteration in enumerate(_list(pair[1], f"{place}[1]")):
             where = f"{place}[1][{index}].runtime"
-            value = _mapping(iteration, f"{place}[1][{index}]").get("runtime")
+            value = _require_mapping(iteration, f"{place}[1][{index}]").get("runtime")
             if value is not None:  # absent for custom outputs
                 samples.append(_time(value, 1e9, where))
         if samples:

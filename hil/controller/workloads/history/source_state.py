@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from hil.controller.records.history import SourceState
 from hil.controller.records.outputs import Origin
-from hil.controller.storage.origin import is_tree_dirty, origin_of
+from hil.controller.storage.origin import find_origin, is_tree_dirty
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class SourceOptions:
 
     @functools.cached_property
     def _tree(self) -> Origin:
-        return origin_of()
+        return find_origin()
 
     @functools.cached_property
     def _is_dirty(self) -> bool | None:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from hil.controller.records.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
-from hil.controller.storage.history.store import relative_spread, series_id
-from hil.controller.storage.screen.texts import as_text, format_score, line, seconds
+from hil.controller.storage.history.store import compute_relative_spread, make_series_id
+from hil.controller.storage.screen.texts import as_text, format_score, format_seconds, line
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
 ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
@@ -34,7 +34,7 @@ def describe_series(one: SeriesSummary) -> tuple[str, ...]:
             key.board or "-",
             key.runtime or "-",
         ),
-        *(str(one.entries), _nanoseconds(one.p50_ns), one.outcome),
+        *(str(one.entries), _format_nanoseconds(one.p50_ns), one.outcome),
     )
 
 
@@ -92,11 +92,11 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
     for entry in entries:
         key, error = entry.key, entry.error
         cells = (
-            *(series_id(key), key.kind, key.model, key.case, key.function, key.board, key.runtime, key.flow),
+            *(make_series_id(key), key.kind, key.model, key.case, key.function, key.board, key.runtime, key.flow),
             *(" ".join(key.flags), entry.run, entry.created, entry.source.commit, entry.source.branch),
             *(entry.source.dirty, entry.outcome, entry.reason, error and error.max_abs, error and error.sqnr_db),
             *(entry.score and entry.score.board,),
-            *(entry.iterations, entry.p50_ns, relative_spread(entry.samples_ns), entry.tools.compiler),
+            *(entry.iterations, entry.p50_ns, compute_relative_spread(entry.samples_ns), entry.tools.compiler),
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
             *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
         )
@@ -105,9 +105,9 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
 
 
 def _describe_times(entry: HistoryEntry) -> tuple[str, str, str]:
-    spread = relative_spread(entry.samples_ns)
+    spread = compute_relative_spread(entry.samples_ns)
     cell = "-" if spread is None else f"{100 * spread:.1f} %"
-    return _nanoseconds(entry.p50_ns), cell, str(entry.iterations)
+    return _format_nanoseconds(entry.p50_ns), cell, str(entry.iterations)
 
 
 def _describe_instructions(entry: HistoryEntry) -> str:
@@ -120,5 +120,5 @@ def _describe_score(score: EntryScore) -> tuple[str, str, str]:
     return board, reference, str(score.samples)
 
 
-def _nanoseconds(value: float | None) -> str:
-    return seconds(None if value is None else value / 1e9)
+def _format_nanoseconds(value: float | None) -> str:
+    return format_seconds(None if value is None else value / 1e9)

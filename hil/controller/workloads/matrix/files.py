@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 
 from hil.controller.records.matrix import MatrixRecord, StoredTarget
 from hil.controller.records.outputs import Origin
-from hil.controller.storage.outcomes import ABSENT, NOT_RUN, kind_of
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, classify_outcome
 from hil.controller.storage.runs import MATRIX, write_file, write_json
-from hil.controller.storage.screen.texts import counted, line, plain, seconds, table
+from hil.controller.storage.screen.texts import format_count, format_seconds, line, make_plain, make_table
 from hil.controller.workloads.matrix.report import (
     MatrixCell,
     MatrixReport,
@@ -24,11 +24,11 @@ from hil.controller.workloads.matrix.report import (
     TargetResults,
     load_matrix,
 )
-from hil.controller.workloads.suites.reports.junit import junit_document, junit_suite
-from hil.controller.workloads.suites.reports.links import links_of
-from hil.controller.workloads.suites.reports.page import page_digest
-from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
-from hil.controller.workloads.suites.reports.tables import csv_text
+from hil.controller.workloads.suites.reports.junit import format_junit_document, make_junit_suite
+from hil.controller.workloads.suites.reports.links import iter_links
+from hil.controller.workloads.suites.reports.page import digest_page_part
+from hil.controller.workloads.suites.reports.summary import COLOURS, escape_text, format_markdown_table, format_name
+from hil.controller.workloads.suites.reports.tables import format_csv
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,10 +43,10 @@ _MARK = "*"
 def write_matrix(report: MatrixReport, folder: Path) -> None:
     """Write matrix.csv, matrix.md, matrix.html and junit.xml, all atomically. Raises StorageError on failure."""
     files = {
-        "matrix.csv": matrix_csv(report),
-        "matrix.md": matrix_markdown(report),
-        "matrix.html": matrix_html(report, folder),
-        "junit.xml": matrix_junit(report, folder),
+        "matrix.csv": format_matrix_csv(report),
+        "matrix.md": format_matrix_markdown(report),
+        "matrix.html": format_matrix_html(report, folder),
+        "junit.xml": format_matrix_junit(report, folder),
     }
     for name, text in files.items():
         write_file(folder / name, text, make_folder=True)
@@ -76,7 +76,7 @@ def write_targets(folder: Path, title: str, targets: Sequence[str], origin: Orig
     return folder / "matrix.html"
 
 
-def matrix_csv(report: MatrixReport) -> str:
+def format_matrix_csv(report: MatrixReport) -> str:
     """Return a row per case: whether the case differs, and columns with the targets' outcome and statistics."""
     several = [f"{target.name} {name}" for target in report.targets for name in report.statistics]
     header = ["id", "model", "layer", "op", DIFFERS, *(target.name for target in report.targets), *several]
@@ -88,55 +88,57 @@ def matrix_csv(report: MatrixReport) -> str:
         ]
         for row in report.rows
     )
-    return csv_text(header, rows)
+    return format_csv(header, rows)
 
 
-def matrix_markdown(report: MatrixReport) -> str:
+def format_matrix_markdown(report: MatrixReport) -> str:
     """Return the table with differing rows first and marked, then the reasons of failures."""
     rows = sorted(report.rows, key=lambda row: (not row.differs, not row.fails))
     shown = [
         (
-            f"**{as_name(row.id)}** {DIFFERS}" if row.differs else as_name(row.id),
-            *(as_text(_format_cell(cell)) for cell in row.cells),
+            f"**{format_name(row.id)}** {DIFFERS}" if row.differs else format_name(row.id),
+            *(escape_text(_format_cell(cell)) for cell in row.cells),
         )
         for row in rows[:_ROWS]
     ]
-    totals = ("", *(as_text(totals_text(target)) for target in report.targets))
+    totals = ("", *(escape_text(format_totals(target)) for target in report.targets))
     lines = [
-        f"## {as_text(report.title)}: {_summarize_report(report)}\n",
-        *(f"> **{as_text(note)}**\n" for note in report.notes),
-        *markdown_table(["case", *(as_text(target.name) for target in report.targets)], [totals, *shown]),
+        f"## {escape_text(report.title)}: {_summarize_report(report)}\n",
+        *(f"> **{escape_text(note)}**\n" for note in report.notes),
+        *format_markdown_table(["case", *(escape_text(target.name) for target in report.targets)], [totals, *shown]),
         "",
     ]
     if len(rows) > _ROWS:
-        lines.append(f"... and {counted(len(rows) - _ROWS, 'more case')}: see matrix.csv\n")
+        lines.append(f"... and {format_count(len(rows) - _ROWS, 'more case')}: see matrix.csv\n")
     if reasons := list(_list_failures(report, rows[:_ROWS])):
         lines += ["### Reasons\n"]
         lines += [
-            f"- {as_name(row.id)}, {as_text(target.name)}: {as_text(_format_reason(cell))}"
+            f"- {format_name(row.id)}, {escape_text(target.name)}: {escape_text(_format_reason(cell))}"
             for row, target, cell in reasons
         ]
         lines += [""]
     return "\n".join(lines)
 
 
-def matrix_junit(report: MatrixReport, folder: Path) -> str:
+def format_matrix_junit(report: MatrixReport, folder: Path) -> str:
     """Return a test suite per target. A target that could not run is an error; differing cases are marked."""
-    differing = {plain(row.id): _format_outcomes(report, row) for row in report.differing}
+    differing = {make_plain(row.id): _format_outcomes(report, row) for row in report.differing}
     suites = []
     for target in report.targets:
-        suite = junit_suite(target.run, f"{report.title} {target.name}", target.name, folder)
+        suite = make_junit_suite(target.run, f"{report.title} {target.name}", target.name, folder)
         for case in suite.findall("testcase"):
             if text := differing.get(case.get("name", "")):
                 out = case.find("system-out")
                 out = ElementTree.SubElement(case, "system-out") if out is None else out
                 out.text = "\n".join(filter(None, (out.text, f"{DIFFERS}: {text}")))
         if target.error is not None:
-            case = ElementTree.SubElement(suite, "testcase", classname="hil.matrix", name=plain(target.name), time="0")
+            case = ElementTree.SubElement(
+                suite, "testcase", classname="hil.matrix", name=make_plain(target.name), time="0"
+            )
             message = line(target.error.message)
-            ElementTree.SubElement(case, "error", message=message, type=plain(target.error.outcome or "error"))
+            ElementTree.SubElement(case, "error", message=message, type=make_plain(target.error.outcome or "error"))
         suites.append(suite)
-    return junit_document(suites)
+    return format_junit_document(suites)
 
 
 def _format_outcomes(report: MatrixReport, row: MatrixRow) -> str:
@@ -166,10 +168,10 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
         )
         for row in rows[:_SHOWN]
     ]
-    totals = ["", "", *(Text(totals_text(target), "dim") for target in report.targets)]
-    console.print(table(heads, [*lines, totals]))
+    totals = ["", "", *(Text(format_totals(target), "dim") for target in report.targets)]
+    console.print(make_table(heads, [*lines, totals]))
     if len(rows) > _SHOWN:
-        console.print(Text(f"and {counted(len(rows) - _SHOWN, 'more case')}", style="dim"))
+        console.print(Text(f"and {format_count(len(rows) - _SHOWN, 'more case')}", style="dim"))
     reasons = list(_list_failures(report, rows))
     for row, target, cell in reasons[:_REASONS]:
         console.print(Text.assemble((cell.word, COLOURS[_classify_cell(cell)]), f"  {row.id}  ", (target.name, "bold")))
@@ -182,7 +184,7 @@ def print_matrix(console: Console, report: MatrixReport, *, where: Path | None =
         console.print(Text(f"stored in {where}; open {where / 'matrix.html'}"), soft_wrap=True)
 
 
-def totals_text(target: TargetResults) -> str:
+def format_totals(target: TargetResults) -> str:
     """Return text such as ``7 PASS, 2 FAIL``."""
     counts = Counter(record.outcome for record in target.run.records)
     if target.run.missing:
@@ -193,14 +195,14 @@ def totals_text(target: TargetResults) -> str:
 
 
 def _summarize_report(report: MatrixReport) -> str:
-    cases, targets = counted(len(report.rows), "case"), counted(len(report.targets), "target")
+    cases, targets = format_count(len(report.rows), "case"), format_count(len(report.targets), "target")
     count = len(report.differing)
     how = f"{count} {'differs' if count == 1 else 'differ'}" if count else "no differences"
     return f"{cases} on {targets}, {how}"
 
 
 def _classify_cell(cell: MatrixCell) -> str:
-    return "quiet" if cell.word in (NOT_RUN, ABSENT) else kind_of(cell.word)
+    return "quiet" if cell.word in (NOT_RUN, ABSENT) else classify_outcome(cell.word)
 
 
 def _format_cell(cell: MatrixCell) -> str:
@@ -209,7 +211,7 @@ def _format_cell(cell: MatrixCell) -> str:
     if record is None or record.device_p50_ns is None:
         return cell.word
     how = " cold" if record.cold else f" ({record.iterations})"
-    return f"{cell.word} {seconds(record.device_p50_ns / 1e9)}{how}"
+    return f"{cell.word} {format_seconds(record.device_p50_ns / 1e9)}{how}"
 
 
 def _format_reason(cell: MatrixCell) -> str:
@@ -250,7 +252,7 @@ summary { cursor: pointer; }
 """
 
 
-def matrix_html(report: MatrixReport, folder: Path) -> str:
+def format_matrix_html(report: MatrixReport, folder: Path) -> str:
     """Return a page without requests or scripts. Texts from models, tools and boards are data.
 
     Args:
@@ -259,7 +261,7 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
     heads = "".join(f"<th scope=col>{_build_html_head(target, folder)}</th>" for target in report.targets)
     body = "\n".join(_build_html_row(row, report.targets, folder) for row in report.rows)
     notes = "".join(f"<p class=board>{_escape_text(note)}</p>" for note in report.notes)
-    policy = f"default-src 'none'; img-src data:; style-src {page_digest(_STYLE)}; base-uri 'none'"
+    policy = f"default-src 'none'; img-src data:; style-src {digest_page_part(_STYLE)}; base-uri 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -287,7 +289,7 @@ def matrix_html(report: MatrixReport, folder: Path) -> str:
 
 
 def _escape_text(text: str) -> str:
-    return html.escape(plain(text))
+    return html.escape(make_plain(text))
 
 
 def _build_html_head(target: TargetResults, folder: Path) -> str:
@@ -296,7 +298,7 @@ def _build_html_head(target: TargetResults, folder: Path) -> str:
         name = f'<a href="{html.escape(quote(os.path.relpath(page, folder)))}">{name}</a>'
     run = target.run
     facts = ", ".join(filter(None, (run.flow, run.runtime if run.runtime != run.flow else "", ", ".join(run.boards))))
-    return f"{name}<small>{_escape_text(facts)}</small><small>{_escape_text(totals_text(target))}</small>"
+    return f"{name}<small>{_escape_text(facts)}</small><small>{_escape_text(format_totals(target))}</small>"
 
 
 def _build_html_row(row: MatrixRow, targets: Sequence[TargetResults], folder: Path) -> str:
@@ -315,7 +317,7 @@ def _build_html_cell(cell: MatrixCell, target: TargetResults, folder: Path) -> s
     if cell.record is not None and cell.record.repeat and parts:
         parts.append(f"<pre>{_escape_text(cell.record.repeat)}</pre>")
     if cell.record is not None and parts:
-        links = links_of(target.run, cell.record, folder)
+        links = iter_links(target.run, cell.record, folder)
         parts += [f'<a href="{html.escape(quote(where))}">{_escape_text(what)}</a> ' for what, where in links]
     return f"<details><summary>{word}</summary>{''.join(parts)}</details>" if parts else word
 
@@ -329,8 +331,8 @@ def _format_numbers(cell: MatrixCell) -> str:
         if key in found
     ]
     if "device_p50_ms" in found:
-        how = "cold" if found.get("cold") else counted(int(found["iterations"]), "iteration")
-        parts.append(f"{seconds(found['device_p50_ms'] / 1e3)} ({how})")
+        how = "cold" if found.get("cold") else format_count(int(found["iterations"]), "iteration")
+        parts.append(f"{format_seconds(found['device_p50_ms'] / 1e3)} ({how})")
     return ", ".join(parts)
 
 

@@ -9,9 +9,17 @@ from typing import Any
 
 from hil.controller.records.base import read_record
 from hil.controller.records.matrix import MatrixBoards, MatrixCase, MatrixKind, MatrixRun, StoredTarget, TargetError
-from hil.controller.storage.origin import origin_of_request, typed_command
+from hil.controller.storage.origin import find_request_origin, get_typed_command
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.storage.runs import MATRIX, RECORD, check_seal, discard_folder, seal, storing, write_json
+from hil.controller.storage.runs import (
+    MATRIX,
+    RECORD,
+    check_seal,
+    convert_write_errors,
+    discard_folder,
+    seal,
+    write_json,
+)
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
@@ -63,8 +71,8 @@ class Matrix:
             kind=kind,
             title=title,
             created=time.time(),
-            origin=origin_of_request(request),
-            again=typed_command(),
+            origin=find_request_origin(request),
+            again=get_typed_command(),
             request=dict(request),
             targets=[StoredTarget(name=one.name, options=dict(one.options)) for one in targets],
             command=command,
@@ -75,7 +83,7 @@ class Matrix:
             finished=False,
         )
         made_root = not folder.parent.exists()
-        with storing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             seal(folder, _list_sealed(head))
         made = cls(folder, head, made_root=made_root)

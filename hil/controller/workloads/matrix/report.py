@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.pipeline.records.case_fields import make_case_fields
 from hil.controller.records.base import read_record
 from hil.controller.records.matrix import (
     MatrixDocument,
@@ -20,13 +20,13 @@ from hil.controller.records.matrix import (
 from hil.controller.records.run import RunBoard, RunCase
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, exit_code_for, is_failing
-from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, safe_name
+from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, make_safe_name
 from hil.controller.storage.screen.texts import line
-from hil.controller.workloads.suites.reports.results import SuiteResults, load_run, worst_output
+from hil.controller.workloads.suites.reports.results import SuiteResults, find_worst_output, load_run
 from hil.controller.workloads.suites.reports.tables import GENERATION_COLUMNS
 from hil.controller.workloads.suites.store import HEAD as SUITE_HEAD
-from hil.core.results import Outcome, gravest
-from hil.core.text import numbered
+from hil.core.results import Outcome, choose_exit_code
+from hil.core.text import make_names_unique
 from hil.errors import EXIT_INTERRUPTED, UsageError
 
 
@@ -44,7 +44,7 @@ class TargetResults:
         if self.run.interrupted:
             return EXIT_INTERRUPTED
         codes = [exit_code_for(one.outcome) for one in self.run.records if one.outcome != Outcome.SKIP]
-        return gravest(codes if self.error is None else [*codes, self.error.exit_code])
+        return choose_exit_code(codes if self.error is None else [*codes, self.error.exit_code])
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MatrixCell:
         """Values for reports in addition to the outcome; empty if the case did not run."""
         if (record := self.record) is None:
             return {}
-        worst = worst_output(record.outputs)
+        worst = find_worst_output(record.outputs)
         found = {
             "stage": record.stage if is_failing(record.outcome) else "",
             "message": self.message,
@@ -118,7 +118,7 @@ class MatrixReport:
     @property
     def exit_code(self) -> int:
         """The most severe exit code of the targets."""
-        return gravest([target.exit_code for target in self.targets])
+        return choose_exit_code([target.exit_code for target in self.targets])
 
     @property
     def notes(self) -> list[str]:
@@ -192,10 +192,10 @@ def load_results(folder: Path) -> SuiteResults:
     """Load a stored run of a suite, models or a bundle. Raises UsageError if the run is missing or unreadable."""
     if (folder / SUITE_HEAD).exists() or not (folder / RECORD).exists():
         return load_run(folder)
-    return results_of_run(RunStore(folder.parent).open(str(folder)))
+    return convert_run(RunStore(folder.parent).open(str(folder)))
 
 
-def results_of_run(run: Run) -> SuiteResults:
+def convert_run(run: Run) -> SuiteResults:
     """Convert a run of `hil run` or `hil bundle run` to suite results."""
     record = run.record
     records = [record_of_case(case, record.board) for case in record.cases if case.outcome]
@@ -224,7 +224,7 @@ def record_of_case(case: RunCase, board: RunBoard | None) -> CaseRecord:
     outcome = case.outcome.value if case.outcome else ""
     board_of_case = (case.provenance and case.provenance.board) or (case.error and case.error.board)
     return CaseRecord(
-        **case_fields(case),
+        **make_case_fields(case),
         id=case.name,
         model=Path(case.path).stem,
         suite="",
@@ -246,24 +246,26 @@ def load_matrix(folder: Path) -> MatrixReport:
     head = read_record(folder / MATRIX, MatrixRecord)
     found = []
     for target in head.targets:
-        if safe_name(target.name) != target.name:
+        if make_safe_name(target.name) != target.name:
             raise UsageError(
                 f"invalid target name {target.name!r} in {folder / MATRIX}: expected a plain directory name"
             )
         place = folder / target.name
         stored = any((place / file).exists() for file in (SUITE_HEAD, RECORD))
-        found.append(TargetResults(target.name, load_results(place) if stored else nothing_of(place), target.error))
+        found.append(
+            TargetResults(target.name, load_results(place) if stored else make_empty_results(place), target.error)
+        )
     return MatrixReport(head.title, found)
 
 
-def nothing_of(folder: Path) -> SuiteResults:
+def make_empty_results(folder: Path) -> SuiteResults:
     """Return empty results for a target that did not run."""
     known: dict[str, Any] = dict.fromkeys(("source", "suite", "flow", "runtime", "command"), "")
     known |= dict.fromkeys(("started", "finished", "exit_code"))
     return SuiteResults(folder, folder.name, **known, boards=(), versions={}, interrupted=False, records=())
 
 
-def matrix_of(folders: Sequence[Path]) -> MatrixReport:
+def combine_runs(folders: Sequence[Path]) -> MatrixReport:
     """Combine stored runs into a matrix.
 
     The columns are named by properties that differ. A stored matrix adds all its targets.
@@ -280,7 +282,7 @@ def matrix_of(folders: Sequence[Path]) -> MatrixReport:
     seen = [target.run.folder.resolve() for target in found]
     if twice := next((place for place in seen if seen.count(place) > 1), None):
         raise UsageError(f"duplicate run {twice}", hint="specify each run once")
-    names = numbered([one.name or other for one, other in zip(found, _choose_names(found), strict=True)])
+    names = make_names_unique([one.name or other for one, other in zip(found, _choose_names(found), strict=True)])
     targets = [replace(target, name=name) for target, name in zip(found, names, strict=True)]
     suites = dict.fromkeys(target.run.suite for target in targets if target.run.suite)
     return MatrixReport(", ".join(suites), targets)
@@ -304,4 +306,4 @@ def _choose_names(targets: Sequence[TargetResults]) -> list[str]:
     names = ["-".join(filter(None, values)) for values in zip(*telling, strict=True)] if telling else []
     if len(set(names)) < len(targets):
         names = [target.run.folder.name for target in targets]
-    return [safe_name(name) for name in names]
+    return [make_safe_name(name) for name in names]

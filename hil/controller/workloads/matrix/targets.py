@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from hil.controller.storage.runs import safe_name
-from hil.core.text import numbered
+from hil.controller.storage.runs import make_safe_name
+from hil.core.text import make_names_unique
 from hil.errors import UsageError
 
 # Request field -> option. Target names contain the values in this order.
@@ -32,7 +32,7 @@ class MatrixTarget:
     options: Mapping[str, str]  # request field -> value
 
 
-def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
+def combine_targets(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
     """Return all combinations of values; the last axis varies fastest. Without repeated options, return one target.
 
     Args:
@@ -48,11 +48,11 @@ def targets_of(axes: Mapping[str, Sequence[str]]) -> tuple[MatrixTarget, ...]:
     several = [field for field, values in chosen.items() if len(values) > 1]
     combinations = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
     names = ["-".join(_shorten_value(options[field]) for field in several) or "target" for options in combinations]
-    unique = numbered(names, alike=str.casefold)
+    unique = make_names_unique(names, alike=str.casefold)
     return tuple(MatrixTarget(name, options) for name, options in zip(unique, combinations, strict=True))
 
 
 def _shorten_value(value: str) -> str:
     """Return a short form of a value for names: the flow's name for ``FILE.toml:NAME``, or the stem of a file."""
     file, suffix, chosen = value.partition(".toml")
-    return safe_name((chosen.removeprefix(":") or Path(file).name) if suffix else value)
+    return make_safe_name((chosen.removeprefix(":") or Path(file).name) if suffix else value)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.matrix import MatrixKind
 from hil.controller.records.run import RunRecord
 from hil.controller.storage import run_context
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, new_id
+from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, make_id
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.report import MatrixReport
@@ -25,20 +25,20 @@ from hil.controller.workloads.run_job import run_job
 from hil.controller.workloads.suites.job import SuiteProgress, check_request, resume_suite, run_suite
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import HEAD as SUITE
-from hil.controller.workloads.suites.store import default_folder
+from hil.controller.workloads.suites.store import choose_default_folder
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.stored import find_one
 from hil.core.results import Outcome
-from hil.core.text import jsonable, numbered
+from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
 
 # Directory and report of a matrix.
 Done = tuple[Path, MatrixReport]
 _UNREACHED = (BoardRefused, BoardUnreachable)
-_NEVER_IN: dict[Outcome | None, type[BoardError]] = {Outcome(one.outcome): one for one in _UNREACHED}
+_UNREACHED_OUTCOMES: dict[Outcome | None, type[BoardError]] = {Outcome(one.outcome): one for one in _UNREACHED}
 
 
-def suite_matrix(
+def run_suite_matrix(
     request: SuiteRequest, targets: Sequence[MatrixTarget], *, out: Path | None, screen: SuiteProgress
 ) -> Done:
     """Run a suite on all targets.
@@ -54,7 +54,7 @@ def suite_matrix(
     for target in targets:
         check_request(_build_request(request, target))
     title = Path(request.source).name or request.source
-    folder = out or default_folder(title, "matrix")
+    folder = out or choose_default_folder(title, "matrix")
     command = shlex.join(["hil", "suite", "run", "--resume", str(folder)])
     matrix = Matrix.create(folder, "suite", title, request.to_json(), targets, command)
     return _run_suites(matrix, screen)
@@ -67,7 +67,7 @@ def resume_suite_matrix(folder: Path, *, screen: SuiteProgress) -> Done:
 
 def _run_suites(matrix: Matrix, screen: SuiteProgress) -> Done:
     try:
-        request = SuiteRequest.of_json(matrix.head.request)
+        request = SuiteRequest.from_json(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     with _share_workers(None if request.on_farm else request.jobs) as workers:
@@ -89,8 +89,8 @@ def _build_request(request: SuiteRequest, target: MatrixTarget) -> SuiteRequest:
     return request.for_target(target.name, **options)
 
 
-def job_matrix(job: Job, targets: Sequence[MatrixTarget], *, screen: run_context.Progress) -> Done:
-    """Run models on all targets, as :func:`suite_matrix` does. The matrix is stored in ``job.out``."""
+def run_job_matrix(job: Job, targets: Sequence[MatrixTarget], *, screen: run_context.Progress) -> Done:
+    """Run models on all targets, as :func:`run_suite_matrix` does. The matrix is stored in ``job.out``."""
     if not job.models and not job.flagfile:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
     return _run_jobs(_create_matrix("run", job, targets, "hil run"), screen)
@@ -112,7 +112,7 @@ def _run_jobs(matrix: Matrix, screen: run_context.Progress) -> Done:
         return matrix.folder, matrix.run(_raise_if_unreached(run), say=screen.note)
 
 
-def bundle_matrix(
+def run_bundle_matrix(
     job: Job,
     targets: Sequence[MatrixTarget],
     methods: tuple[str, ...],
@@ -121,7 +121,7 @@ def bundle_matrix(
     cases: tuple[str, ...] = (),
     screen: run_context.Progress,
 ) -> Done:
-    """Run a bundle on all targets, as :func:`job_matrix` does."""
+    """Run a bundle on all targets, as :func:`run_job_matrix` does."""
     matrix = _create_matrix("bundle", job, targets, "")
     return _run_files(matrix, partial(run_bundle, methods=methods, key=key, cases=cases), screen)
 
@@ -129,7 +129,7 @@ def bundle_matrix(
 def trace_matrix(
     job: Job, targets: Sequence[MatrixTarget], against: Path | None, *, screen: run_context.Progress
 ) -> Done:
-    """Replay a stored trace on all targets, as :func:`job_matrix` does."""
+    """Replay a stored trace on all targets, as :func:`run_job_matrix` does."""
     # Resolve run IDs now, because the targets use another directory for their runs.
     job = replace(job, models=tuple(find_one(place, job.out) for place in job.models))
     against = find_one(against, job.out) if against is not None else None
@@ -147,19 +147,19 @@ def _run_files(matrix: Matrix, run_file: Callable[..., RunRecord], screen: run_c
 
 def _create_matrix(kind: MatrixKind, job: Job, targets: Sequence[MatrixTarget], command: str) -> Matrix:
     for target in targets:
-        choice_of(_apply_target(job, target), takes_ranges=True)
-    names = numbered([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
+        choose_board(_apply_target(job, target), takes_ranges=True)
+    names = make_names_unique([path.stem for path in job.models]) or [job.flagfile.stem if job.flagfile else ""]
     title = names[0] if len(names) == 1 else f"{len(names)} models"
-    name = new_id(f"{title.replace(' ', '-')}-matrix")
+    name = make_id(f"{title.replace(' ', '-')}-matrix")
     folder = (job.out or DEFAULT_ROOT) / name
     resume = shlex.join([*command.split(), "--resume", str(folder)]) if command else ""
-    return Matrix.create(folder, kind, title, jsonable(asdict(job)), targets, resume)
+    return Matrix.create(folder, kind, title, convert_to_json(asdict(job)), targets, resume)
 
 
 def _build_job(matrix: Matrix, target: MatrixTarget) -> Job:
     """Return a target's job. The run is stored in the matrix's directory."""
     try:
-        job = Job.of_record(matrix.head.request)
+        job = Job.from_record(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"cannot resume {matrix.folder}: {error}", hint="start a new run") from error
     return replace(_apply_target(job, target), out=matrix.folder)
@@ -176,14 +176,18 @@ def _apply_target(job: Job, target: MatrixTarget) -> Job:
 def _raise_if_unreached(run: Callable[[MatrixTarget, Path], RunRecord]) -> Callable[[MatrixTarget, Path], object]:
     """Wrap a function: if its run never reached the board, raise the board's error. Such runs are not stored."""
 
-    def reached(target: MatrixTarget, folder: Path) -> object:
+    def run_target(target: MatrixTarget, folder: Path) -> object:
         record = run(target, folder)
         if not record.folder:
-            case, error = next((case, _NEVER_IN[case.outcome]) for case in record.cases if case.outcome in _NEVER_IN)
+            case, error = next(
+                (case, _UNREACHED_OUTCOMES[case.outcome])
+                for case in record.cases
+                if case.outcome in _UNREACHED_OUTCOMES
+            )
             raise error(case.reason, hint=case.error.hint if case.error else "")
         return record
 
-    return reached
+    return run_target
 
 
 @contextlib.contextmanager
@@ -194,13 +198,13 @@ def _share_workers(count: int | None = None) -> Iterator[Callable[[], Isolated]]
     """
     pools: list[Isolated] = []
 
-    def workers() -> Isolated:
+    def get_workers() -> Isolated:
         if not pools or pools[-1].closed:
             pools.append(Isolated(count))
         return pools[-1]
 
     try:
-        yield workers
+        yield get_workers
     finally:
         for pool in pools:
             pool.close()

@@ -62,7 +62,7 @@ class Failure:
         return other.sqnr_db <= self.sqnr_db + _CLOSER_DB
 
 
-def failure_of(case: Case) -> Failure | None:
+def find_failure(case: Case) -> Failure | None:
     """Return the failure of a case. Return None if the case passed, or if its failure cannot be reduced."""
     outcome = case.outcome
     if outcome not in _REDUCIBLE:
@@ -78,7 +78,7 @@ def failure_of(case: Case) -> Failure | None:
     return Failure(outcome.value, case.stage, kind)
 
 
-def slowness_of(case: Case) -> Failure | None:
+def measure_slowness(case: Case) -> Failure | None:
     """Return the time of a case as a failure, to reduce a slow model. Return None without a time.
 
     The time is the shortest iteration on the device, because other load only adds time.
@@ -106,7 +106,7 @@ def require_failure(case: Case, *, is_slow: bool = False) -> Failure:
     """
     if case.outcome in BOARD_OUTCOMES and case.error is not None:
         raise case.error
-    failure = slowness_of(case) if is_slow else failure_of(case)
+    failure = measure_slowness(case) if is_slow else find_failure(case)
     if failure is None:
         known = ", ".join(sorted(one.value for one in _REDUCIBLE))
         raise UsageError(

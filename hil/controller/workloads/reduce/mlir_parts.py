@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.mlir import describe, function_in, functions, parse
+from hil.controller.models.importers.mlir import describe, get_function, list_functions, parse
 from hil.errors import ImportFailed
 
 MLIR_MODEL = "model.mlir"
@@ -36,7 +36,7 @@ def write_mlir_base(path: str, function: str, folder: str) -> dict[str, Any]:
         ImportFailed: the function has branches between blocks.
     """
     module = parse(path)
-    function = function or functions(path)[0]
+    function = function or list_functions(path)[0]
     numbers = [number for number, op in enumerate(_body_of(module, function)) if not _is_pulled(op)]
     (Path(folder) / MLIR_MODEL).write_text(str(module), encoding="utf-8")
     return {"parts": [[number] for number in numbers], "nodes": len(numbers), "function": function}
@@ -56,7 +56,7 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
     from iree.compiler.dialects import func
 
     module = parse(base)
-    old = function_in(module, function)
+    old = get_function(module, function)
     body = _body_of(module, function)
     arguments = list(old.regions[0].blocks[0].arguments)
     names = dict(zip(arguments, (name for name, *_ in _inputs_of(base, function)), strict=True))
@@ -85,8 +85,8 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
                 _replace_operands(copy, new)
                 new.update(zip(op.results, copy.results, strict=True))
             func.ReturnOp([new[value] for value in outputs])
-        for name in functions(base):
-            function_in(module, name).erase()
+        for name in list_functions(base):
+            get_function(module, name).erase()
         made.attributes["sym_name"] = ir.StringAttr.get(MLIR_FUNCTION)
         passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
         if not module.operation.verify():
@@ -117,7 +117,7 @@ def _inputs_of(path: str, function: str) -> list[list[Any]]:
 
 def _body_of(module: Any, function: str) -> list[Any]:
     """Return the operations of a function, without the return operation."""
-    blocks = list(function_in(module, function).regions[0].blocks)
+    blocks = list(get_function(module, function).regions[0].blocks)
     if len(blocks) != 1:
         raise ImportFailed(f"function {function} has {len(blocks)} blocks: hil reduces only functions with one block")
     return [op.operation for op in blocks[0].operations][:-1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers.extract import groups_of
+from hil.controller.analysis.layers.extract import group_nodes
 from hil.controller.analysis.layers.graph import FoldedGraph
 from hil.formats.onnx_file import load_onnx
 
@@ -27,10 +27,10 @@ def write_base(
         the given model.
     """
     graph = FoldedGraph(Path(path), dims, observed, folding=folding)
-    numbers = graph.with_constants(graph.live)
+    numbers = graph.add_constants(graph.live)
     places = {number: place for place, number in enumerate(numbers)}
     graph.save(numbers, graph.inputs, graph.outputs, Path(folder) / MODEL)
-    parts = [[places[number] for number in group.nodes] for group in groups_of(graph, fused=False)]
+    parts = [[places[number] for number in group.nodes] for group in group_nodes(graph, fused=False)]
     return {"parts": parts, "nodes": len(load_onnx(Path(path)).graph.node)}
 
 
@@ -45,12 +45,12 @@ def write_part(base: str, numbers: Sequence[int], folder: str) -> dict[str, Any]
         ``nodes``: number of nodes, including nodes that compute constants.
     """
     graph = FoldedGraph(Path(base), {}, {}, folding=False)
-    chosen = graph.with_constants(numbers)
-    used = {name for number in chosen for name in graph.reads(number)}
+    chosen = graph.add_constants(numbers)
+    used = {name for number in chosen for name in graph.list_reads(number)}
     needed = {*graph.users, *graph.outputs}
     made = [name for number in sorted(numbers) for name in graph.nodes[number].output if name in needed]
     outputs = [name for name in made if name in graph.outputs or name not in used]
-    inputs = graph.takes(chosen)
+    inputs = graph.list_inputs(chosen)
     types = [graph.type_of(name) for name in inputs]
     if not outputs or None in types or any(graph.type_of(name) is None for name in outputs):
         return {"inputs": [], "nodes": 0}

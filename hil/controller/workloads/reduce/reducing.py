@@ -12,22 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hil.controller.analysis.layers import Activations, activations
+from hil.controller.analysis.layers import Activations, compute_activations
 from hil.controller.devices.board import Board
-from hil.controller.models.conversions import as_onnx, can_convert
+from hil.controller.models.conversions import can_convert, convert_to_onnx
 from hil.controller.models.importers import import_model
-from hil.controller.models.inputs import random_tensor
+from hil.controller.models.inputs import make_random_tensor
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import read_record
 from hil.controller.records.reduce import ReduceRecord
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.origin import origin_of, typed_command
+from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, new_id, seal, storing
+from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, convert_write_errors, make_id, seal
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, write_mlir_base, write_mlir_part
 from hil.controller.workloads.reduce.parts import MODEL, write_base, write_part
@@ -38,7 +38,7 @@ from hil.controller.workloads.reduce.trials import RECORD, Candidate, RunsSpent,
 from hil.core.digest import digest_of
 from hil.core.results import Model
 from hil.core.tensors import Array, TensorSpec
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import (
     BoardError,
     CompileCrashed,
@@ -54,7 +54,7 @@ SLOW_ITERATIONS = 10
 _LOG = "reduce.log"
 # Key of the final run in the journal.
 _RESULT = "result"
-_TIMEOUT_S = 600.0
+_TIMEOUT_SECONDS = 600.0
 
 
 def reduce_model(
@@ -95,29 +95,29 @@ def reduce_model(
             return record
         # Forget the final run: a killed process may have run the result without writing the files.
         record.trials = [trial for trial in record.trials if trial.key != _RESULT]
-        job = Job.of_record(record.request)
+        job = Job.from_record(record.request)
         folder = resume
     elif slow is not None and job.iterations == 1:
         job = replace(job, iterations=SLOW_ITERATIONS, warmup=max(job.warmup, 1))
     (path,) = job.models
-    choice = choice_of(job)
-    with storing(job.out or DEFAULT_ROOT):
+    choice = choose_board(job)
+    with convert_write_errors(job.out or DEFAULT_ROOT):
         if resume is None:
-            folder = (job.out or DEFAULT_ROOT) / new_id(f"reduce-{path.stem}")
+            folder = (job.out or DEFAULT_ROOT) / make_id(f"reduce-{path.stem}")
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-    case = Runner(context).begin(path, job.options(), folder, name=path.stem)
+    case = Runner(context).begin(path, job.make_options(), folder, name=path.stem)
     if case.error is not None:
         raise case.error
     assert case.model is not None
     _check_format(case.model)
     if resume is None:
-        request = jsonable(asdict(job))
+        request = convert_to_json(asdict(job))
         record = ReduceRecord(
             schema=1,
             id=folder.name,
             created=time.time(),
-            origin=origin_of(job.labels),
-            command=typed_command(),
+            origin=find_origin(job.labels),
+            command=get_typed_command(),
             request=request,
             model=str(path),
             model_digest=case.model.digest,
@@ -132,12 +132,12 @@ def reduce_model(
     elif record.model_digest != case.model.digest:
         raise UsageError(f"{path} has changed since the reduction started", hint="start a new reduction")
 
-    def opened(board: Board) -> None:
+    def note_board(board: Board) -> None:
         record.board = board.name
 
     screen.begin(record.model, max_runs)
     try:
-        with BoardPool(f"hil reduce {record.id}", wait_s=job.wait_s, say=screen.note, opened=opened) as pool:
+        with BoardPool(f"hil reduce {record.id}", wait_s=job.wait_s, say=screen.note, opened=note_board) as pool:
             trials = Trials(record, folder, case.options, choice, job.faults, pool, context, screen)
             trials.save()
             _Reduction(trials, case).run(signing_key)
@@ -188,7 +188,7 @@ class _Reduction:
         """Run all steps. Writes the smallest model so far, even if an error ends the search."""
         trials, record = self.trials, self.trials.record
         try:
-            trials.run_whole(self.case)
+            trials.run_model(self.case)
             try:
                 if self._search_nodes() and not self._is_mlir:
                     self._simplify()
@@ -230,7 +230,7 @@ class _Reduction:
         """Call a function in an isolated process. Raises ImportFailed."""
         isolated = self.trials.context.isolated
         try:
-            return isolated.call(function, arguments, timeout=_TIMEOUT_S, log=self._log)
+            return isolated.call(function, arguments, timeout=_TIMEOUT_SECONDS, log=self._log)
         except IsolatedError as error:
             raise ImportFailed(f"{what}: {error.message}", stage="import", detail=error.detail) from error
 
@@ -244,7 +244,7 @@ class _Reduction:
             note = f"{what} a copy of the model with fixed sizes: the model was not reduced"
             self.trials.add_note(note)
             return False
-        fails = partial(self._fails, base)
+        fails = partial(self._is_failing, base)
         minimise(find_window(len(base.parts), fails), fails)
         return True
 
@@ -256,7 +256,7 @@ class _Reduction:
             yield self._write_base(self.case.model, "plain", "all operations", None, write_mlir_base)
             return
         model, values = self._convert()
-        observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.specs()} if values else {}
+        observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.iter_specs()} if values else {}
         for folding, text in ((True, "all nodes"), (False, "all nodes and constants")):
             name = "folded" if folding else "plain"
             more: dict[str, Any] = {"dims": dict(model.dims), "observed": observed, "folding": folding}
@@ -266,7 +266,7 @@ class _Reduction:
         self, model: Model, name: str, text: str, values: Activations | None, write: Any, **arguments: Any
     ) -> _Base:
         folder = self.trials.folder / "base" / name
-        with storing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if model.format == "mlir":
             arguments["function"] = model.function
@@ -275,8 +275,8 @@ class _Reduction:
         self.trials.record.nodes_before = self.trials.record.nodes_before or found["nodes"]
         return _Base(folder, found["parts"], values, text, found.get("function", ""))
 
-    def _fails(self, base: _Base, chosen: Items) -> bool:
-        return self._test_parts(base, chosen, f"parts {_ranges(chosen)} of {len(base.parts)}")
+    def _is_failing(self, base: _Base, chosen: Items) -> bool:
+        return self._test_parts(base, chosen, f"parts {_format_ranges(chosen)} of {len(base.parts)}")
 
     def _test_parts(self, base: _Base, chosen: Items, text: str) -> bool:
         numbers = sorted({number for part in chosen for number in base.parts[part]})
@@ -289,12 +289,12 @@ class _Reduction:
             found = self._call(write, arguments, "cannot write a part of the model")
             if not found["nodes"]:
                 return None
-            inputs = {name: self._value(name, dtype, shape, base.values) for name, dtype, shape in found["inputs"]}
+            inputs = {name: self._make_value(name, dtype, shape, base.values) for name, dtype, shape in found["inputs"]}
             return Candidate(folder / base.path.name, inputs, found["nodes"])
 
-        return self.trials.test(f"{base.folder.name} {_ranges(chosen)}", text, make)
+        return self.trials.test(f"{base.folder.name} {_format_ranges(chosen)}", text, make)
 
-    def _value(self, name: str, dtype: str, shape: Sequence[Any], values: Activations | None) -> Array:
+    def _make_value(self, name: str, dtype: str, shape: Sequence[Any], values: Activations | None) -> Array:
         """Return the values of a tensor in the whole model. Without a reference, return random values."""
         given = self.case.inputs or {}
         if name in given:
@@ -302,21 +302,21 @@ class _Reduction:
         if values is not None and name in values:
             return values[name]
         sizes = [size if isinstance(size, int) else 1 for size in shape]
-        return random_tensor(TensorSpec(name, dtype, tuple(sizes)), sizes, seed=self.case.options.seed)
+        return make_random_tensor(TensorSpec(name, dtype, tuple(sizes)), sizes, seed=self.case.options.seed)
 
     def _convert(self) -> tuple[Model, Activations | None]:
         """Return the model as ONNX, and the reference's values of all tensors (None without a reference)."""
         model, inputs, context = self.case.model, self.case.inputs, self.trials.context
         assert model is not None and inputs is not None
         if model.format != "onnx":
-            file = as_onnx(model, cache=context.cache, isolated=context.isolated, log=self._log).path
+            file = convert_to_onnx(model, cache=context.cache, isolated=context.isolated, log=self._log).path
             model = import_model(file, dims={}, isolated=context.isolated, cache=context.cache)
         options = self.case.options
         references = [name for name in options.references if name in ("onnxruntime", "onnx-reference")]
         work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": self._log}
         work |= {"recompute": options.recompute, "timeout": options.timeout}
         try:
-            return model, activations(model, inputs, references=references, **work)
+            return model, compute_activations(model, inputs, references=references, **work)
         except (ReferenceFailed, StageTimeout, CompileFailed, CompileCrashed, ImportFailed, UsageError) as error:
             self.trials.add_note(f"inputs of inner layers are random, because the reference failed: {error.message}")
             return model, None
@@ -362,7 +362,7 @@ class _Reduction:
         return self.trials.run(_RESULT, "the smallest model again", best, is_final=True)
 
 
-def _ranges(numbers: Items) -> str:
+def _format_ranges(numbers: Items) -> str:
     """Return numbers in ascending order as ranges: ``0-4,7``."""
     ends = [place for place, (one, two) in enumerate(pairwise(numbers)) if two != one + 1]
     starts = [0, *(place + 1 for place in ends)]

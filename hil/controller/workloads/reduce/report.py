@@ -14,7 +14,7 @@ import numpy as np
 from hil.controller.pipeline.case import Case
 from hil.controller.records.reduce import ReduceRecord
 from hil.core import own_version
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Outcome
 from hil.core.tensors import Array
 
@@ -42,7 +42,7 @@ def write_report(record: ReduceRecord, case: Case, text: str, stock: Sequence[st
         parts += [f"{time_ns / 1e6:.4g} ms per iteration, {time_ns / whole_ns:.0%} of the whole model.", ""]
         parts.append(f"`hil reduce` found {found}, {whole} and takes {whole_ns / 1e6:.4g} ms.")
     else:
-        parts = [f"# {outcome}: {_list_operators(record.operators)} ({runtime})", "", f"{_plain(case.reason)}", ""]
+        parts = [f"# {outcome}: {_list_operators(record.operators)} ({runtime})", "", f"{_join_lines(case.reason)}", ""]
         parts.append(f"`hil reduce` found {found}, {whole} and fails in the same way.")
     parts += ["", "## Reproduce", "", *stock, ""]
     parts += _compare_outputs(case)
@@ -50,10 +50,15 @@ def write_report(record: ReduceRecord, case: Case, text: str, stock: Sequence[st
     if detail.strip():
         parts += ["## Error", "", *_block(detail), ""]
     parts += ["## Model", "", *_block(text), ""]
-    parts += ["## Environment", "", *(f"- {name}: {_plain(value)}" for name, value in _environment(record, case)), ""]
+    parts += [
+        "## Environment",
+        "",
+        *(f"- {name}: {_join_lines(value)}" for name, value in _list_environment(record, case)),
+        "",
+    ]
     parts += ["## Files", "", *(f"- `{name}`: {what}" for name, what in files.items()), ""]
     if record.notes:
-        parts += ["## Notes", "", *(f"- {_plain(note)}" for note in record.notes), ""]
+        parts += ["## Notes", "", *(f"- {_join_lines(note)}" for note in record.notes), ""]
     return "\n".join(parts)
 
 
@@ -73,12 +78,12 @@ def _compare_outputs(case: Case) -> list[str]:
     for found in case.verdicts[0].outputs:
         if found.passed or found.name not in given or found.name not in wanted:
             continue
-        lines += [f"Output `{found.name}`, {found.dtype} {list(found.shape)}: {_plain(found.reason)}", ""]
-        lines += _first_differences(given[found.name], wanted[found.name])
+        lines += [f"Output `{found.name}`, {found.dtype} {list(found.shape)}: {_join_lines(found.reason)}", ""]
+        lines += _list_first_differences(given[found.name], wanted[found.name])
     return [*lines, f"Expected outputs are from {case.references[0].source}.", ""]
 
 
-def _first_differences(actual: Array, expected: Array) -> list[str]:
+def _list_first_differences(actual: Array, expected: Array) -> list[str]:
     if actual.shape != expected.shape or actual.dtype.kind not in "fiub":
         return []
     with np.errstate(all="ignore"):
@@ -94,7 +99,7 @@ def _first_differences(actual: Array, expected: Array) -> list[str]:
     return [*lines, ""]
 
 
-def _environment(record: ReduceRecord, case: Case) -> list[tuple[str, str]]:
+def _list_environment(record: ReduceRecord, case: Case) -> list[tuple[str, str]]:
     provenance: Mapping[str, Any] = case.result.provenance if case.result else {}
     found = [("board", f"{record.board} ({record.hw_type})")]
     for name in ("runtime", "runtime_version", "device", "agent_version"):
@@ -110,7 +115,7 @@ def _environment(record: ReduceRecord, case: Case) -> list[tuple[str, str]]:
 def _list_packages() -> Iterator[str]:
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            yield f"{name} {version(name)}"
+            yield f"{name} {get_version(name)}"
 
 
 def _block(text: str) -> list[str]:
@@ -120,5 +125,5 @@ def _block(text: str) -> list[str]:
     return [f"    {line[:300]}" for line in [*lines[:_LINES], *more]]
 
 
-def _plain(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())

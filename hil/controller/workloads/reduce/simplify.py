@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_data import raw_of
-from hil.controller.models.importers.onnx_nodes import node_label
+from hil.controller.models.importers.onnx_data import read_raw
+from hil.controller.models.importers.onnx_nodes import label_node
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.reduce.parts import MODEL
 from hil.core.files import copy_file
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
 
@@ -40,7 +40,7 @@ def list_changes(model: str, inputs: str) -> list[list[Change]]:
 
     Args:
         model: the model file.
-        inputs: directory with the values of the inputs, see :mod:`hil.controller.storage.tensor_files`.
+        inputs: directory with the values of the inputs, see :mod:`hil.controller.storage.list_tensor_files`.
     """
     graph = load_onnx(Path(model)).graph
     shapes = [tuple(array.shape) for array in load_tensors(Path(inputs)).values()]
@@ -54,7 +54,7 @@ def list_changes(model: str, inputs: str) -> list[list[Change]]:
         ]
     for number, node in enumerate(graph.node):
         for attribute in node.attribute:
-            text = f"{node_label(node)} without {attribute.name}"
+            text = f"{label_node(node)} without {attribute.name}"
             found.append([_change("attribute", text, node=number, attribute=attribute.name)])
     return [group for group in found if group]
 
@@ -80,7 +80,7 @@ def apply_change(model: str, inputs: str, change: Change, folder: str) -> bool:
         changed = _remove_attribute(proto, **arguments)
     if not changed or not _infer_outputs(proto):
         return False
-    for location in sorted({_location(tensor) for tensor in proto.graph.initializer} - {""}):
+    for location in sorted({_get_location(tensor) for tensor in proto.graph.initializer} - {""}):
         copy_file(source.parent / location, Path(folder) / location)
     onnx.save(proto, Path(folder) / MODEL)
     save_tensors(Path(folder) / "inputs", values)
@@ -156,14 +156,14 @@ def _infer_outputs(proto: Any) -> bool:
     """Set the types and shapes of the outputs. Return False if the model is invalid."""
     import onnx
 
-    from hil.controller.models.importers.onnx import light_copy
+    from hil.controller.models.importers.onnx import make_light_copy
 
     graph = proto.graph
     del graph.value_info[:]
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(light_copy(proto), True, True, True)
+        inferred = onnx.shape_inference.infer_shapes(make_light_copy(proto), True, True, True)
         for value in inferred.graph.output:
             value.type.tensor_type.shape.SetInParent()  # the checker requires a shape
         onnx.checker.check_model(inferred)
@@ -174,7 +174,7 @@ def _infer_outputs(proto: Any) -> bool:
     return True
 
 
-def _location(tensor: Any) -> str:
+def _get_location(tensor: Any) -> str:
     if tensor.data_location != tensor.EXTERNAL:
         return ""
     return str(next(entry.value for entry in tensor.external_data if entry.key == "location"))
@@ -186,7 +186,7 @@ def _read_constant(tensor: Any, folder: Path) -> Array:
 
     if tensor.data_location != tensor.EXTERNAL:
         return numpy_helper.to_array(tensor)
-    array: Array = raw_of(tensor, folder).view(dtype_of(_NAMES[tensor.data_type])).reshape(tuple(tensor.dims))
+    array: Array = read_raw(tensor, folder).view(parse_dtype(_NAMES[tensor.data_type])).reshape(tuple(tensor.dims))
     return array
 
 
@@ -200,8 +200,8 @@ def print_model(model: str) -> dict[str, Any]:
     """Return a model's ``text``, without the values of large constants, and its ``operators`` in order."""
     import onnx
 
-    from hil.controller.models.importers.onnx import light_copy
+    from hil.controller.models.importers.onnx import make_light_copy
 
     proto = load_onnx(Path(model))
     operators = [node.op_type for node in proto.graph.node]
-    return {"text": _LONG_LIST.sub(r"\1...", onnx.printer.to_text(light_copy(proto))), "operators": operators}
+    return {"text": _LONG_LIST.sub(r"\1...", onnx.printer.to_text(make_light_copy(proto))), "operators": operators}

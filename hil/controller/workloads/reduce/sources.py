@@ -13,12 +13,12 @@ from hil.core.results import Outcome
 from hil.errors import UsageError
 
 
-def job_of_run(root: Path | None, name: str, case: str) -> Job:
+def restore_job(root: Path | None, name: str, case: str) -> Job:
     """Return the job that repeats a failed case of a stored run, with the stored inputs.
 
     Args:
         root: directory of the runs; None is the default.
-        name: the run, see :meth:`RunStore.folder_of`.
+        name: the run, see :meth:`RunStore.find_folder`.
         case: the case's name; "" is the first case that failed.
 
     Raises:
@@ -34,7 +34,7 @@ def job_of_run(root: Path | None, name: str, case: str) -> Job:
             f"run {run.id} has no failed case {case}".rstrip(),
             hint=f"failed cases: {names}" if names else "all cases of the run passed",
         )
-    job = Job.of_record(run.record.request)
+    job = Job.from_record(run.record.request)
     if job.generate is not None:
         raise UsageError("cannot reduce a generation", hint="find the wrong call with hil bisect --generate")
     given = tuple(f"{entry.name}={run.own(entry.file)}" for entry in chosen.inputs)

@@ -96,7 +96,7 @@ class IreeSource:
         return "main_graph" if self.is_onnx else self.function
 
 
-def iree_script(
+def make_iree_script(
     outcome: Outcome,
     source: IreeSource,
     flags: Sequence[str],
@@ -111,7 +111,7 @@ def iree_script(
     Args:
         rtol, atol: tolerances; None for the defaults of iree-run-module.
     """
-    lines = _iree_steps(source, flags)
+    lines = _list_iree_steps(source, flags)
     if outcome not in COMPILING:
         words = ["iree-run-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
         words += [f"--function={source.entry}", *(f"--input=@{name}" for name in inputs)]
@@ -124,7 +124,7 @@ def iree_script(
     return StockScript("reproduce.sh", "\n".join([*lines, ""]), "sh reproduce.sh")
 
 
-def onnxruntime_script(
+def make_onnxruntime_script(
     inputs: Sequence[str], expected: Sequence[str], rtol: float | None, atol: float | None
 ) -> StockScript:
     """Return the Python script for ONNX Runtime."""
@@ -137,21 +137,21 @@ def onnxruntime_script(
     return StockScript("reproduce.py", _ORT_SCRIPT.format(**values), "python reproduce.py")
 
 
-def onnxruntime_timing(inputs: Sequence[str]) -> StockScript:
+def make_onnxruntime_timing(inputs: Sequence[str]) -> StockScript:
     """Return the Python script that measures the time with ONNX Runtime."""
     return StockScript("reproduce.py", _ORT_TIMING.format(inputs=list(inputs)), "python reproduce.py")
 
 
-def iree_timing(source: IreeSource, flags: Sequence[str], device: str, inputs: Sequence[str]) -> StockScript:
+def make_iree_timing(source: IreeSource, flags: Sequence[str], device: str, inputs: Sequence[str]) -> StockScript:
     """Return the script that measures the time with IREE's tools."""
     words = ["iree-benchmark-module", "--module=model.vmfb", f"--device={device or 'local-task'}"]
     words += [f"--function={source.entry}", *(f"--input=@{name}" for name in inputs)]
     return StockScript(
-        "reproduce.sh", "\n".join([*_iree_steps(source, flags), shlex.join(words), ""]), "sh reproduce.sh"
+        "reproduce.sh", "\n".join([*_list_iree_steps(source, flags), shlex.join(words), ""]), "sh reproduce.sh"
     )
 
 
-def _iree_steps(source: IreeSource, flags: Sequence[str]) -> list[str]:
+def _list_iree_steps(source: IreeSource, flags: Sequence[str]) -> list[str]:
     lines = ["#!/bin/sh -e", 'cd "$(dirname "$0")"']
     if source.is_onnx:
         lines.append(f"iree-import-onnx {source.file} -o model.mlir")

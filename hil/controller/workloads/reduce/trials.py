@@ -18,8 +18,8 @@ from hil.controller.pipeline.verdicts.in_arithmetic import needs_control
 from hil.controller.pipeline.verdicts.judging import compare_without_noise
 from hil.controller.records.reduce import ReduceFailure, ReduceRecord, ReduceTrial
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import storing, write_json
-from hil.controller.workloads.reduce.failure import Failure, failure_of, require_failure, slowness_of
+from hil.controller.storage.runs import convert_write_errors, write_json
+from hil.controller.workloads.reduce.failure import Failure, find_failure, measure_slowness, require_failure
 from hil.core.results import BOARD_OUTCOMES, Outcome, Stage
 from hil.core.tensors import Array
 from hil.errors import HilError, NotRun, StorageError, UsageError
@@ -77,7 +77,7 @@ class _QuickRunner(Runner):
         if any(map(_is_gross, wrong)):
             return judged
         if self.failure is not None:
-            found = failure_of(judged)
+            found = find_failure(judged)
             if found is None or not self.failure.is_same(found):
                 return judged
         return super().judge(case)
@@ -116,7 +116,7 @@ class Trials:
         if text not in self.record.notes:
             self.record.notes = [*self.record.notes, text]
 
-    def run_whole(self, case: Case) -> Failure:
+    def run_model(self, case: Case) -> Failure:
         """Run the imported model, or read the result from the journal. Return the failure.
 
         Raises:
@@ -191,7 +191,7 @@ class Trials:
         self.screen.stage(self.record.model, number, progress)
         options = replace(self.options, function="", dims={}, expected={}, inputs=dict(candidate.inputs))
         folder = candidate.model.parent / "case"
-        with storing(folder):
+        with convert_write_errors(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         try:
             case = self._run_case(runner.begin(candidate.model, options, folder, name="candidate"), runner)
@@ -204,7 +204,7 @@ class Trials:
 
     def _is_same(self, case: Case) -> bool:
         share = self.record.slow
-        failure = failure_of(case) if share is None else slowness_of(case)
+        failure = find_failure(case) if share is None else measure_slowness(case)
         return failure is not None and self._failure.is_same(failure, share or 1.0)
 
     @property
@@ -229,7 +229,7 @@ class Trials:
         return ended
 
     def _add(self, key: str, text: str, nodes: int, case: Case, *, same: bool, seconds: float) -> None:
-        time = slowness_of(case)
+        time = measure_slowness(case)
         trial = ReduceTrial(
             key=key,
             text=text,
@@ -246,7 +246,7 @@ class Trials:
     def _make(self, make: Callable[[Path], Candidate | None]) -> Candidate | None:
         self._scratch += 1
         folder = self.folder / "work" / str(self._scratch)
-        with storing(folder):
+        with convert_write_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         candidate = make(folder)

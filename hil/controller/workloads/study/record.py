@@ -77,7 +77,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
         raise UsageError(f"{folder} is not a study: {LIST}: {error.strerror}", hint=f"create {LIST}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{listed} cannot be read: {error}") from error
-    found = [_experiment(listed, name, entry) for name, entry in table.items()]
+    found = [_read_experiment(listed, name, entry) for name, entry in table.items()]
     if not found:
         raise UsageError(f"{listed} contains no experiments", hint="add a table per experiment: [NAME]")
     names = [one.name for one in found]
@@ -87,7 +87,7 @@ def read_study(folder: Path, only: Sequence[str] = ()) -> list[Experiment]:
     return [one for one in found if not only or one.name in only]
 
 
-def _experiment(listed: Path, name: str, entry: object) -> Experiment:
+def _read_experiment(listed: Path, name: str, entry: object) -> Experiment:
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise UsageError(f"{listed}: [{name}] must be a table of strings")
     if unknown := sorted(set(entry) - {"title", "reported"}):
@@ -98,7 +98,7 @@ def _experiment(listed: Path, name: str, entry: object) -> Experiment:
     return Experiment(name, entry.get("title", name), entry.get("reported", ""), path)
 
 
-def taken_over(stored: Iterable[StudyRow], asked: Sequence[StudyRow]) -> list[StudyRow]:
+def merge_rows(stored: Iterable[StudyRow], asked: Sequence[StudyRow]) -> list[StudyRow]:
     """Return the rows of a resumed study: all finished stored rows, and the requested rows that are not finished.
 
     Rows with a lost board run again.
@@ -119,7 +119,7 @@ def exit_code(rows: Iterable[StudyRow], interrupted: bool) -> int:
     return EXIT_INTERRUPTED if interrupted else exit_code_of(row.outcome for row in rows if row.outcome is not None)
 
 
-def summary(rows: Sequence[StudyRow]) -> str:
+def summarize_rows(rows: Sequence[StudyRow]) -> str:
     """Return the number of passed rows, by compiler."""
     parts = []
     for toolchain in dict.fromkeys(row.toolchain for row in rows):

@@ -11,7 +11,7 @@ from typing import Any
 from hil.compare.criteria import Rule
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
-from hil.controller.backends.references.independence import relation_of
+from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
@@ -23,12 +23,12 @@ from hil.controller.records.outputs import StoredPart
 from hil.controller.records.study import StudyBoard, StudyDeviation, StudyRecord, StudyRow, StudyStage, make_study
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import origin_of, typed_command
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.origin import find_origin, get_typed_command
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import storing, write_json
+from hil.controller.storage.runs import convert_write_errors, write_json
 from hil.controller.storage.tensor_files import load_tensors, save_npz
-from hil.controller.workloads.study.record import Asked, Experiment, exit_code, taken_over
+from hil.controller.workloads.study.record import Asked, Experiment, exit_code, merge_rows
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, TOOLCHAINS, Making, StepProgram, call
 from hil.controller.workloads.study.train_build import BATCH, NOISE, RESULT, SAVED, train
 from hil.core.bounded_json import read_json
@@ -74,7 +74,7 @@ def match_steps(
 
     Args:
         results: outputs and variables of all steps.
-        expected_of: returns TensorFlow's values and their noise by name, for a step number from 0.
+        load_expected: returns TensorFlow's values and their noise by name, for a step number from 0.
 
     Raises:
         Differs: a value does not agree, or no values can be compared.
@@ -139,7 +139,7 @@ def run_study(asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progr
         raise UsageError("--steps must be at least 1")
     for toolchain in asked.toolchains:
         TOOLCHAINS[toolchain].compiler()
-    needed_version("tensorflow", "tensorflow")
+    require_version("tensorflow", "tensorflow")
     with Isolated() as isolated, BoardPool("hil study", wait_s=wait_s, say=screen.note) as pool:
         return _Study(asked, choice, isolated, pool, screen).run()
 
@@ -155,8 +155,8 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.board = StudyBoard()
-        self.created, self.origin = time.time(), origin_of(asked.labels)
-        self.command = typed_command()
+        self.created, self.origin = time.time(), find_origin(asked.labels)
+        self.command = get_typed_command()
         self.rows = [
             StudyRow(
                 experiment=one.name,
@@ -164,7 +164,7 @@ class _Study:
                 reported=one.reported,
                 toolchain=toolchain,
                 stages=[StudyStage(name=name) for name in TOOLCHAINS[toolchain].all_stages],
-                relation=relation_of(TOOLCHAINS[toolchain].runtime, "tensorflow"),
+                relation=find_relation(TOOLCHAINS[toolchain].runtime, "tensorflow"),
             )
             for one in asked.experiments
             for toolchain in asked.toolchains
@@ -173,16 +173,16 @@ class _Study:
     def run(self) -> StudyRecord:
         out = self.asked.out
         made_folder = not out.exists()
-        with storing(out):
+        with convert_write_errors(out):
             out.mkdir(parents=True, exist_ok=True)
         if (out / DOCUMENT).exists():
             self._take_over(out / DOCUMENT)
         interrupted = finished = False
         try:
-            self._session()
+            self._open_session()
             self.board = self._describe_board()
             for experiment in self.asked.experiments:
-                self._experiment(experiment)
+                self._run_experiment(experiment)
             finished = True
         except (BoardRefused, BoardUnreachable):
             if made_folder and not (out / DOCUMENT).exists():
@@ -206,7 +206,7 @@ class _Study:
             raise UsageError(f"{out} contains a study with different settings", hint=f"{hint}, or the same settings")
         if study.board not in (StudyBoard(), self._describe_board()):
             raise UsageError(f"{out} contains a study on a different board: {study.board.name}", hint=hint)
-        self.rows = taken_over(study.rows, self.rows)
+        self.rows = merge_rows(study.rows, self.rows)
         self.created = study.created or self.created
         self.origin = study.origin or self.origin
         self.command = study.command  # without --resume
@@ -214,13 +214,13 @@ class _Study:
     def _describe_board(self) -> StudyBoard:
         return StudyBoard(name=self.choice.name, hw_type=self.choice.config.hw_type)
 
-    def _session(self) -> BoardSession:
+    def _open_session(self) -> BoardSession:
         """Return the board's session. Reopen a lost board."""
         runtimes = [TOOLCHAINS[toolchain].runtime for toolchain in self.asked.toolchains]
         # Prefer IREE: its runtime must be deployed to the board, while XLA's runtime is linked into programs.
         return self.pool.session(self.choice, runtimes=("iree" if "iree" in runtimes else runtimes[0],))
 
-    def _experiment(self, experiment: Experiment) -> None:
+    def _run_experiment(self, experiment: Experiment) -> None:
         mine = [row for row in self.rows if row.experiment == experiment.name and row.outcome is None]
         if not mine:
             return
@@ -229,7 +229,7 @@ class _Study:
         self.screen.begin(experiment.name, sum(len(row.stages) for row in mine))
         try:
             # Train once for all compilers.
-            with self._stages(first) as stage:
+            with self._run_stages(first) as stage:
                 stage(PREPARE, lambda: self._train(experiment, trained))
             for row in mine[1:]:
                 row.stages[0] = first.stages[0]
@@ -238,24 +238,24 @@ class _Study:
                     row.failed_stage, row.message = first.failed_stage, first.message
             for row in mine:
                 if row.outcome is None:
-                    with self._stages(row) as stage:
-                        self._row(row, trained, stage)
+                    with self._run_stages(row) as stage:
+                        self._run_row(row, trained, stage)
                 self._save(finished=False)
         finally:
             self.screen.end(experiment.name)
 
     def _train(self, experiment: Experiment, folder: Path) -> None:
-        self._session()  # if the board is lost, fail before the training
+        self._open_session()  # if the board is lost, fail before the training
         folder.mkdir(parents=True, exist_ok=True)
         what = {"model": str(experiment.path.absolute()), "seed": self.asked.seed, "steps": self.asked.steps}
         arguments = {**what, "folder": str(folder.absolute())}
         call(self.isolated, train, arguments, folder / "log.txt", failure=ReferenceFailed, crash=ReferenceFailed)
 
-    def _row(self, row: StudyRow, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
+    def _run_row(self, row: StudyRow, trained: Path, stage: Callable[[str, Callable[[], Any]], Any]) -> None:
         folder = (self.asked.out / row.experiment / row.toolchain).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         saved = trained.absolute() / SAVED / "saved_model.pb"
-        session = self._session()
+        session = self._open_session()
         board, machine = session.board, session.board.info["machine"]
         making = Making(saved, board.config, machine, folder, self.cache, self.isolated, stage)
         row.compiler = TOOLCHAINS[row.toolchain].compiler()
@@ -273,15 +273,15 @@ class _Study:
         try:
             results = stage(RUN, lambda: self._run_steps(row, loaded, program, trained, stored))
         finally:
-            session.after_run(program.artifact, broken=False)
+            session.unload_after_run(program.artifact, broken=False)
         asked = self.asked
 
-        def expected_of(step: int) -> tuple[Tensors, Tensors]:
+        def load_expected(step: int) -> tuple[Tensors, Tensors]:
             return load_tensors(trained / RESULT.format(step)), load_tensors(trained / NOISE.format(step))
 
         within: dict[str, Any] = {"rtol": asked.rtol, "atol": asked.atol, "allow_blind": asked.allow_blind}
         within["accept"] = load_rules(asked.accept)
-        stage(MATCH, lambda: match_steps(row, results, expected_of, **within))
+        stage(MATCH, lambda: match_steps(row, results, load_expected, **within))
 
     def _keep(self, program: StepProgram, folder: Path) -> Model:
         """Copy a program's files from the cache, which may evict them.
@@ -290,7 +290,7 @@ class _Study:
         """
         files = program.artifact.files
         main = folder / f"program{Path(program.artifact.main).suffix}"
-        with storing(folder):
+        with convert_write_errors(folder):
             for name, path in files.items():
                 copy_file(path, main if name == program.artifact.main else folder / name)
         return import_model(main, isolated=self.isolated, cache=self.cache)
@@ -319,7 +319,7 @@ class _Study:
         return results
 
     @contextlib.contextmanager
-    def _stages(self, row: StudyRow) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
+    def _run_stages(self, row: StudyRow) -> Iterator[Callable[[str, Callable[[], Any]], Any]]:
         """Yield a function that runs a row's stage. Model errors end only the row."""
         by_name = {stage.name: (number, stage) for number, stage in enumerate(row.stages)}
 
@@ -370,6 +370,6 @@ class _Study:
             exit_code=exit_code(self.rows, interrupted),
         )
         write_json(self.asked.out / DOCUMENT, study.to_json())
-        with storing(self.asked.out):
+        with convert_write_errors(self.asked.out):
             write_tables(self.rows, self.asked.out)
         return study

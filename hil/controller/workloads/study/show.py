@@ -12,12 +12,12 @@ from hil.controller.records.base import parse_number
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.study import StudyRow, StudyStage
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.screen.texts import table
+from hil.controller.storage.screen.texts import make_table
 from hil.controller.workloads.matrix.files import write_matrix
-from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, make_empty_results
 from hil.controller.workloads.study.toolchains import LOAD, LOWER, MATCH, RUN
-from hil.controller.workloads.suites.reports.summary import markdown_table
-from hil.controller.workloads.suites.reports.tables import csv_text
+from hil.controller.workloads.suites.reports.summary import format_markdown_table
+from hil.controller.workloads.suites.reports.tables import format_csv
 from hil.core.results import Outcome
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ _COLUMNS = {
 }
 
 
-def cells(row: StudyRow) -> dict[str, str]:
+def list_cells(row: StudyRow) -> dict[str, str]:
     """Return a row's text by column."""
     found = {"experiment": row.experiment, "compiler": row.toolchain}
-    for column, stage in _stages(row).items():
+    for column, stage in _list_stages(row).items():
         if stage is None:
             found[column] = "none"
         elif stage.outcome != "pass":
@@ -57,42 +57,42 @@ def cells(row: StudyRow) -> dict[str, str]:
     return found
 
 
-def _stages(row: StudyRow) -> dict[str, StudyStage | None]:
+def _list_stages(row: StudyRow) -> dict[str, StudyStage | None]:
     """Return a row's stage by column."""
     return {
         column: next((stage for stage in row.stages if stage.name in names), None) for column, names in _COLUMNS.items()
     }
 
 
-def failures(rows: Sequence[StudyRow]) -> list[str]:
+def list_failures(rows: Sequence[StudyRow]) -> list[str]:
     """Return a line per failed row: the stage and the compiler's message."""
     return [f"{row.experiment}, {row.toolchain}: {row.failed_stage}: {row.message}" for row in rows if row.failed_stage]
 
 
-def terminal_table(rows: Sequence[StudyRow]) -> Table:
+def make_terminal_table(rows: Sequence[StudyRow]) -> Table:
     """Return the table for a terminal."""
     from rich.text import Text
 
-    lines = [cells(row) for row in rows]
+    lines = [list_cells(row) for row in rows]
     styles = {Outcome.PASS: "green", None: "dim"}
     shown = [
         {**line, "outcome": Text(line["outcome"], styles.get(row.outcome, "red"))}
         for row, line in zip(rows, lines, strict=True)
     ]
-    return table(list(lines[0]) if lines else (), [list(line.values()) for line in shown])
+    return make_table(list(lines[0]) if lines else (), [list(line.values()) for line in shown])
 
 
-def markdown(rows: Sequence[StudyRow]) -> str:
+def format_markdown(rows: Sequence[StudyRow]) -> str:
     """Return the table in Markdown, followed by the failures."""
-    lines = [cells(row) for row in rows]
+    lines = [list_cells(row) for row in rows]
     if not lines:
         return ""
     texts = [[cell.replace("|", "\\|") for cell in line.values()] for line in lines]
-    failed = [f"- {line}" for line in failures(rows)]
-    return "\n".join([*markdown_table(list(lines[0]), texts), *([""] if failed else []), *failed, ""])
+    failed = [f"- {line}" for line in list_failures(rows)]
+    return "\n".join([*format_markdown_table(list(lines[0]), texts), *([""] if failed else []), *failed, ""])
 
 
-def side_by_side(rows: Sequence[StudyRow], folder: Path) -> MatrixReport:
+def make_matrix(rows: Sequence[StudyRow], folder: Path) -> MatrixReport:
     """Return a matrix with experiments as rows and compilers as columns."""
     targets = []
     for toolchain in dict.fromkeys(row.toolchain for row in rows):
@@ -100,7 +100,9 @@ def side_by_side(rows: Sequence[StudyRow], folder: Path) -> MatrixReport:
         records = tuple(_record(row) for row in mine if row.outcome is not None)
         missing = tuple(row.experiment for row in mine if row.outcome is None)
         targets.append(
-            TargetResults(toolchain, replace(nothing_of(folder), flow=toolchain, records=records, missing=missing))
+            TargetResults(
+                toolchain, replace(make_empty_results(folder), flow=toolchain, records=records, missing=missing)
+            )
         )
     return MatrixReport("study", targets)
 
@@ -128,16 +130,16 @@ def _record(row: StudyRow) -> CaseRecord:
 
 def write_tables(rows: Sequence[StudyRow], folder: Path) -> None:
     """Write the table as CSV (with all stages' seconds) and Markdown, and the compilers' matrix."""
-    write_matrix(side_by_side(rows, folder), folder)
-    (folder / MARKDOWN).write_text(markdown(rows))
+    write_matrix(make_matrix(rows, folder), folder)
+    (folder / MARKDOWN).write_text(format_markdown(rows))
     lines = []
     for row in rows:
         document = row.to_json()
         names = ("experiment", "title", "toolchain", "compiler", "relation", "outcome", "failed_stage", "message")
         line = {name: document[name] for name in names}
-        for column, stage in _stages(row).items():
+        for column, stage in _list_stages(row).items():
             line[column] = stage and stage.outcome
             line[f"{column} (s)"] = None if stage is None or stage.seconds is None else round(stage.seconds, 3)
         line |= {"bytes": row.bytes, "steps": row.steps, "max_abs": row.worst and row.worst.max_abs}
         lines.append(line | {"reported": row.reported})
-    (folder / CSV).write_text(csv_text(list(lines[0]) if lines else [], [list(line.values()) for line in lines]))
+    (folder / CSV).write_text(format_csv(list(lines[0]) if lines else [], [list(line.values()) for line in lines]))

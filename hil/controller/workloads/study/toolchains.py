@@ -13,14 +13,14 @@ from typing import Any
 from hil.controller.backends.compilers import tfcompile
 from hil.controller.backends.compilers.iree import compile_iree
 from hil.controller.backends.compilers.iree_program import PACKAGE
-from hil.controller.devices.board_choice import with_target
+from hil.controller.devices.board_choice import fill_target
 from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.hlo import HLO, write_hlo
 from hil.controller.storage.cache import META, Cache
-from hil.controller.storage.isolation.isolated import Isolated, naming_errors
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.runs import storing
+from hil.controller.storage.isolation.isolated import Isolated, convert_errors
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig
@@ -33,7 +33,7 @@ from hil.formats.xla_program import VALUES as TFCOMPILE_VALUES
 # Experiment stages, in this order. Compilers may skip stages.
 PREPARE, LOWER = "train in TensorFlow", "lower to StableHLO"
 LOAD, RUN, MATCH = "load", "run", "match"
-TIMEOUT_S = 1800.0
+TIMEOUT_SECONDS = 1800.0
 _OUTSIDE = "--variables=outside"
 
 
@@ -70,7 +70,7 @@ class Making:
 
         Skip initial values, because every step stores the inputs.
         """
-        with storing(self.folder):
+        with convert_write_errors(self.folder):
             shutil.copytree(made, self.folder, ignore=lambda *_: (TFCOMPILE_VALUES, META), dirs_exist_ok=True)
 
     @property
@@ -83,68 +83,68 @@ class Making:
             "cache": self.cache,
             "isolated": self.isolated,
             "recompute": True,
-            "timeout": TIMEOUT_S,
+            "timeout": TIMEOUT_SECONDS,
             "log": self.log,
         }
 
 
-def by_tfcompile(making: Making) -> StepProgram:
+def compile_with_tfcompile(making: Making) -> StepProgram:
     """Compile with tfcompile, in three steps."""
     # The board may have been opened for IREE.
-    config, _ = with_target(making.config, tfcompile.RUNTIME, making.machine)
+    config, _ = fill_target(making.config, tfcompile.RUNTIME, making.machine)
     flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
-    tfcompile.target_of(flags)
+    tfcompile.parse_target(flags)
 
-    def generated() -> tuple[Model, tfcompile.Steps, Path]:
+    def generate() -> tuple[Model, tfcompile.Steps, Path]:
         model = import_model(making.saved, function=STEP, isolated=making.isolated, cache=making.cache)
         steps = tfcompile.Steps(model, flags, making.work, making.folder / HLO)
         return model, steps, steps.generate()
 
-    model, steps, graph = making.stage(tfcompile.GENERATE, generated)
+    model, steps, graph = making.stage(tfcompile.GENERATE, generate)
     making.keep(graph)
     made = making.stage(tfcompile.COMPILE, lambda: steps.compile(graph))
     making.keep(made)
     library = making.stage(tfcompile.LINK, lambda: steps.link(graph, made))
     artifact = steps.artifact(graph, library)
-    signature = tfcompile.signature_of(model.function, graph)
+    signature = tfcompile.read_signature(model.function, graph)
     values = signature.values(read_file(graph / TFCOMPILE_VALUES, MAX_MODEL_BYTES))
     return StepProgram(
         artifact,
-        _names([spec.name for spec in artifact.inputs or ()], len(signature.inputs(variables=False))),
+        _name_variables([spec.name for spec in artifact.inputs or ()], len(signature.inputs(variables=False))),
         tuple(spec.name for spec in artifact.outputs or ()),
         {f"variable {name}": value for name, value in values.items()},
     )
 
 
-def by_iree(making: Making) -> StepProgram:
+def compile_with_iree(making: Making) -> StepProgram:
     """Compile with StableHLO and IREE."""
 
-    def lowered() -> Path:
+    def lower() -> Path:
         folder = making.folder / "lowered"
         folder.mkdir(parents=True, exist_ok=True)
         arguments = {"saved": str(making.saved), "folder": str(folder)}
         call(making.isolated, lower_step, arguments, making.log)
         return folder
 
-    folder = making.stage(LOWER, lowered)
+    folder = making.stage(LOWER, lower)
     # Also store XLA's HLO of the step, for information only, and do not measure the time.
     seen = {"path": str(making.saved), "function": STEP, "dims": {}}
     call(making.isolated, write_hlo, {**seen, "folder": str(making.folder), "log": str(making.log)}, making.log)
 
-    def compiled() -> Artifact:
+    def compile_module() -> Artifact:
         model = import_model(folder / MLIR, isolated=making.isolated, cache=making.cache)
         flags = making.config.compile_flags.get("iree", ())
         failure = making.folder / "compile-failure"
         return compile_iree(model, runtime="iree", flags=flags, debug_ir=None, failure=failure, **making.work)
 
-    artifact = making.stage(tfcompile.COMPILE, compiled)
+    artifact = making.stage(tfcompile.COMPILE, compile_module)
     described = json.loads(read_file(folder / SIGNATURE))
     state = [one["spec"]["name"] for one in described["state"]]
     assigned = sorted((one for one in described["state"] if one["result"] is not None), key=lambda one: one["result"])
     return StepProgram(
         artifact,
-        _names([*described["inputs"], *state], len(described["inputs"])),
-        _names([*described["outputs"], *(one["spec"]["name"] for one in assigned)], len(described["outputs"])),
+        _name_variables([*described["inputs"], *state], len(described["inputs"])),
+        _name_variables([*described["outputs"], *(one["spec"]["name"] for one in assigned)], len(described["outputs"])),
         {f"variable {name}": value for name, value in load_tensors(folder / VALUES).items()},
     )
 
@@ -171,8 +171,10 @@ class Toolchain:
 _TFCOMPILE = (tfcompile.GENERATE, tfcompile.COMPILE, tfcompile.LINK)
 TOOLCHAINS: Mapping[str, Toolchain] = MappingProxyType(
     {
-        "tfcompile": Toolchain(by_tfcompile, tfcompile.compiler, tfcompile.RUNTIME, _TFCOMPILE),
-        "iree": Toolchain(by_iree, lambda: f"iree {needed_version(PACKAGE)}", "iree", (LOWER, tfcompile.COMPILE)),
+        "tfcompile": Toolchain(compile_with_tfcompile, tfcompile.describe_compiler, tfcompile.RUNTIME, _TFCOMPILE),
+        "iree": Toolchain(
+            compile_with_iree, lambda: f"iree {require_version(PACKAGE)}", "iree", (LOWER, tfcompile.COMPILE)
+        ),
     }
 )
 
@@ -187,9 +189,9 @@ def call(
     crash: type[StageError] = CompileCrashed,
 ) -> None:
     """Call a TensorFlow function in a separate process. On errors raise ``failure``, ``crash`` or StageTimeout."""
-    with naming_errors("compile", "TensorFlow", failure, "", crash=crash, died="TensorFlow"):
-        isolated.call(function, arguments, timeout=TIMEOUT_S, log=log)
+    with convert_errors("compile", "TensorFlow", failure, "", crash=crash, died="TensorFlow"):
+        isolated.call(function, arguments, timeout=TIMEOUT_SECONDS, log=log)
 
 
-def _names(names: Sequence[str], plain: int) -> tuple[str, ...]:
+def _name_variables(names: Sequence[str], plain: int) -> tuple[str, ...]:
     return tuple(name if number < plain else f"variable {name}" for number, name in enumerate(names))

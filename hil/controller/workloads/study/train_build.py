@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
+from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, compute_noise, perturb_inputs
 from hil.controller.models.conversions.tensorflow_program import prepare
-from hil.controller.models.tensorflow.graphs import error_text
+from hil.controller.models.tensorflow.graphs import format_error
 from hil.controller.models.tensorflow.lower import lower_function
 from hil.controller.models.tensorflow.source import open_model
 from hil.controller.storage.tensor_files import save_tensors
@@ -46,7 +46,7 @@ def train(model: str, seed: int, steps: int, folder: str) -> None:
     except HilError:
         raise
     except Exception as error:  # experiments and TensorFlow may raise any exception
-        raise ReferenceFailed(f"the experiment failed: {error_text(error)}", detail=str(error)) from error
+        raise ReferenceFailed(f"the experiment failed: {format_error(error)}", detail=str(error)) from error
 
 
 def _train(model: Path, seed: int, steps: int, where: Path) -> None:
@@ -70,7 +70,7 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
     tf.config.run_functions_eagerly(True)
     first = {name: variable.numpy() for name, variable in variables.items()}
 
-    def trained(given: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    def train_batches(given: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
         results = []
         for batch in given:
             outputs = {name: value.numpy() for name, value in made.step(*map(tf.constant, batch)).items()}
@@ -78,22 +78,22 @@ def _train(model: Path, seed: int, steps: int, where: Path) -> None:
             results.append(outputs | state)
         return results
 
-    def trained_again(seed: int, units: int) -> list[dict[str, Any]]:
-        for name, value in perturbed(first, seed, units).items():
+    def train_perturbed(seed: int, units: int) -> list[dict[str, Any]]:
+        for name, value in perturb_inputs(first, seed, units).items():
             variables[name].assign(value)
-        moved = [perturbed(dict(zip(names, batch, strict=True)), seed, units) for batch in batches]
-        return trained([list(one.values()) for one in moved])
+        moved = [perturb_inputs(dict(zip(names, batch, strict=True)), seed, units) for batch in batches]
+        return train_batches([list(one.values()) for one in moved])
 
     try:
-        results = trained(batches)
-        near = [trained_again(seed, 1) for seed in range(RUNS)]
-        far = [trained_again(seed, FAR) for seed in range(FAR_RUNS)]
+        results = train_batches(batches)
+        near = [train_perturbed(seed, 1) for seed in range(RUNS)]
+        far = [train_perturbed(seed, FAR) for seed in range(FAR_RUNS)]
     finally:
         tf.config.run_functions_eagerly(False)
     for step, (batch, result) in enumerate(zip(batches, results, strict=True)):
         save_tensors(where / BATCH.format(step), dict(zip(names, batch, strict=True)))
         save_tensors(where / RESULT.format(step), result)
-        noise = noise_between(result, [run[step] for run in near], [run[step] for run in far])
+        noise = compute_noise(result, [run[step] for run in near], [run[step] for run in far])
         save_tensors(where / NOISE.format(step), noise)
 
 
@@ -105,11 +105,11 @@ def lower_step(saved: str, folder: str) -> None:
     """
     source = open_model(saved, STEP, {})
 
-    def flat(*tensors: Any) -> Any:
+    def call_flat(*tensors: Any) -> Any:
         return source.call(list(tensors))
 
     try:
-        live = lower_function(flat, source.sized())
+        live = lower_function(call_flat, source.list_sized_inputs())
     except CompileFailed as error:
         # XLA's message begins with the unsupported operation, followed by a long location.
         lines = [line.strip() for line in error.detail.splitlines() if line.strip()]

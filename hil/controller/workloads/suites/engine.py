@@ -19,7 +19,7 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.screen import prompts
 from hil.controller.workloads.suites.cases.spec import CaseSpec
-from hil.controller.workloads.suites.preparing import prepared
+from hil.controller.workloads.suites.preparing import iter_prepared
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import (
@@ -30,11 +30,11 @@ from hil.controller.workloads.suites.tasks import (
     TargetConsensus,
     Task,
     TaskQueue,
-    attempt,
-    fresh,
-    next_confirmation,
-    slots_of,
-    unread,
+    choose_next_confirmation,
+    drop_results,
+    make_attempt,
+    make_slots,
+    make_unread_case,
 )
 from hil.core.results import Outcome, Stage
 from hil.core.text import TextSink
@@ -47,7 +47,7 @@ _TRIES = 3
 _UNFIT_CASES = 3
 # Maximum prepared cases that wait for a board. Their tensors are in memory.
 _WAITING = 256
-_JOIN_S = 15.0
+_JOIN_SECONDS = 15.0
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
         self._say = say
         purpose = f"hil suite {run.folder.name}"
         at_a_time = (request.jobs or 1) if request.on_farm else 1
-        self._slots = slots_of(choices, at_a_time, purpose, request.wait_s)
+        self._slots = make_slots(choices, at_a_time, purpose, request.wait_s)
         self._queue = TaskQueue([slot.name for slot in self._slots])
         self._ended: queue.SimpleQueue[Task | BaseException] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -110,7 +110,7 @@ class Engine:
             self._agreed.settled.set()
             self._queue.close()
             for thread in threads:
-                thread.join(_JOIN_S)
+                thread.join(_JOIN_SECONDS)
 
     @property
     def hw_type(self) -> str:
@@ -145,11 +145,11 @@ class Engine:
         if self._agreed.config is None:
             # No board was reached, so the compile target is unknown and cases cannot be compiled.
             for spec in specs:
-                case = unread(spec.id, self._flow.runtime, self._run.case_folder(spec.id))
+                case = make_unread_case(spec.id, self._flow.runtime, self._run.get_case_folder(spec.id))
                 self._end_lost_task(Task(case))
             return
         settings, config = self._request.settings, self._agreed.config
-        for task in prepared(specs, self._flow, settings, self._runner, config, self._run, self._over):
+        for task in iter_prepared(specs, self._flow, settings, self._runner, config, self._run, self._over):
             if task.case.outcome:
                 self._end_task(task)
             elif not self._queue.put(task, most=_WAITING) and not self._over.is_set():
@@ -273,31 +273,33 @@ class Engine:
         others = self._find_other_boards(task.board, *unfit)
         tries = 1 + sum(one["why"] != "confirm" for one in task.attempts)
         if task.wrong is None and tries < _TRIES and (others or not is_unfit):
-            task.attempts.append(attempt("board unfit" if is_unfit else "board lost", task))
-            task.case, task.boards = fresh(case), others
+            task.attempts.append(make_attempt("board unfit" if is_unfit else "board lost", task))
+            task.case, task.boards = drop_results(case), others
             if self._queue_task(task):
                 return
-            task.case = case.ended(error, Stage.RUN)
+            task.case = case.with_error(error, Stage.RUN)
         self._end_task(task)
 
     def _finish_or_confirm(self, task: Task) -> None:
         """End a judged case, or queue the case again to confirm a mismatch."""
         case = task.case
         if task.wrong is not None:
-            task.attempts.append(attempt("confirm", task))
+            task.attempts.append(make_attempt("confirm", task))
             task.confirmations.append((task.board, case.outcome is not Outcome.PASS))
         elif case.outcome is Outcome.FAIL and self._request.confirm:
             task.wrong, task.wrong_on = case, task.board
-        where = next_confirmation(task, self._request.confirm, self._queue.alive) if task.wrong is not None else None
+        where = (
+            choose_next_confirmation(task, self._request.confirm, self._queue.alive) if task.wrong is not None else None
+        )
         if where is not None:
-            task.case, task.boards = fresh(case), where
+            task.case, task.boards = drop_results(case), where
             if self._queue_task(task):
                 return
         self._end_task(task)
 
     def _end_lost_task(self, task: Task) -> None:
         if task.wrong is None:
-            task.case = task.case.ended(self._lost or BoardLost("no board available"), Stage.PUSH)
+            task.case = task.case.with_error(self._lost or BoardLost("no board available"), Stage.PUSH)
         self._end_task(task)
 
     def _end_task(self, task: Task) -> None:

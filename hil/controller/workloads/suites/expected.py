@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.records.suite import CaseRecord
-from hil.controller.workloads.suites.store import installed
+from hil.controller.workloads.suites.store import list_installed
 from hil.core import files
 from hil.core.config_files import parse_toml
 from hil.core.results import Outcome, Stage
@@ -98,7 +98,7 @@ class Expectation:
 
     def expects(self, record: CaseRecord) -> bool:
         """Return whether the outcome of a case is one that the entry expects."""
-        return record.ended in self.outcomes and (record.ended == _PASS or table_of(record) == self.table)
+        return record.ended in self.outcomes and (record.ended == _PASS or choose_table(record) == self.table)
 
     def expired(self, today: date) -> bool:
         """Return whether the entry has expired."""
@@ -144,7 +144,7 @@ class Expectations:
         """
         passed, found = record.ended == _PASS, self.find(record)
         as_expected = found.expects(record) if found else passed
-        if not (passed or table_of(record)) or (passed and as_expected):
+        if not (passed or choose_table(record)) or (passed and as_expected):
             return record
         if found and as_expected:
             return record.replace(outcome=Outcome.XFAIL.value, expectation=_summarize_entry(found))
@@ -161,7 +161,7 @@ class Expectations:
     @cached_property
     def other_versions(self) -> str:
         """Text about the versions that the file was created with, or "" if the same versions are installed."""
-        here = installed(tuple(self.made_with))
+        here = list_installed(tuple(self.made_with))
         found = [(name, made, here.get(name, "none")) for name, made in self.made_with.items()]
         # Ignore the local part, so that 2.13.0 equals PyTorch's 2.13.0+cpu.
         differ = [one for one in found if one[1].partition("+")[0] != one[2].partition("+")[0]]
@@ -172,7 +172,7 @@ class Expectations:
         """Return the entries that have expired."""
         return tuple(entry for entry in self.entries if entry.expired(self.today))
 
-    def unused(self, ids: Iterable[str], *, flow: str, runtime: str) -> dict[Expectation, tuple[str, ...]]:
+    def list_unused(self, ids: Iterable[str], *, flow: str, runtime: str) -> dict[Expectation, tuple[str, ...]]:
         """Return the entries with patterns that match no case of the suite, and these patterns.
 
         Args:
@@ -189,10 +189,10 @@ class Expectations:
         found = {entry: tuple(filter(is_idle, entry.cases)) for entry in mine}
         return {entry: idle for entry, idle in found.items() if idle}
 
-    def remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
-        """Return warning lines for :meth:`unused`, :meth:`expired` and :attr:`other_versions`."""
+    def list_remarks(self, ids: Iterable[str], *, flow: str, runtime: str) -> list[str]:
+        """Return warning lines for :meth:`list_unused`, :meth:`expired` and :attr:`other_versions`."""
         lines = []
-        for entry, idle in self.unused(ids, flow=flow, runtime=runtime).items():
+        for entry, idle in self.list_unused(ids, flow=flow, runtime=runtime).items():
             some = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
             lines.append(f"[[{entry.table}]] entry {entry.number}: no case matches {some}")
         for entry in self.expired():
@@ -200,7 +200,7 @@ class Expectations:
         return [f"{self.path}: {line}" for line in (*lines, self.other_versions) if line]
 
 
-def table_of(record: CaseRecord) -> str:
+def choose_table(record: CaseRecord) -> str:
     """Return the table for a case's outcome: ``compile``, ``run``, or "" if the outcome cannot be expected."""
     if record.ended == Outcome.TIMEOUT.value:
         return "compile" if record.stage in _EARLY else "run"
@@ -306,7 +306,7 @@ def _check_outcome(where: str, table: str, outcome: str) -> None:
     raise UsageError(f"{where}: unknown outcome {outcome!r}", hint=hint)
 
 
-def message_of(record: CaseRecord) -> str:
+def strip_judgement(record: CaseRecord) -> str:
     """Return a judged record's message without the text that :meth:`Expectations.judge` added."""
     if not record.expectation:
         return record.message

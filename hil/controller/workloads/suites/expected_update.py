@@ -26,17 +26,17 @@ import tomlkit
 from tomlkit.items import Array
 
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.workloads.suites.expected import (
     TABLES,
     Expectation,
     Expectations,
+    choose_table,
     is_wild,
     matches,
-    message_of,
     parse,
     read_text,
-    table_of,
+    strip_judgement,
 )
 from hil.core.results import Outcome
 from hil.errors import UsageError
@@ -44,7 +44,7 @@ from hil.errors import UsageError
 _PASS = Outcome.PASS.value
 # Results of confirmation runs that show that the case did not cause the mismatch.
 _UNSTABLE = ("flaky", "one bad board")
-_LONGEST = 160  # maximum length for reasons made from messages, in characters
+_MAX_MESSAGE_LENGTH = 160  # maximum length for reasons made from messages, in characters
 # Parts that differ between similar messages: node and tensor names, lists, numbers.
 _NAME = re.compile(r"""\b(at|name|named|node|input|output|tensor) ('[^']*'|"[^"]*"|`[^`]*`)|\b(output) [^\s…]+(?=: )""")
 _NUMBERS = re.compile(r"\[[^\[\]]*\]|(?<!\w)(?<!every value is )[-+]?(?:\d[\w.+-]*|(?:nan|inf)\b)")
@@ -78,22 +78,22 @@ def update(
         StorageError: the file cannot be written.
     """
     before = read_text(path)
-    after = updated(before, path, records, ids=ids, today=today or date.today())
+    after = update_text(before, path, records, ids=ids, today=today or date.today())
     if write and after != before:
-        with storing(path, ""):
+        with convert_write_errors(path, ""):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(after, encoding="utf-8")
     old, new = (text.splitlines(keepends=True) for text in (before, after))
     return "".join(difflib.unified_diff(old, new, str(path) if before else "/dev/null", str(path)))
 
 
-def updated(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], today: date) -> str:
+def update_text(text: str, path: Path, records: Iterable[CaseRecord], *, ids: Collection[str], today: date) -> str:
     """Return the new text of a file; see :func:`update`."""
     last = {record.id: record for record in records}
     judged = [
         record
         for _, record in sorted(last.items())
-        if (record.ended == _PASS or table_of(record)) and record.confirmed not in _UNSTABLE
+        if (record.ended == _PASS or choose_table(record)) and record.confirmed not in _UNSTABLE
     ]
     old = Expectations(path, parse(text, path), today)
     known = _remove_unexpected(old, judged, frozenset({*ids, *last}))
@@ -134,11 +134,11 @@ def _remove_unexpected(known: Expectations, judged: Sequence[CaseRecord], ids: f
 def _remove_cases(entry: Expectation, gone: Collection[str], ids: frozenset[str]) -> Expectation:
     """Remove cases from an entry. Keep a pattern that other cases need, and add exceptions."""
 
-    def needed(pattern: str) -> bool:
+    def is_needed(pattern: str) -> bool:
         covered = {name for name in ids if matches((pattern,), name) and not matches(entry.without, name)}
         return not covered or not covered <= set(gone)
 
-    kept = tuple(one for one in entry.cases if (needed(one) if is_wild(one) else one not in gone))
+    kept = tuple(one for one in entry.cases if (is_needed(one) if is_wild(one) else one not in gone))
     still = (*entry.without, *sorted(name for name in gone if matches(kept, name)))
     return replace(entry, cases=kept, without=tuple(one for one in still if is_wild(one) or matches(kept, one)))
 
@@ -149,7 +149,9 @@ def _add_failures(
     """Return the entries with failed cases added to matching entries, and new entries for the other cases."""
     groups: defaultdict[tuple[str, str, str, str, str], list[CaseRecord]] = defaultdict(list)
     for record in failed:
-        groups[table_of(record), record.ended, record.flow, record.hw_type, _generalize_message(record)].append(record)
+        groups[choose_table(record), record.ended, record.flow, record.hw_type, _generalize_message(record)].append(
+            record
+        )
     entries, new = list(known.entries), []
     for (table, outcome, flow, hw_type, likeness), records in groups.items():
         names = tuple(record.id for record in records)
@@ -175,13 +177,13 @@ def _can_add_failures(entry: Expectation, records: Sequence[CaseRecord], likenes
         bool(entry.cases)
         and entry.until is None
         and len(entry.outcomes) == 1
-        and alike(entry.reason) == likeness
+        and generalize_text(entry.reason) == likeness
         and all(entry.expects(record) and any_case.applies_to(record) for record in records)
         and not any(matches(tuple(filter(is_wild, entry.without)), record.id) for record in records)
     )
 
 
-def alike(message: str) -> str:
+def generalize_text(message: str) -> str:
     """Return the common part of similar messages as a single truncated line.
 
     An ellipsis replaces details of the case. Measurements of a mismatch are removed.
@@ -191,14 +193,14 @@ def alike(message: str) -> str:
     while text != before:  # lists may be nested
         before, text = text, _NUMBERS.sub("…", _NAME.sub(lambda found: f"{found[1] or found[3]} …", text))
         text = _MEASURED.sub("", _COUNT.sub(r"values\1", text)).strip()
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip(' …')} …"
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[: _MAX_MESSAGE_LENGTH - 2].rstrip(' …')} …"
 
 
 def _generalize_message(record: CaseRecord) -> str:
-    message = message_of(record)
+    message = strip_judgement(record)
     for name in filter(None, (record.id, record.model)):
         message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", "…", message)
-    return alike(message) or record.ended
+    return generalize_text(message) or record.ended
 
 
 def _choose_reason(records: Sequence[CaseRecord]) -> str:
@@ -206,10 +208,10 @@ def _choose_reason(records: Sequence[CaseRecord]) -> str:
 
     For mismatches, always use the common part, because the numbers may differ in the next run.
     """
-    messages = {message_of(record).strip().partition("\n")[0] for record in records}
+    messages = {strip_judgement(record).strip().partition("\n")[0] for record in records}
     likeness = _generalize_message(records[0])
     first = messages.pop()
-    plain = not messages and len(first) <= _LONGEST and alike(first) == likeness
+    plain = not messages and len(first) <= _MAX_MESSAGE_LENGTH and generalize_text(first) == likeness
     return first if plain and records[0].ended != Outcome.FAIL.value else likeness
 
 

@@ -15,19 +15,19 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows import Flow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, lent
-from hil.controller.storage.origin import origin_of_request
+from hil.controller.storage.isolation.isolated import Isolated, lend_pool
+from hil.controller.storage.origin import find_request_origin
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
-from hil.controller.workloads.suites.cases.sources import flow_of, open_suite, place_of
-from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, model_files
+from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite, place_of
+from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, list_model_files
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.preparing import check_settings, resolve_boards, suite_runner
+from hil.controller.workloads.suites.preparing import check_settings, make_suite_runner, resolve_boards
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
-from hil.controller.workloads.suites.store import SuiteRun, default_folder, versions
+from hil.controller.workloads.suites.store import SuiteRun, choose_default_folder, collect_versions
 from hil.controller.workloads.suites.tasks import Task
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
@@ -97,7 +97,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
     run = SuiteRun.open(folder)
     check_seal(folder, run.head.request)
     try:
-        request = SuiteRequest.of_json(run.head.request)
+        request = SuiteRequest.from_json(run.head.request)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"cannot resume {folder}: missing or invalid request in suite.json ({error})",
@@ -112,7 +112,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    check_settings(request.settings, flow_of(request), resolve_boards(request))
+    check_settings(request.settings, choose_flow(request), resolve_boards(request))
 
 
 def select(
@@ -132,7 +132,7 @@ def select(
 
 @contextlib.contextmanager
 def _open_context(request: SuiteRequest, isolated: Isolated | None = None) -> Iterator[RunContext]:
-    with lent(isolated, None if request.on_farm else request.jobs) as workers:
+    with lend_pool(isolated, None if request.on_farm else request.jobs) as workers:
         yield RunContext(Cache(), workers)
 
 
@@ -145,7 +145,7 @@ class _SuiteJob:
         self._request = request
         self._context = context
         self._screen = screen
-        self._flow = flow_of(request)
+        self._flow = choose_flow(request)
         self._choices = list(boards) or resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
@@ -160,7 +160,7 @@ class _SuiteJob:
     def start(self, out: Path | None) -> SuiteRun:
         suite, flow = self._suite, self._flow
         specs = select(suite, self._request, flow, self._expectations, self._choices)
-        folder = out or default_folder(suite.name, flow.name)
+        folder = out or choose_default_folder(suite.name, flow.name)
         request = self._request.to_json()
         head = SuiteRecord(
             schema=1,
@@ -173,12 +173,12 @@ class _SuiteJob:
             runtime=flow.runtime,
             boards=[choice.name for choice in self._choices],
             command=_resume_command(folder),
-            versions=versions(),
+            versions=collect_versions(),
             ids=[spec.id for spec in specs],
             suite_ids=[spec.id for spec in suite.cases],
-            models=model_files(specs),
+            models=list_model_files(specs),
             expected=str(suite.expected) if suite.expected else None,
-            origin=origin_of_request(request),
+            origin=find_request_origin(request),
             left_out=list(suite.left_out),
             interrupted=False,
             started=time.time(),
@@ -188,11 +188,11 @@ class _SuiteJob:
         is_new, is_first = not folder.exists(), not folder.parent.exists()
         run = SuiteRun.create(folder, head)
         try:
-            with run.writing():
+            with run.lock_for_writing():
                 return self._run_cases(run, specs)
         except (FarmError, BoardRefused, BoardUnreachable):
             # The farm has no suitable boards, or no board was reached: remove the new directory.
-            if is_new and all(record.outcome in NEVER_IN for record in run.records()):
+            if is_new and all(record.outcome in NEVER_IN for record in run.read_records()):
                 shutil.rmtree(folder, ignore_errors=True)
                 if is_first:
                     with contextlib.suppress(OSError):  # the directory may contain newer runs by now
@@ -207,13 +207,13 @@ class _SuiteJob:
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
                 hint="the models or the onnx package changed: start a new run",
             )
-        with run.writing():
-            was, now = run.head.versions, versions()
+        with run.lock_for_writing():
+            was, now = run.head.versions, collect_versions()
             if other := [f"{name} {was[name]} (here: {now.get(name)})" for name in was if was[name] != now.get(name)]:
                 text = f"finished cases ran with {', '.join(other)}: start a new run for consistent versions"
                 self._screen.note(text)
             specs = [by_id[case_id] for case_id in run.head.ids]
-            run.save(interrupted=False, finished=None, exit_code=None, models=model_files(specs))
+            run.save(interrupted=False, finished=None, exit_code=None, models=list_model_files(specs))
             return self._run_cases(run, specs)
 
     def _run_cases(self, run: SuiteRun, specs: Sequence[CaseSpec]) -> SuiteRun:
@@ -221,17 +221,17 @@ class _SuiteJob:
         if stale := run.drop_stale({spec.id: spec.content for spec in specs}):
             more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
             screen.note(f"{stale[0]}{more} will run again: the model, an accompanying file or the flow changed")
-        done = {record.id: record for record in run.records()}
+        done = {record.id: record for record in run.read_records()}
         todo = {spec.id: spec for spec in specs if spec.id not in done}
         screen.begin(len(specs), list(done.values()))
         every = [spec.id for spec in suite.cases]
-        remarks = self._expectations.remarks(every, flow=flow.name, runtime=flow.runtime)
+        remarks = self._expectations.list_remarks(every, flow=flow.name, runtime=flow.runtime)
         left_out = [f"left out: {one}" for one in suite.left_out]
-        for line in (*left_out, *self._request.remarks(every), *remarks):
+        for line in (*left_out, *self._request.list_remarks(every), *remarks):
             screen.note(line)
         try:
             if todo:
-                engine = Engine(request, flow, self._choices, suite_runner(self._context), run, say=screen.note)
+                engine = Engine(request, flow, self._choices, make_suite_runner(self._context), run, say=screen.note)
                 # The engine adds the boards that it opens. Keep the boards from before the interruption.
                 engine.boards = run.head.board_info
                 for task in engine.run(list(todo.values())):
@@ -249,7 +249,7 @@ class _SuiteJob:
             write_reports(run.folder)
             screen.interrupt(_resume_command(run.folder))
             raise
-        outcomes = [Outcome(record.outcome) for record in run.records()]
+        outcomes = [Outcome(record.outcome) for record in run.read_records()]
         run.save(finished=time.time(), exit_code=exit_code_of(outcomes))
         write_reports(run.folder)
         return run
@@ -296,4 +296,4 @@ def expect_from(folder: Path, path: Path | None, *, update: bool) -> str:
     if own is None:
         what = f"the suite {run.head.suite} has no expected-failures file"
         raise UsageError(what, hint="add --file FILE")
-    return rewritten(own, run.records(), ids=run.head.suite_ids, write=update)
+    return rewritten(own, run.read_records(), ids=run.head.suite_ids, write=update)

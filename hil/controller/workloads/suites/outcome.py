@@ -9,14 +9,14 @@ from pathlib import Path
 from hil.compare.comparison import OutputComparison
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.case_fields import case_fields
+from hil.controller.pipeline.records.case_fields import make_case_fields
 from hil.controller.pipeline.records.record import record_case, record_verdict
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.screen.texts import shortened
+from hil.controller.storage.screen.texts import shorten
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
-from hil.controller.workloads.suites.tasks import Task, confirmed
+from hil.controller.workloads.suites.tasks import Task, summarize_confirmations
 from hil.core.results import Outcome
 
 _DETAIL = 8 << 10  # characters
@@ -42,9 +42,9 @@ def record_of(
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict
-    told = case_fields(record_case(case, {}))
+    told = make_case_fields(record_case(case, {}))
     option = case.error.option if case.error is not None else ""
-    told |= {"hint": _INSTEAD.get(option, told["hint"]), "detail": shortened(told["detail"], _DETAIL)}
+    told |= {"hint": _INSTEAD.get(option, told["hint"]), "detail": shorten(told["detail"], _DETAIL)}
     return CaseRecord(
         **told,
         id=spec.id,
@@ -63,10 +63,10 @@ def record_of(
         plain_outputs=[] if plain is None else record_verdict(plain).outputs,
         plain_against="" if plain is None else plain.against,
         attempts=list(task.attempts),
-        confirmed=confirmed(task.wrong_on, task.confirmations),
+        confirmed=summarize_confirmations(task.wrong_on, task.confirmations),
         repeat=request.command(spec.id),
         diff=_build_diff_command(case, kept),
-        folder=f"cases/{spec.id}" if run.case_folder(spec.id).exists() else "",
+        folder=f"cases/{spec.id}" if run.get_case_folder(spec.id).exists() else "",
         directories=list_directories(case, run),
         started=task.started,
         content=spec.content,
@@ -88,7 +88,7 @@ def _store_tensors(case: Case, run: SuiteDirectory, wanted: bool) -> dict[str, d
     held = {
         "inputs": case.inputs,
         "outputs": case.result.outputs if case.result else None,
-        **{_reference_folder(number): one.outputs for number, one in enumerate(case.references)},
+        **{_name_reference_folder(number): one.outputs for number, one in enumerate(case.references)},
         "plain_references": case.plain_reference.outputs if case.plain_reference else None,
     }
     return {
@@ -98,7 +98,7 @@ def _store_tensors(case: Case, run: SuiteDirectory, wanted: bool) -> dict[str, d
     }
 
 
-def _reference_folder(number: int) -> str:
+def _name_reference_folder(number: int) -> str:
     """Return the directory name for the outputs of the reference with this index."""
     return f"references-{number}" if number else "references"
 
@@ -109,7 +109,7 @@ def _build_diff_command(case: Case, kept: Mapping[str, Mapping[str, Path]]) -> s
     # differ.
     if case.outcome is not Outcome.FAIL or not case.verdicts or not kept.get("outputs") or case.generation:
         return ""
-    beside = [(verdict, _reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
+    beside = [(verdict, _name_reference_folder(number)) for number, verdict in enumerate(case.verdicts)]
     beside += [(case.plain_verdict, "plain_references")] if case.plain_verdict is not None else []
     verdict, kind = next((one for one in beside if not one[0]), beside[-1])
     if not verdict.outputs or not kept.get(kind):

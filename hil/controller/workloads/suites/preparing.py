@@ -11,23 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hil.compare.criteria import with_outputs
+from hil.compare.criteria import select_output_texts
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.models.flows import Flow, quantum_atol
+from hil.controller.models.flows import Flow, compute_quantum_atol
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import accept_of_file, for_model
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, Options
+from hil.controller.pipeline.settings.model_settings import accept_of_file, apply_model_settings
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
-from hil.controller.workloads.suites.tasks import Task, unread
+from hil.controller.workloads.suites.tasks import Task, make_unread_case
 from hil.core.board_config import BoardConfig
 from hil.core.futures import iterate_completed
 from hil.core.results import Model, Stage
@@ -56,7 +56,7 @@ _KINDS: Mapping[Stage, type[HilError]] = {
 }
 
 
-def suite_runner(context: RunContext) -> Runner:
+def make_suite_runner(context: RunContext) -> Runner:
     """Return the runner of a suite's cases.
 
     The runner converts usage errors to outcomes, because a model or flow caused them.
@@ -71,27 +71,27 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
         folder: the case's directory. It is recreated with ``logs``, because a killed run may have left files.
         name: the case's name; "" is the ID.
     """
-    with storing(folder):
+    with convert_write_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     name = name or spec.id
     try:
         data = spec.make(folder)
         if data.program is not None:
-            return data.program.begin(options_for(data, flow, settings, spec), folder, name)
-        quantum = quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
+            return data.program.begin(make_options(data, flow, settings, spec), folder, name)
+        quantum = compute_quantum_atol(flow, data.path, runner.context, folder / "logs" / "import.log")
         if quantum is not None:
             data = replace(data, atol=max(quantum, data.atol or 0.0))
-        case = runner.begin(data.path, options_for(data, flow, settings, spec), folder, name=name)
+        case = runner.begin(data.path, make_options(data, flow, settings, spec), folder, name=name)
         if not spec.layer:
-            check_accepted_outputs([(accept_of_file(settings, _model_path(data, spec)), case.model)])
+            check_accepted_outputs([(accept_of_file(settings, _choose_model_path(data, spec)), case.model)])
         return case
     except StorageError:
         raise
     except HilError as error:
-        case = unread(name, flow.runtime, folder)
+        case = make_unread_case(name, flow.runtime, folder)
         failure = _convert_usage_error(error, Stage.IMPORT) if isinstance(error, UsageError) else error
-        return case.ended(failure, Stage.IMPORT)
+        return case.with_error(failure, Stage.IMPORT)
 
 
 def _convert_usage_error(error: UsageError, stage: Stage) -> HilError:
@@ -106,7 +106,7 @@ def _convert_usage_error(error: UsageError, stage: Stage) -> HilError:
 
 def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice]) -> None:
     """Check that the settings are valid on all boards. Raises the errors of :func:`check_options`."""
-    chosen = {**vars(settings), "references": references_of(settings, flow)}
+    chosen = {**vars(settings), "references": choose_references(settings, flow)}
     for choice in choices:
         check_options(Options(**chosen, runtime=flow.runtime), choice)
 
@@ -124,16 +124,16 @@ def resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
     return choices
 
 
-def references_of(settings: Settings, flow: Flow) -> tuple[str, ...]:
+def choose_references(settings: Settings, flow: Flow) -> tuple[str, ...]:
     """Return the user's references, or the flow's references."""
     return settings.references or flow.references
 
 
-def _model_path(data: CaseData, spec: CaseSpec) -> Path:
+def _choose_model_path(data: CaseData, spec: CaseSpec) -> Path:
     return Path(spec.file.path) if spec.file is not None else data.path
 
 
-def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
+def make_options(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) -> Options:
     """Return the pipeline options for a case, from its data, flow and settings.
 
     Three settings apply to a whole model, but not to its layers: the project file's settings for the model, the input
@@ -142,12 +142,12 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
     if spec.layer:
         settings = replace(settings, per_model={}, input_range=None)
     else:
-        settings = for_model(settings, _model_path(data, spec))
+        settings = apply_model_settings(settings, _choose_model_path(data, spec))
     accept = settings.accept or flow.accept
     chosen: dict[str, Any] = {
         "debug_ir": settings.debug_ir / spec.id if settings.debug_ir else None,
-        "references": references_of(settings, flow),
-        "accept": with_outputs(accept) if spec.layer else accept,
+        "references": choose_references(settings, flow),
+        "accept": select_output_texts(accept) if spec.layer else accept,
         "arithmetic": settings.arithmetic or flow.arithmetic,
         "compile_flags": (*flow.compile_flags, *settings.compile_flags),
     }
@@ -175,7 +175,7 @@ def options_for(data: CaseData, flow: Flow, settings: Settings, spec: CaseSpec) 
     )
 
 
-def prepared(
+def iter_prepared(
     specs: Sequence[CaseSpec],
     flow: Flow,
     settings: Settings,
@@ -190,7 +190,7 @@ def prepared(
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="prepare") as pool:
 
         def begin_one(spec: CaseSpec) -> Case | Task:
-            case = begin_case(spec, flow, runner, run.case_folder(spec.id), settings)
+            case = begin_case(spec, flow, runner, run.get_case_folder(spec.id), settings)
             # Immediately finish cases that need no compiler, so that boards need not wait.
             return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
 
@@ -271,7 +271,7 @@ def _compile_groups(
                 cache=context.cache,
                 isolated=context.isolated,
                 recompute=settings.recompute,
-                timeout=COMPILE_TIMEOUT_S,
+                timeout=COMPILE_TIMEOUT_SECONDS,
                 log_folder=logs / str(number) if number else logs,
             )
         except HilError:
@@ -291,4 +291,4 @@ def _compile_case(case: Case, config: BoardConfig, runner: Runner, seconds: floa
     made = replace(made, options=case.options)
     if made.artifact is None or not made.artifact.cached:
         return made
-    return replace(made, artifact=replace(made.artifact, cached=False, seconds=seconds)).timed(compile_s=seconds)
+    return replace(made, artifact=replace(made.artifact, cached=False, seconds=seconds)).with_timings(compile_s=seconds)

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.devices.board_choice import is_lent
-from hil.controller.pipeline.settings.option_words import format_option_values, option_words
-from hil.controller.pipeline.settings.options import CaseSettings, flag_of, specs_of, stored_settings
-from hil.core.text import jsonable
+from hil.controller.devices.board_choice import is_provider_address
+from hil.controller.pipeline.settings.option_words import format_option_values, format_option_words
+from hil.controller.pipeline.settings.options import CaseSettings, flag_of, list_specs, restore_settings
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 # hil's built-in suites: source -> name. The @ distinguishes them from paths.
@@ -42,9 +42,9 @@ class SuiteRequest:
     # part of an ID. A pattern after an equals sign must match the whole ID.
     filters: tuple[str, ...] = ()
     layers: bool = True  # add a case per model layer
-    group: str = "node"  # how layers are formed: see :func:`hil.controller.analysis.layers.layers_of`
+    group: str = "node"  # how layers are formed: see :func:`hil.controller.analysis.layers.extract_layers`
     layer_inputs: str = "real"  # ``real`` (activations from the reference) or ``random``
-    merge: str = "content"  # which layers are merged: see :func:`hil.controller.analysis.layers.unmerged`
+    merge: str = "content"  # which layers are merged: see :func:`hil.controller.analysis.layers.drop_merged`
     # Symbolic dimension sizes, or ranges such as ``1..512``.
     dims: Mapping[str, int | str] = field(default_factory=dict)
     only_expected_failures: bool = False  # skip cases that are expected to pass
@@ -60,16 +60,16 @@ class SuiteRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON values."""
-        values: dict[str, Any] = jsonable(asdict(self))
+        values: dict[str, Any] = convert_to_json(asdict(self))
         return values
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> SuiteRequest:
+    def from_json(cls, values: Mapping[str, Any]) -> SuiteRequest:
         """Parse the request of a stored run."""
         plain: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in dict(values).items()
         }
-        settings = stored_settings(dict(plain.pop("settings")), Settings)
+        settings = restore_settings(dict(plain.pop("settings")), Settings)
         return cls(**plain, settings=Settings(**settings))
 
     def for_target(self, name: str, **options: Any) -> SuiteRequest:
@@ -83,13 +83,13 @@ class SuiteRequest:
     @property
     def on_farm(self) -> bool:
         """Whether the suite runs on farm boards."""
-        return any(is_lent(board) for board in self.boards)
+        return any(is_provider_address(board) for board in self.boards)
 
     def selects(self, case_id: str) -> bool:
         """Return whether the filters select a case."""
         return not self.filters or any(_matches_filter(case_id, pattern) for pattern in self.filters)
 
-    def remarks(self, ids: Sequence[str]) -> list[str]:
+    def list_remarks(self, ids: Sequence[str]) -> list[str]:
         """Return a warning per filter that matches no case of the suite."""
         idle = [pattern for pattern in self.filters if not any(_matches_filter(case_id, pattern) for case_id in ids)]
         return [f"--filter {pattern}: no case matches" for pattern in idle]
@@ -104,7 +104,7 @@ class SuiteRequest:
 
     @functools.cached_property
     def _option_words(self) -> list[str]:
-        return option_words(self._list_options())
+        return format_option_words(self._list_options())
 
     def _list_options(self) -> list[tuple[str, Any]]:
         """Return the non-default options that affect the results of cases."""
@@ -121,7 +121,7 @@ class SuiteRequest:
             *(("--dim", f"{name}={size}", "") for name, size in self.dims.items()),
             *(("--fault", fault, "") for fault in self.faults),
         ]
-        for name, spec in specs_of(CaseSettings).items():
+        for name, spec in list_specs(CaseSettings).items():
             value, without = getattr(settings, name), getattr(usual.settings, name)
             if spec.decides and value != without:
                 values = format_option_values(name, value, repeats=spec.repeats)

@@ -18,11 +18,19 @@ from msgspec.structs import asdict
 from hil.controller.records.base import read_record
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord, make_case_record
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
-from hil.controller.storage.paths import exists
-from hil.controller.storage.runs import lock_folder, safe_name, seal, store_tensors, storing, write_file, write_json
+from hil.controller.storage.paths import path_exists
+from hil.controller.storage.runs import (
+    convert_write_errors,
+    lock_folder,
+    make_safe_name,
+    seal,
+    store_tensors,
+    write_file,
+    write_json,
+)
 from hil.core import own_version
 from hil.core.bounded_json import parse_json
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.tensors import Array
 from hil.errors import UsageError
 
@@ -31,23 +39,23 @@ _PACKAGES = ("onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "
 _FRAMEWORKS = ("torch", "executorch", "torchvision", "torchaudio", "tensorflow", "tensorflow-cpu", "ai-edge-litert")
 
 
-def versions() -> dict[str, str]:
+def collect_versions() -> dict[str, str]:
     """Return the tools' versions, and a host description."""
     return {
         "hil": own_version(),
         "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
-        **installed(_FRAMEWORKS),
+        **{name: get_version(name) for name in _PACKAGES},
+        **list_installed(_FRAMEWORKS),
         "host": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
     }
 
 
-def installed(packages: tuple[str, ...]) -> dict[str, str]:
+def list_installed(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of the installed packages among ``packages``."""
     found = {}
     for name in packages:
         try:
-            found[name] = version(name)
+            found[name] = get_version(name)
         except PackageNotFoundError:
             continue
     return found
@@ -63,7 +71,7 @@ class SuiteDirectory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def case_folder(self, case_id: str) -> Path:
+    def get_case_folder(self, case_id: str) -> Path:
         """Return the directory of a case."""
         return self.folder / "cases" / case_id
 
@@ -83,7 +91,7 @@ class SuiteDirectory:
 class SuiteRun(SuiteDirectory):
     """A suite run in a directory. ``head`` is the content of suite.json; :meth:`save` writes it.
 
-    Only one process at a time may write (:meth:`writing`).
+    Only one process at a time may write (:meth:`lock_for_writing`).
     """
 
     def __init__(self, folder: Path, head: SuiteRecord) -> None:
@@ -98,7 +106,7 @@ class SuiteRun(SuiteDirectory):
                 f"{folder} already contains a suite run",
                 hint=f"resume the run with --resume {shlex.quote(str(folder))}, or choose a different --out",
             )
-        with storing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / LINES).touch()
             seal(folder, head.request)
@@ -109,7 +117,7 @@ class SuiteRun(SuiteDirectory):
     @classmethod
     def open(cls, folder: Path) -> SuiteRun:
         """Open a stored run. Raises UsageError if the run is missing or the head is unreadable."""
-        if not exists(folder / HEAD):
+        if not path_exists(folder / HEAD):
             raise UsageError(
                 f"{folder} is not a suite run: {HEAD} not found",
                 hint="give the directory of a suite run: --out, or the path that hil suite run printed",
@@ -123,25 +131,25 @@ class SuiteRun(SuiteDirectory):
 
     def to_document(self) -> SuiteDocument:
         """Return the run with its cases."""
-        return SuiteDocument(**asdict(self.head), folder=str(self.folder), cases=self.records())
+        return SuiteDocument(**asdict(self.head), folder=str(self.folder), cases=self.read_records())
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def lock_for_writing(self) -> Iterator[None]:
         """Lock the run for writing. Remove an incomplete line that a killed writer left.
 
         Raises UsageError if a different process has the lock.
         """
         with lock_folder(self.folder):
-            with storing(self.folder):
+            with convert_write_errors(self.folder):
                 remove_incomplete_line(self.folder / LINES)
             yield
 
     def append(self, record: CaseRecord) -> None:
         """Append a case's record. After the return the record survives a crash of this process."""
-        with storing(self.folder), (self.folder / LINES).open("ab") as file:
+        with convert_write_errors(self.folder), (self.folder / LINES).open("ab") as file:
             file.write(_encode_record(record))
 
-    def records(self) -> list[CaseRecord]:
+    def read_records(self) -> list[CaseRecord]:
         """Return the records of the finished cases, in the suite's order."""
         return self.read()[0]
 
@@ -161,7 +169,7 @@ class SuiteRun(SuiteDirectory):
 
     def drop_stale(self, content: Mapping[str, str]) -> list[str]:
         """Remove the records of cases with changed content. Return their IDs."""
-        records = self.records()
+        records = self.read_records()
         stale = [record.id for record in records if record.content != content.get(record.id)]
         if stale:
             kept = b"".join(_encode_record(record) for record in records if record.id not in stale)
@@ -178,7 +186,7 @@ def _encode_record(record: CaseRecord) -> bytes:
     return json.dumps(record.to_json(), allow_nan=False).encode() + b"\n"
 
 
-def default_folder(title: str, flow: str) -> Path:
+def choose_default_folder(title: str, flow: str) -> Path:
     """Return the default name of a new run directory."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return Path("hil-suites") / f"{stamp}-{safe_name(title)}-{safe_name(flow)}-{os.urandom(2).hex()}"
+    return Path("hil-suites") / f"{stamp}-{make_safe_name(title)}-{make_safe_name(flow)}-{os.urandom(2).hex()}"

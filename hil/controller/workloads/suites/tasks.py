@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hil.controller.devices.board_choice import BoardChoice, is_lent
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address
 from hil.controller.devices.links.link import BoardLoan
-from hil.controller.devices.links.package_links import provider_of
+from hil.controller.devices.links.package_links import find_provider
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.board_config import BoardConfig
@@ -102,15 +102,15 @@ class TaskQueue:
         second slot immediately, but the first slot notices the loss only after its current case.
         """
 
-        def renamed(names: Sequence[str]) -> list[str]:
+        def rename_boards(names: Sequence[str]) -> list[str]:
             return [to if name == board else name for name in names]
 
         with self._changed:
             while to != board and to in self._alive and not self._closed:
                 self._changed.wait(0.5)
-            self._alive = renamed(self._alive)
+            self._alive = rename_boards(self._alive)
             for task in self._waiting:
-                task.boards = tuple(renamed(task.boards))
+                task.boards = tuple(rename_boards(task.boards))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -120,12 +120,12 @@ class TaskQueue:
             self._changed.notify_all()
 
 
-def unread(name: str, runtime: str, folder: Path) -> Case:
+def make_unread_case(name: str, runtime: str, folder: Path) -> Case:
     """Return a case without any results, for cases whose model or compile target is unknown."""
     return Case(name, folder / "unread", Options(runtime=runtime), folder)
 
 
-def fresh(case: Case) -> Case:
+def drop_results(case: Case) -> Case:
     """Return the case without the results of the run. Host results such as references and their times remain."""
     return replace(
         case,
@@ -142,14 +142,14 @@ def fresh(case: Case) -> Case:
     )
 
 
-def attempt(why: str, task: Task) -> dict[str, str]:
+def make_attempt(why: str, task: Task) -> dict[str, str]:
     """Return the record of an attempt that does not count, with the reason."""
     case = task.case
     outcome = case.outcome.value if case.outcome else ""
     return {"why": why, "board": task.board, "outcome": outcome, "message": case.reason}
 
 
-def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
+def choose_next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[str, ...] | None:
     """Return the allowed boards for the next confirmation run of a mismatch, or None if no run is needed.
 
     The board of the mismatch and the other boards alternate, starting with the board of the mismatch.
@@ -163,7 +163,7 @@ def next_confirmation(task: Task, wanted: int, boards: Sequence[str]) -> tuple[s
     return (task.wrong_on,)
 
 
-def confirmed(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
+def summarize_confirmations(first: str, confirmations: Sequence[tuple[str, bool]]) -> str:
     """Summarize the confirmation runs of a mismatch.
 
     Returns ``always wrong``, ``flaky``, ``one bad board``, or "" without runs.
@@ -207,7 +207,7 @@ class TargetConsensus:
             )
 
 
-_LOOK_S = 0.3
+_LOOK_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class LeasedSlot(BoardSlot):
 
     def take(self, state: RunState) -> BoardChoice | None:
         """Wait for a board. The timeout restarts while other boards run cases."""
-        provider, selector = provider_of(_get_address(self._choice))
+        provider, selector = find_provider(_get_address(self._choice))
         deadline = time.monotonic() + self._wait_s
         try:
             while not state.over():
@@ -275,7 +275,7 @@ class LeasedSlot(BoardSlot):
                     deadline = time.monotonic() + self._wait_s
                 try:
                     self._loan = self._loan or provider.order(selector, self._purpose)
-                    if self._loan.wait(_LOOK_S):
+                    if self._loan.wait(_LOOK_SECONDS):
                         state.say(f"farm board {self._loan.name} runs cases")
                         self._had_one = True
                         return BoardChoice(self._loan.config)
@@ -283,7 +283,7 @@ class LeasedSlot(BoardSlot):
                     # Wait for the farm only if it was reachable before.
                     if not (self._had_one or state.running()) or time.monotonic() > deadline:
                         raise
-                    time.sleep(_LOOK_S)
+                    time.sleep(_LOOK_SECONDS)
                 if time.monotonic() > deadline:
                     text = self._loan.queue_text() if self._loan else ""
                     raise BoardBusy(f"no farm board became available within {self._wait_s:g} s: {text}".rstrip(": "))
@@ -295,7 +295,7 @@ class LeasedSlot(BoardSlot):
 
     def over(self) -> str:
         """Return why the lease ended, or "". The farm may report the reason with a short delay."""
-        return self._loan.ended(_LOOK_S) if self._loan else ""
+        return self._loan.ended(_LOOK_SECONDS) if self._loan else ""
 
     def give_back(self) -> None:
         """End the lease."""
@@ -304,7 +304,7 @@ class LeasedSlot(BoardSlot):
             loan.close()
 
 
-def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[BoardSlot]:
+def make_slots(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: float) -> list[BoardSlot]:
     """Return the slots for the chosen boards: one per named board, ``boards`` per farm selector.
 
     Args:
@@ -312,7 +312,7 @@ def slots_of(choices: Sequence[BoardChoice], boards: int, purpose: str, wait_s: 
     """
     slots: list[BoardSlot] = []
     for choice in choices:
-        if is_lent(_get_address(choice)):
+        if is_provider_address(_get_address(choice)):
             slots += [LeasedSlot(choice, number, purpose, wait_s) for number in range(1, boards + 1)]
         else:
             slots.append(BoardSlot(choice))

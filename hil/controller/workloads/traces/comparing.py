@@ -11,8 +11,8 @@ from hil.compare.comparison import OutputComparison
 from hil.compare.criteria import Rule
 from hil.compare.stats import STATISTICS
 from hil.compare.verdict import Verdict, compare, compare_output, depends_on_noise
-from hil.controller.models.tensorflow.graphs import leaves, new_value
-from hil.controller.workloads.traces.trace import ModuleCall, Trace, arrays_in
+from hil.controller.models.tensorflow.graphs import iter_leaves, name_new_value
+from hil.controller.workloads.traces.trace import ModuleCall, Trace, list_arrays
 from hil.core.digest import digest_of
 from hil.core.results import Outcome, RunResult
 from hil.core.tensors import Array, to_bytes, type_text
@@ -94,7 +94,7 @@ def compare_traces(reference: Trace, target: Trace, judging: Judging | None = No
     return found
 
 
-def judged(comparisons: Sequence[CallComparison], *, ended_early: bool = False) -> tuple[Outcome, str]:
+def judge_trace(comparisons: Sequence[CallComparison], *, ended_early: bool = False) -> tuple[Outcome, str]:
     """Return a trace's outcome and reason: FAIL if a call failed, else BLIND if a call cannot be judged, else PASS.
 
     A trace without compared values is also a FAIL, unless it ``ended_early``: the error then contains the reason.
@@ -115,9 +115,11 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
     reference, target = trace.calls[number], other.calls[number]
     if reference.method != target.method:
         return CallComparison(number, target.method, f"{trace.backend} called {reference.method} instead")
-    wanted, got = arrays_in(reference.outputs), arrays_in(target.outputs)
+    wanted, got = list_arrays(reference.outputs), list_arrays(target.outputs)
     if wanted.keys() != got.keys() or _shape(reference.outputs) != _shape(target.outputs):
-        reason = f"returned {_outline(target.outputs)}, {trace.backend} returned {_outline(reference.outputs)}"
+        reason = (
+            f"returned {_format_outline(target.outputs)}, {trace.backend} returned {_format_outline(reference.outputs)}"
+        )
         return CallComparison(number, target.method, reason)
     for name in dict.fromkeys((*reference.assigned, *target.assigned)):
         for one, call in ((trace, reference), (other, target)):
@@ -128,28 +130,28 @@ def _compare(number: int, trace: Trace, other: Trace, judging: Judging) -> CallC
                     "not created with the module, and no tf.function uses it"
                 )
                 return CallComparison(number, target.method, reason)
-        wanted[new_value(name)], got[new_value(name)] = reference.state[name], target.state[name]
+        wanted[name_new_value(name)], got[name_new_value(name)] = reference.state[name], target.state[name]
     rtol = reference.rtol if judging.rtol is None else judging.rtol
     atol = reference.atol if judging.atol is None else judging.atol
     call = replace(reference, rtol=rtol, atol=atol)
-    differing = _other_inputs(call, target)
+    differing = _find_other_inputs(call, target)
     own = [name for name in differing if not _is_passed_on(name, number, trace, other)]
     if not wanted:
-        return CallComparison(number, target.method, _inputs_text(own, trace))
-    verdict = _verdict(wanted, got, call, trace.backend, judging)
+        return CallComparison(number, target.method, _format_inputs(own, trace))
+    verdict = _compare_outputs(wanted, got, call, trace.backend, judging)
     if depends_on_noise(verdict) and (noise := judging.noise(number)):
-        within = _verdict(wanted, got, call, trace.backend, judging, noise)
+        within = _compare_outputs(wanted, got, call, trace.backend, judging, noise)
         # Use the verdict with noise only if it differs from the verdict without noise.
-        verdict = within if _judged(within) != _judged(verdict) else verdict
-    why = _inputs_text(differing if verdict.outcome is Outcome.FAIL else own, trace)
+        verdict = within if _list_judgements(within) != _list_judgements(verdict) else verdict
+    why = _format_inputs(differing if verdict.outcome is Outcome.FAIL else own, trace)
     return CallComparison(number, target.method, why, verdict)
 
 
-def _judged(verdict: Verdict) -> list[tuple[bool, bool]]:
+def _list_judgements(verdict: Verdict) -> list[tuple[bool, bool]]:
     return [(output.passed, output.blind) for output in verdict.outputs]
 
 
-def _verdict(
+def _compare_outputs(
     wanted: dict[str, Array],
     got: dict[str, Array],
     call: ModuleCall,
@@ -163,8 +165,10 @@ def _verdict(
     """
     groups: dict[tuple[float | None, float | None], list[str]] = {}
     for name in wanted:
-        is_variable = name.startswith(new_value(""))
-        groups.setdefault(_tolerance(wanted[name], call) if is_variable else (call.rtol, call.atol), []).append(name)
+        is_variable = name.startswith(name_new_value(""))
+        groups.setdefault(_choose_tolerance(wanted[name], call) if is_variable else (call.rtol, call.atol), []).append(
+            name
+        )
     parts = []
     for (rtol, atol), names in groups.items():
         one, other = ({name: arrays[name] for name in names} for arrays in (got, wanted))
@@ -175,7 +179,7 @@ def _verdict(
     return replace(next(gravest, parts[0]), outputs=tuple(output for part in parts for output in part.outputs))
 
 
-def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
+def _choose_tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float | None]:
     """Return the call's tolerances, except tolerances that can never fail for this variable.
 
     The user chose the tolerances for the returned values, which may have another scale.
@@ -189,14 +193,14 @@ def _tolerance(variable: Array, call: ModuleCall) -> tuple[float | None, float |
     return None, None
 
 
-def _other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
+def _find_other_inputs(reference: ModuleCall, target: ModuleCall) -> list[str]:
     """Return the paths of the inputs that differ beyond the call's tolerances."""
-    wanted, got = arrays_in(reference.inputs), arrays_in(target.inputs)
+    wanted, got = list_arrays(reference.inputs), list_arrays(target.inputs)
     if wanted.keys() != got.keys() or _shape(reference.inputs) != _shape(target.inputs):
-        return [_outline(target.inputs)]
+        return [_format_outline(target.inputs)]
     found = []
     for name in wanted:
-        rtol, atol = _tolerance(wanted[name], reference)
+        rtol, atol = _choose_tolerance(wanted[name], reference)
         one, other = RunResult("", {name: got[name]}), RunResult("", {name: wanted[name]})
         if compare(one, other, rtol=rtol, atol=atol).outcome is Outcome.FAIL:
             found.append(name)
@@ -208,14 +212,14 @@ def _is_passed_on(name: str, number: int, trace: Trace, other: Trace) -> bool:
 
     Such a value was already judged in the earlier call.
     """
-    inputs = [arrays_in(one.calls[number].inputs).get(name) for one in (trace, other)]
+    inputs = [list_arrays(one.calls[number].inputs).get(name) for one in (trace, other)]
     return any(
         all(
-            given is not None and _is_same(given, arrays_in(one.calls[before].outputs).get(path))
+            given is not None and _is_same(given, list_arrays(one.calls[before].outputs).get(path))
             for given, one in zip(inputs, (trace, other), strict=True)
         )
         for before in range(number)
-        for path in arrays_in(trace.calls[before].outputs)
+        for path in list_arrays(trace.calls[before].outputs)
     )
 
 
@@ -229,14 +233,14 @@ def _is_same(one: Array, other: Array | None) -> bool:
     )
 
 
-def _inputs_text(differing: Sequence[str], trace: Trace) -> str:
+def _format_inputs(differing: Sequence[str], trace: Trace) -> str:
     return f"inputs differ from {trace.backend}: {', '.join(differing)}" if differing else ""
 
 
 def _shape(value: Any) -> list[Any]:
     """Return the paths of a structure, and the values of leaves that are not tensors."""
-    return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in leaves(value)]
+    return [(path, None if hasattr(leaf, "dtype") else leaf) for path, leaf in iter_leaves(value)]
 
 
-def _outline(outputs: Any) -> str:
-    return ", ".join(path for path, _ in leaves(outputs)) or "no values"
+def _format_outline(outputs: Any) -> str:
+    return ", ".join(path for path, _ in iter_leaves(outputs)) or "no values"

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.records.suite import CaseRecord, make_case_record
-from hil.controller.storage.runs import storing, write_file
+from hil.controller.storage.runs import convert_write_errors, write_file
 from hil.controller.workloads.matrix.files import write_matrix
-from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, nothing_of
+from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, make_empty_results
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
@@ -33,7 +33,7 @@ def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -
     Raises:
         StorageError: a file cannot be written.
     """
-    with storing(module):
+    with convert_write_errors(module):
         for before in module.glob(f"*/traces/{glob.escape(reference.name)}/{RESULTS}"):
             before.unlink()
     lines = [json.dumps(record.to_json()) for record in records]
@@ -43,7 +43,7 @@ def write_report(module: Path, reference: Path, records: Sequence[CaseRecord]) -
         for record in _read(file):
             columns.setdefault(record.folder.partition("/")[0], []).append(record)
     if len(columns) > 1 or (module / "matrix.html").exists():
-        targets = [_target(module, name, found) for name, found in columns.items()]
+        targets = [_make_target(module, name, found) for name, found in columns.items()]
         write_matrix(MatrixReport(records[0].model, targets), module)
 
 
@@ -54,10 +54,10 @@ def _read(file: Path) -> Iterator[CaseRecord]:
         return
 
 
-def _target(module: Path, name: str, records: Sequence[CaseRecord]) -> TargetResults:
+def _make_target(module: Path, name: str, records: Sequence[CaseRecord]) -> TargetResults:
     first = records[0]
     run = replace(
-        nothing_of(module),
+        make_empty_results(module),
         suite=first.suite,
         flow=first.flow,
         runtime=first.runtime,

@@ -11,23 +11,23 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.models.tensorflow.graphs import leaves, new_value, replace_leaves
+from hil.controller.models.tensorflow.graphs import iter_leaves, name_new_value, replace_leaves
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated, lent
-from hil.controller.storage.origin import typed_command
+from hil.controller.storage.isolation.isolated import Isolated, lend_pool
+from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import RunStore, safe_name
+from hil.controller.storage.runs import RunStore, make_safe_name
 from hil.controller.workloads.run_job import run_cases
 from hil.controller.workloads.traces.stored import OF_RUN, load_one
-from hil.controller.workloads.traces.trace import MOST_LOADED, ModuleCall, Trace, arrays_in, same_bits
+from hil.controller.workloads.traces.trace import MAX_LOADED, ModuleCall, Trace, list_arrays, reinterpret_bits
 from hil.core.results import RunResult, Stage
-from hil.core.tensors import Array, TensorSpec, dtype_name
-from hil.core.text import jsonable
+from hil.core.tensors import Array, TensorSpec, get_dtype_name
+from hil.core.text import convert_to_json
 from hil.errors import NotRun, RunFailed, UsageError
 
 
@@ -56,21 +56,21 @@ def run_trace(
         KeyboardInterrupt: Ctrl-C; partial results are stored.
     """
     trace, folder = load_one(job.models[0], job.out)
-    wanted, place = _expected(trace, folder, against, job.out)
+    wanted, place = _load_expected(trace, folder, against, job.out)
     replay = Replay(trace, wanted)
     runtimes = sorted({call.program.runtime for call in trace.calls if call.program})
     if not runtimes or not all(call.program for call in trace.calls):
         raise UsageError(
-            f"{folder} cannot be replayed: {trace.backend} has calls without a program", hint=_hint(folder)
+            f"{folder} cannot be replayed: {trace.backend} has calls without a program", hint=_make_hint(folder)
         )
     job = replace(job, models=(folder,), runtime=runtimes[0])
-    choice = choice or choice_of(job)
-    with lent(isolated, 1) as workers:
+    choice = choice or choose_board(job)
+    with lend_pool(isolated, 1) as workers:
         context = RunContext(Cache(), workers)
-        cases = replay.cases(job, context)
-        typed = typed_command()
+        cases = replay.make_cases(job, context)
+        typed = get_typed_command()
         run = RunStore(job.out).create(
-            safe_name(f"{trace.module_name}-{trace.name}"), jsonable(asdict(job)), run_id, command=typed
+            make_safe_name(f"{trace.module_name}-{trace.name}"), convert_to_json(asdict(job)), run_id, command=typed
         )
         record = run_cases(
             run,
@@ -81,8 +81,8 @@ def run_trace(
             screen,
             runtime=job.runtime,
             purpose=f"hil trace run {run.id}",
-            most_loaded=MOST_LOADED,
-            after=replay.after,
+            most_loaded=MAX_LOADED,
+            after=replay.store_call,
         )
     if record.folder:
         made = Trace(trace.module_name, choice.name, trace.name, trace.source, replay.ran_by, replay.made)
@@ -91,7 +91,7 @@ def run_trace(
     return record
 
 
-def _expected(trace: Trace, folder: Path, against: Path | None, out: Path | None) -> tuple[Trace, Path]:
+def _load_expected(trace: Trace, folder: Path, against: Path | None, out: Path | None) -> tuple[Trace, Path]:
     if against is not None:
         return load_one(against, out)
     if trace.reference is not None and trace.reference.is_dir():
@@ -99,7 +99,7 @@ def _expected(trace: Trace, folder: Path, against: Path | None, out: Path | None
     return trace, folder
 
 
-def _hint(folder: Path) -> str:
+def _make_hint(folder: Path) -> str:
     module = Path(os.path.normpath(folder.absolute() / ".." / ".." / ".."))  # the root if the path is shallower
     able = [one for one in sorted(module.glob(f"*/traces/{glob.escape(folder.name)}")) if _has_programs(one)]
     return (
@@ -128,7 +128,7 @@ class Replay:
     state: dict[str, Array] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
-    def cases(self, job: Job, context: RunContext) -> list[Case]:
+    def make_cases(self, job: Job, context: RunContext) -> list[Case]:
         """Import the calls as cases. Raises UsageError if the calls of the two traces differ."""
         self.state = dict(self.trace.initial)
         runner, known = Runner(context), dict(self.trace.initial)
@@ -141,17 +141,17 @@ class Replay:
         for number, (call, other) in enumerate(zip(self.trace.calls, self.wanted.calls, strict=True)):
             assert call.program is not None
             known |= other.state
-            expected = arrays_in(other.outputs)
-            if other.method != call.method or expected.keys() != arrays_in(call.outputs).keys():
+            expected = list_arrays(other.outputs)
+            if other.method != call.method or expected.keys() != list_arrays(call.outputs).keys():
                 raise UsageError(
                     f"call {number} ({call.method}): the trace on {self.wanted.backend} has a different method or"
                     " different output names"
                 )
             if lacking := [name for name in call.program.assigned if name not in known]:
                 raise UsageError(f"call {number}: {self.wanted.backend} has no new value of variable {lacking[0]}")
-            expected |= {new_value(name): known[name] for name in call.program.assigned}
+            expected |= {name_new_value(name): known[name] for name in call.program.assigned}
             options = replace(
-                job.options(),
+                job.make_options(),
                 function=call.program.function,
                 rtol=call.rtol if job.rtol is None else job.rtol,
                 atol=call.atol if job.atol is None else job.atol,
@@ -159,27 +159,30 @@ class Replay:
                 # the dtype.
                 replace_blind_tolerance=job.rtol is None and job.atol is None,
             )
-            name = f"call_{number}_{safe_name(call.method)}"
+            name = f"call_{number}_{make_safe_name(call.method)}"
             case = runner.begin(call.program.model, options, Path(), name=name, want_inputs=False)
             reference = RunResult(self.wanted.backend, expected)
             cases.append(replace(case, references=(reference,), make_inputs=_Bound(self, call)))
         return cases
 
-    def after(self, case: Case) -> Iterator[Case]:
+    def store_call(self, case: Case) -> Iterator[Case]:
         """Store the assigned variables of a finished call, and append the call to the new trace."""
         number = int(case.name.split("_")[1])
         call = self.trace.calls[number]
         assert call.program is not None
         outputs = list(case.result.outputs.values()) if case.result is not None else []
-        own = arrays_in(call.outputs)
+        own = list_arrays(call.outputs)
         if case.result is None or len(outputs) != len(own) + len(call.program.assigned):
             self.lost |= dict.fromkeys(call.program.assigned, case.name)
             self.error = self.error or f"{case.name}: {case.reason}"
             return
         self.ran_by = self.ran_by or case.result.source
-        arrays = [same_bits(dtype_name(one.dtype), array) for one, array in zip(own.values(), outputs, strict=False)]
+        arrays = [
+            reinterpret_bits(get_dtype_name(one.dtype), array)
+            for one, array in zip(own.values(), outputs, strict=False)
+        ]
         news = {
-            name: same_bits(dtype_name(self.state[name].dtype), array) if name in self.state else array
+            name: reinterpret_bits(get_dtype_name(self.state[name].dtype), array) if name in self.state else array
             for name, array in zip(call.program.assigned, outputs[len(own) :], strict=True)
         }
         self.state |= news
@@ -210,9 +213,9 @@ class _Bound:
                 raise NotRun(f"variable {name} has no value: {at} did not return a value", stage=Stage.RUN.value)
             if name not in self.replay.state:
                 raise RunFailed(f"the trace has no initial value of {name}", stage=Stage.RUN.value)
-        own = [np.asarray(leaf) for _, leaf in leaves(self.call.inputs) if hasattr(leaf, "dtype")]
+        own = [np.asarray(leaf) for _, leaf in iter_leaves(self.call.inputs) if hasattr(leaf, "dtype")]
         arrays = [*own, *(self.replay.state[name] for name in program.captured)]
         if len(arrays) != len(specs):
             what = f"the program takes {len(specs)} inputs, the call has {len(arrays)}"
             raise RunFailed(what, stage=Stage.RUN.value)
-        return {spec.name: same_bits(spec.dtype, array) for spec, array in zip(specs, arrays, strict=True)}
+        return {spec.name: reinterpret_bits(spec.dtype, array) for spec, array in zip(specs, arrays, strict=True)}

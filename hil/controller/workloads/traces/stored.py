@@ -19,10 +19,10 @@ from hil.controller.records.trace import (
 )
 from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.runs import RunStore, write_json
-from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judged
-from hil.controller.workloads.traces.trace import COMPARISON, FILE, ModuleCall, Trace, arrays_in, stored_at
+from hil.controller.workloads.traces.comparing import CallComparison, Judging, compare_traces, judge_trace
+from hil.controller.workloads.traces.trace import COMPARISON, FILE, ModuleCall, Trace, list_arrays, read_creation_time
 from hil.core.results import Outcome, exit_code_of
-from hil.core.tensors import Array, dtype_name, type_text
+from hil.core.tensors import Array, get_dtype_name, type_text
 from hil.errors import UsageError
 
 # The new trace's directory in a run of `hil trace run`.
@@ -106,7 +106,9 @@ class TraceComparison:
             StorageError: the file cannot be written.
             UsageError: the directory contains no trace.
         """
-        stored = StoredTraceComparison(schema=1, trace_created=stored_at(trace_dir), **asdict(self.to_record()))
+        stored = StoredTraceComparison(
+            schema=1, trace_created=read_creation_time(trace_dir), **asdict(self.to_record())
+        )
         write_json(trace_dir / COMPARISON, stored.to_json(), option="")
 
     def lines(self) -> list[str]:
@@ -139,15 +141,15 @@ def compare_stored(
             continue
         one, other = Trace.load(made[name]), Trace.load(wanted[name])
         calls = tuple(compare_traces(other, one, judging))
-        outcome, reason = judged(calls)
+        outcome, reason = judge_trace(calls)
         if one.error and outcome is not Outcome.PASS:
             reason = f"{reason}; {one.backend} ended early: {one.error.splitlines()[0]}"
-        title = title_of(one, other)
+        title = make_title(one, other)
         found.append(TraceComparison(title, outcome, reason, calls))
     return found
 
 
-def title_of(trace: Trace, reference: Trace) -> str:
+def make_title(trace: Trace, reference: Trace) -> str:
     """Return the title of a trace's comparison."""
     return f"{trace.module_name}/{trace.name} on {trace.backend} against {reference.backend}"
 
@@ -181,12 +183,12 @@ def _describe_call(call: ModuleCall) -> ShownCall:
         method=call.method,
         rtol=call.rtol,
         atol=call.atol,
-        inputs=_types(arrays_in(call.inputs)),
-        outputs=_types(arrays_in(call.outputs)),
-        assigned=_types({name: call.state[name] for name in call.assigned}),
+        inputs=_list_types(list_arrays(call.inputs)),
+        outputs=_list_types(list_arrays(call.outputs)),
+        assigned=_list_types({name: call.state[name] for name in call.assigned}),
         program=program,
     )
 
 
-def _types(arrays: Mapping[str, Array]) -> dict[str, str]:
-    return {name: type_text(dtype_name(array.dtype), array.shape) for name, array in arrays.items()}
+def _list_types(arrays: Mapping[str, Array]) -> dict[str, str]:
+    return {name: type_text(get_dtype_name(array.dtype), array.shape) for name, array in arrays.items()}

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.tensorflow.graphs import Structure, leaves
-from hil.controller.storage.origin import origin_of
-from hil.controller.storage.runs import storing
+from hil.controller.models.tensorflow.graphs import Structure, iter_leaves
+from hil.controller.storage.origin import find_origin
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.bounded_json import read_json
-from hil.core.files import MAX_TEXT_BYTES, within
+from hil.core.files import MAX_TEXT_BYTES, resolve_within
 from hil.core.npy import load_npy, save_npy
-from hil.core.tensors import Array, dtype_name, dtype_of, type_text
+from hil.core.tensors import Array, get_dtype_name, parse_dtype, type_text
 from hil.errors import UsageError
 
 _PLAIN = (bool, int, float, str)
@@ -37,17 +37,17 @@ SCHEMA = 2
 # A call is stored in MODULE/BACKEND/traces/TRACE/call_N.
 _DEPTH = 4
 # Programs stay loaded for the whole trace, because they may have internal state.
-MOST_LOADED = 1 << 20
+MAX_LOADED = 1 << 20
 # Logs abbreviate arrays with more values than this.
 _SHOWN = 16
 
 
-def arrays_in(structure: Structure) -> dict[str, Array]:
+def list_arrays(structure: Structure) -> dict[str, Array]:
     """Return the tensors of a structure by path, such as ``0.a.0`` for ``({"a": [x]},)``. Dict keys are sorted."""
-    return {path: leaf for path, leaf in leaves(structure) if isinstance(leaf, np.ndarray)}
+    return {path: leaf for path, leaf in iter_leaves(structure) if isinstance(leaf, np.ndarray)}
 
 
-def as_numpy(what: str, value: Any) -> Structure:
+def convert_to_numpy(what: str, value: Any) -> Structure:
     """Convert a structure of framework tensors to NumPy arrays. All tuple types become plain tuples.
 
     Args:
@@ -62,9 +62,9 @@ def as_numpy(what: str, value: Any) -> Structure:
         for key in value:
             if type(key) not in (str, int):
                 raise UsageError(f"{what}: unsupported key {key!r}", hint="use strings or integers as keys")
-        return {key: as_numpy(f"{what}.{key}", item) for key, item in value.items()}
+        return {key: convert_to_numpy(f"{what}.{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [as_numpy(f"{what}.{number}", item) for number, item in enumerate(value)]
+        items = [convert_to_numpy(f"{what}.{number}", item) for number, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if value is None or type(value) in _PLAIN:
         return value
@@ -76,24 +76,24 @@ def as_numpy(what: str, value: Any) -> Structure:
             f"{what}: unsupported type {type(value).__name__}", hint="use arrays, nested in dicts or lists"
         )
     # Copy, because the caller may modify the array later.
-    return _tensor(what, np.array(array))
+    return _convert_tensor(what, np.array(array))
 
 
-def _tensor(what: str, array: Array) -> Array:
+def _convert_tensor(what: str, array: Array) -> Array:
     if array.dtype.kind in "OSU":
         texts = np.empty(array.size, dtype=object)
         texts[:] = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in array.flat]
         return texts.reshape(array.shape)
     try:
-        dtype_name(array.dtype)
+        get_dtype_name(array.dtype)
     except UsageError as error:
         raise UsageError(f"{what}: {error.message}", hint=error.hint) from error
     return array
 
 
-def same_bits(dtype: str, array: Array) -> Array:
+def reinterpret_bits(dtype: str, array: Array) -> Array:
     """Reinterpret the bits of an array as ``dtype`` ("": unchanged). A program may use int8 for uint8 of the model."""
-    wanted = dtype_of(dtype) if dtype else array.dtype
+    wanted = parse_dtype(dtype) if dtype else array.dtype
     both_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     return array.view(wanted) if both_integers and array.dtype.itemsize == wanted.itemsize else array
 
@@ -106,7 +106,7 @@ def save_structure(structure: Structure, folder: Path, stem: str) -> Any:
     """
     if isinstance(structure, np.ndarray):
         save_npy(folder / f"{stem}.npy", structure)
-        return {"npy": f"{stem}.npy", "dtype": dtype_name(structure.dtype), "shape": list(structure.shape)}
+        return {"npy": f"{stem}.npy", "dtype": get_dtype_name(structure.dtype), "shape": list(structure.shape)}
     if isinstance(structure, dict):
         items = [[key, save_structure(item, folder, f"{stem}.{n}")] for n, (key, item) in enumerate(structure.items())]
         return {"dict": items}
@@ -159,8 +159,8 @@ def _load_npy(saved: Mapping[str, Any], folder: Path) -> Array:
     name, dtype = saved["npy"], saved["dtype"]
     if not isinstance(name, str) or not isinstance(dtype, str) or Path(name).name != name:
         raise UsageError(f"{folder}: invalid call of a trace: invalid file name {name!r}")
-    array = load_npy(within(folder, folder / name), dtype)
-    if dtype_name(array.dtype) != dtype or list(array.shape) != saved["shape"]:
+    array = load_npy(resolve_within(folder, folder / name), dtype)
+    if get_dtype_name(array.dtype) != dtype or list(array.shape) != saved["shape"]:
         raise UsageError(
             f"{folder / name} contains {list(array.shape)} {array.dtype}, expected {saved['shape']} {dtype}"
         )
@@ -188,14 +188,16 @@ class CallProgram:
         return {**vars(self), "model": model}
 
     @classmethod
-    def of_json(cls, saved: Any, folder: Path) -> CallProgram:
+    def from_json(cls, saved: Any, folder: Path) -> CallProgram:
         """Parse the result of :meth:`to_json`. Raises UsageError if invalid or if the model is outside the module."""
         kinds = {"model": str, "function": str, "runtime": str, "captured": list, "assigned": list}
         if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
             raise UsageError(f"{folder}: invalid call of a trace: invalid program {str(saved)[:60]!r}")
         names = (tuple(map(str, saved[name])) for name in ("captured", "assigned"))
         module = folder.absolute().joinpath(*[os.pardir] * _DEPTH).resolve()
-        return cls(within(module, folder / saved["model"]).resolve(), saved["function"], saved["runtime"], *names)
+        return cls(
+            resolve_within(module, folder / saved["model"]).resolve(), saved["function"], saved["runtime"], *names
+        )
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class ModuleCall:
         Raises:
             StorageError: a file cannot be written.
         """
-        with storing(folder):
+        with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             document = {
                 "method": self.method,
@@ -250,18 +252,18 @@ class ModuleCall:
         except RecursionError as error:
             raise UsageError(f"{folder / _CALL} exceeds the nesting limit") from error
         saved = fields.pop("program", None)
-        program = CallProgram.of_json(saved, folder) if saved else None
+        program = CallProgram.from_json(saved, folder) if saved else None
         return cls(**fields, state=state, assigned=tuple(state), program=program)
 
     def __str__(self) -> str:
         lines = [f"Method: {self.method}"]
         assigned = {name: self.state[name] for name in self.assigned}
-        parts = {"Inputs": arrays_in(self.inputs), "Outputs": arrays_in(self.outputs)}
+        parts = {"Inputs": list_arrays(self.inputs), "Outputs": list_arrays(self.outputs)}
         for name, arrays in {**parts, **({"Variables": assigned} if assigned else {})}.items():
             lines.append(f"{name}:")
             for path, array in arrays.items():
                 shown = np.array2string(array, threshold=_SHOWN, edgeitems=3, precision=7)
-                lines.append(f"  {path}: {type_text(dtype_name(array.dtype), array.shape)}")
+                lines.append(f"  {path}: {type_text(get_dtype_name(array.dtype), array.shape)}")
                 lines += [f"    {line}" for line in shown.splitlines()]
         return "\n".join(lines)
 
@@ -280,7 +282,7 @@ class Trace:
     # Values of captured variables and constants before the first call that captures them.
     initial: dict[str, Array] = field(default_factory=dict)
     reference: Path | None = None  # the trace that this trace was compared with
-    # Origin (:func:`hil.controller.storage.origin.origin_of`), and creation time in seconds since the epoch. Before
+    # Origin (:func:`hil.controller.storage.origin.find_origin`), and creation time in seconds since the epoch. Before
     # :meth:`save`, the origin is empty and the time is 0.
     origin: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
@@ -297,7 +299,7 @@ class Trace:
             UsageError: the directory contains other files.
         """
         folder = Path(trace_dir)
-        with storing(folder):
+        with convert_write_errors(folder):
             if folder.exists():
                 if any(folder.iterdir()) and not (folder / FILE).is_file():
                     raise UsageError(f"{folder} contains other files than a trace", hint="use a different directory")
@@ -309,7 +311,7 @@ class Trace:
             ]
             reference = self.reference and os.path.relpath(self.reference.absolute(), folder.absolute())
             known: dict[str, Any] = {"calls": len(self.calls), "initial": initial, "reference": reference}
-            known |= {"origin": self.origin or origin_of().to_json(), "created": self.created or time.time()}
+            known |= {"origin": self.origin or find_origin().to_json(), "created": self.created or time.time()}
             document = {"schema": SCHEMA, **vars(self), **known}
             (folder / FILE).write_text(json.dumps(document, indent=2) + "\n")
             (folder / LOG).write_text(f"{self}\n")
@@ -349,7 +351,7 @@ def call_name(number: int) -> str:
     return f"call_{number}"
 
 
-def stored_at(trace_dir: Path) -> float:
+def read_creation_time(trace_dir: Path) -> float:
     """Return the creation time of a stored trace, or 0 if unknown. Raises UsageError as :meth:`Trace.load` does."""
     return float(_read_fields(trace_dir / FILE, {}, {"created": (int, float)}, schema=SCHEMA).get("created", 0))
 
@@ -359,7 +361,7 @@ def _read_fields(
 ) -> dict[str, Any]:
     """Read typed fields of a JSON object. Fields in ``later`` are optional, because old traces lack them."""
     try:
-        found = read_json(within(path.parent, path), MAX_TEXT_BYTES)
+        found = read_json(resolve_within(path.parent, path), MAX_TEXT_BYTES)
     except FileNotFoundError as error:
         raise UsageError(f"no trace found in {path.parent}: missing {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:

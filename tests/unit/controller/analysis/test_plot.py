@@ -15,7 +15,7 @@ import pytest
 from hil.compare.verdict import compare_output
 from hil.controller.analysis import plot
 from hil.controller.analysis.plot import Picture, plot_difference
-from hil.core.tensors import DTYPES, dtype_of
+from hil.core.tensors import DTYPES, parse_dtype
 from hil.errors import StorageError, UsageError
 
 
@@ -99,7 +99,7 @@ def test_picture_reads_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "string"])
 def test_picture_accepts_every_numeric_dtype(dtype: str) -> None:
-    b = np.ones((3, 4)).astype(dtype_of(dtype))
+    b = np.ones((3, 4)).astype(parse_dtype(dtype))
     a = b.copy()
     a[1, 2] = 0.25  # 0 as an integer
     picture = Picture(a, b, None)
@@ -113,7 +113,7 @@ def test_picture_accepts_every_numeric_dtype(dtype: str) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "complex64", "int4"])
 def test_plot_draws_dtypes_unknown_to_matplotlib(dtype: str, tmp_path: Path) -> None:
-    draw(tmp_path / "y.png", np.zeros((3, 4)).astype(dtype_of(dtype)), np.ones((3, 4)).astype(dtype_of(dtype)))
+    draw(tmp_path / "y.png", np.zeros((3, 4)).astype(parse_dtype(dtype)), np.ones((3, 4)).astype(parse_dtype(dtype)))
     assert_png(tmp_path / "y.png")
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.analysis.steps import LEAST_SAMPLES, find_steps, levels, noise_of
+from hil.controller.analysis.steps import MIN_SAMPLES, estimate_noise, find_levels, find_steps
 
 LEAST = math.log1p(0.03)
 SERIES = st.lists(st.floats(-1e6, 1e6), max_size=60)
@@ -73,16 +73,16 @@ def test_steps_found_in_series_without_noise():
 
 
 def test_steps_need_enough_numbers():
-    assert find_steps([0.0] * (LEAST_SAMPLES // 2) + [9.0] * (LEAST_SAMPLES // 2 - 1), least=LEAST) == []
+    assert find_steps([0.0] * (MIN_SAMPLES // 2) + [9.0] * (MIN_SAMPLES // 2 - 1), least=LEAST) == []
     assert find_steps([math.nan] * 20, least=LEAST) == []
-    assert levels([], []) == []
-    assert noise_of(np.array([1.0])) == 0.0
+    assert find_levels([], []) == []
+    assert estimate_noise(np.array([1.0])) == 0.0
 
 
 @given(SERIES, st.floats(1e-3, 1e3))
 def test_steps_match_levels_and_respect_least(series, least):
     steps = find_steps(series, least=least)
-    found = levels(series, steps)
+    found = find_levels(series, steps)
     assert steps == sorted(set(steps))
     assert [index for one in found for index in range(one.start, one.end)] == list(range(len(series)))
     assert all(one.low <= one.median <= one.high for one in found)

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from hil.controller.backends.references.runners.cpu_limit import limited_cpu
+from hil.controller.backends.references.runners.cpu_limit import limit_cpu
 from hil.errors import ReferenceTooSlow
 
 
 def test_cpu_limit_ends_busy_code_catching_errors() -> None:
     before = signal.getsignal(signal.SIGPROF)
-    with pytest.raises(ReferenceTooSlow, match=r"more than 0\.05 s of CPU time"), limited_cpu(0.05):
+    with pytest.raises(ReferenceTooSlow, match=r"more than 0\.05 s of CPU time"), limit_cpu(0.05):
         while True:
             try:
                 sum(range(1000))
@@ -22,10 +22,10 @@ def test_cpu_limit_ends_busy_code_catching_errors() -> None:
 
 
 def test_cpu_limit_ignores_waiting_time() -> None:
-    with limited_cpu(0.2):
+    with limit_cpu(0.2):
         time.sleep(0.4)
 
 
 def test_cpu_limit_accepts_none() -> None:
-    with limited_cpu(None):
+    with limit_cpu(None):
         assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)

@@ -14,11 +14,11 @@ from support.decoder import NumpyDecoder
 from support.step_programs import logits_of, save_summing_model
 
 from hil.controller.backends.references.runners.decoder import run_decoder, widen_floats
-from hil.controller.backends.references.runners.onnx import defined_evaluator
+from hil.controller.backends.references.runners.onnx import make_evaluator
 from hil.controller.models.generation.roles import detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt
-from hil.controller.models.importers.onnx import spec_of_value
-from hil.controller.models.importers.onnx_nodes import graphs_of, nodes_of
+from hil.controller.models.importers.onnx import make_value_spec
+from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
@@ -41,9 +41,9 @@ def make_model(nodes: list[Any], weights: dict[str, Any], *more: Any) -> onnx.Mo
 
 def types_of(model: onnx.ModelProto) -> set[int]:
     """Return the types of all tensors and values."""
-    nodes = list(nodes_of(model.graph.node))
+    nodes = list(iter_nodes(model.graph.node))
     found = set()
-    for graph in [model.graph, *(graph for node in nodes for graph in graphs_of(node))]:
+    for graph in [model.graph, *(graph for node in nodes for graph in iter_subgraphs(node))]:
         found |= {tensor.data_type for tensor in graph.initializer}
         found |= {one.type.tensor_type.elem_type for one in (*graph.input, *graph.output, *graph.value_info)}
     found |= {attribute.t.data_type for node in nodes for attribute in node.attribute if attribute.HasField("t")}
@@ -53,7 +53,7 @@ def types_of(model: onnx.ModelProto) -> set[int]:
 def evaluate(model: onnx.ModelProto) -> Array:
     widen_floats(model)
     assert not types_of(model) & NARROW
-    (y,) = defined_evaluator(model).run(None, {"x": np.array([0.1, 0.7])})
+    (y,) = make_evaluator(model).run(None, {"x": np.array([0.1, 0.7])})
     assert y.dtype == np.float64
     return y
 
@@ -130,14 +130,14 @@ def test_widen_floats_widens_precision_of_attention():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     widen_floats(model)
     q, k, v = (array.astype(np.float64)[0, 0] for array in arrays.values())
-    (y,) = defined_evaluator(model).run(None, {name: one.astype(np.float64) for name, one in arrays.items()})
+    (y,) = make_evaluator(model).run(None, {name: one.astype(np.float64) for name, one in arrays.items()})
     scores = np.exp(q @ k.T / 2)
     np.testing.assert_allclose(y[0, 0], scores / scores.sum(-1, keepdims=True) @ v, rtol=1e-13)
 
 
 def run(model: Path, folder: Path, arithmetic: str, prompt: list[int], forced: list[int]) -> dict[str, Array]:
     loaded = onnx.load(model)
-    inputs, outputs = ([spec_of_value(one) for one in values] for values in (loaded.graph.input, loaded.graph.output))
+    inputs, outputs = ([make_value_spec(one) for one in values] for values in (loaded.graph.input, loaded.graph.output))
     plan = detect_roles(inputs, outputs, GenerateSpec(prompt=[Prompt(tokens=prompt)], steps=len(forced))).plan
     given = {"prompt": prompt, "forced": forced, "other_prompt": []}
     (folder / "in").mkdir()

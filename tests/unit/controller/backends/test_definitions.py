@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.backends.references.definitions.attention import rotary_embedding, scaled_dot_product
+from hil.controller.backends.references.definitions.attention import compute_attention, rotate_heads
 from hil.controller.backends.references.definitions.quantization import (
     MX_BLOCK,
     NVFP4_BLOCK,
     dequantize,
     dequantize_block_scaled,
-    dequantize_nbits,
-    matmul_nbits,
+    dequantize_nbits_weights,
+    multiply_nbits,
     unpack_bits,
 )
-from hil.controller.backends.references.runners.onnx import defined_evaluator, exact_session
-from hil.core.tensors import Array, dtype_name
-from hil.formats.ort_values import from_ort, to_ort
+from hil.controller.backends.references.runners.onnx import make_evaluator, open_exact_session
+from hil.core.tensors import Array, get_dtype_name
+from hil.formats.ort_values import copy_from_ort, to_ort
 
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
 NEAR_DB = 120.0
@@ -66,17 +66,17 @@ def tensor_of(name: str, array: Array) -> onnx.TensorProto:
 def answers(model: onnx.ModelProto, inputs: dict[str, Array], folder: Path) -> dict[str, list[Array]]:
     """Return the outputs of each reference that can run the model."""
     found: dict[str, list[Array]] = {
-        "onnx-reference": [np.asarray(one) for one in defined_evaluator(model).run(None, inputs)]
+        "onnx-reference": [np.asarray(one) for one in make_evaluator(model).run(None, inputs)]
     }
     path = folder / "layer.onnx"
     onnx.save(model, path)
     try:
-        session = exact_session(path)
+        session = open_exact_session(path)
         feeds = {name: to_ort(one) for name, one in inputs.items()}
         values = session.run_with_ort_values(None, feeds)
     except Exception:
         return found
-    return found | {"onnxruntime": [from_ort(one, "float32") for one in values]}
+    return found | {"onnxruntime": [copy_from_ort(one, "float32") for one in values]}
 
 
 def check(model: onnx.ModelProto, inputs: dict[str, Array], exact: Array, folder: Path, *, least: int = 1) -> None:
@@ -128,7 +128,7 @@ def test_dequantize_linear_supports_every_opset(save_onnx: Save, opset: int) -> 
     weights = [tensor_of("w", elements("int8", (4, 3))), tensor_of("s", np.float32(0.5))]
     node = helper.make_node("DequantizeLinear", ["w", "s"], ["y"])
     path = save_onnx([node], [], [("y", FLOAT, (4, 3))], weights, opset=opset)
-    (y,) = defined_evaluator(onnx.load(path)).run(None, {})
+    (y,) = make_evaluator(onnx.load(path)).run(None, {})
     assert y.dtype == np.float32 and (y == elements("int8", (4, 3)) * np.float32(0.5)).all()
 
 
@@ -208,11 +208,11 @@ def test_matmul_nbits_accepts_group_indices_and_bias() -> None:
     weights, values, zeros = packed_weights(4)
     order = np.random.default_rng(1).integers(0, K // BLOCK, K).astype(np.int32)
     shape = {"rows": K, "columns": N, "bits": 4, "block_size": BLOCK}
-    found = dequantize_nbits(weights["b"], weights["s"], weights["z"], order, **shape)
+    found = dequantize_nbits_weights(weights["b"], weights["s"], weights["z"], order, **shape)
     exact = (values - zeros[:, order]) * weights["s"].astype(np.float64)[:, order]
     np.testing.assert_allclose(found, exact, rtol=1e-15)
     a, bias = random(2, 2, K), random(3, N)
-    np.testing.assert_allclose(matmul_nbits(a, found, bias), a.astype(np.float64) @ exact.T + bias, rtol=1e-12)
+    np.testing.assert_allclose(multiply_nbits(a, found, bias), a.astype(np.float64) @ exact.T + bias, rtol=1e-12)
 
 
 def test_matmul_nbits_rejects_unknown_attributes() -> None:
@@ -222,7 +222,7 @@ def test_matmul_nbits_rejects_unknown_attributes() -> None:
     node = helper.make_node("MatMulNBits", ["x", "b", "s"], ["y"], domain=CONTRIB, **shape)
     x = random(0, 3, K)
     with pytest.raises(NotImplementedError, match="weight_prepacked"):
-        defined_evaluator(model_of(node, {"x": x}, weights)).run(None, {"x": x})
+        make_evaluator(model_of(node, {"x": x}, weights)).run(None, {"x": x})
 
 
 # --- normalization
@@ -313,7 +313,7 @@ def test_group_query_attention_matches_definition(tmp_path: Path, rotary: bool, 
     node = helper.make_node("GroupQueryAttention", names, ["y", "nk", "nv"], domain=CONTRIB, **options)
     if rotary:
         where = np.broadcast_to(past + np.arange(length), (BATCH, length))
-        q, k = rotary_embedding(q, cos, sin, where), rotary_embedding(k, cos, sin, where)
+        q, k = rotate_heads(q, cos, sin, where), rotate_heads(k, cos, sin, where)
     keys, values = np.concatenate([before[0], k], axis=2), np.concatenate([before[1], v], axis=2)
 
     def allowed(b: int, s: int, j: int) -> bool:
@@ -355,7 +355,7 @@ def test_attention_matches_definition(tmp_path: Path, is_causal: int, mask: str,
 def test_attention_caps_products_and_zeroes_masked_queries() -> None:
     q = random(0, 1, 1, 2, 4)
     bias = np.array([[0.0, 0.0], [-np.inf, -np.inf]])
-    y, products, probabilities = scaled_dot_product(q, q, q, bias, scale=8.0, softcap=2.0)
+    y, products, probabilities = compute_attention(q, q, q, bias, scale=8.0, softcap=2.0)
     assert (y[0, 0, 1] == 0).all() and (probabilities[0, 0, 1] == 0).all()
     capped = np.exp(2 * np.tanh(products[0, 0, 0] / 2))
     np.testing.assert_allclose(probabilities[0, 0, 0], capped / capped.sum(), rtol=1e-12)
@@ -367,18 +367,18 @@ def test_gather_elements_rejects_indices_out_of_range(axis: int) -> None:
     node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=axis)
     fine = np.array([[0, 1, -1], [2, -3, 1]], np.int64)
     wrong = np.array([[0, 1, x.shape[axis]]], np.int64)
-    (y,) = defined_evaluator(model_of(node, {"x": x, "i": fine}, {})).run(None, {"x": x, "i": fine})
+    (y,) = make_evaluator(model_of(node, {"x": x, "i": fine}, {})).run(None, {"x": x, "i": fine})
     rows, columns = np.indices(fine.shape)
     assert (y == (x[fine, columns] if axis == 0 else x[rows, fine])).all()
     with pytest.raises(IndexError, match="out of range"):
-        defined_evaluator(model_of(node, {"x": x, "i": wrong}, {})).run(None, {"x": x, "i": wrong})
+        make_evaluator(model_of(node, {"x": x, "i": wrong}, {})).run(None, {"x": x, "i": wrong})
 
 
 def test_output_dtype_matches_input_dtype() -> None:
     x = random(0, 3, K).astype(np.float16)
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"])
-    (y,) = defined_evaluator(model_of(node, {"x": x}, {"g": np.ones(K, np.float16)})).run(None, {"x": x})
-    assert dtype_name(y.dtype) == "float16"
+    (y,) = make_evaluator(model_of(node, {"x": x}, {"g": np.ones(K, np.float16)})).run(None, {"x": x})
+    assert get_dtype_name(y.dtype) == "float16"
 
 
 @pytest.mark.parametrize("opset", [1, 7, 11, 12, 13, 17])
@@ -388,8 +388,8 @@ def test_softmax_follows_opset(save_onnx: Save, op: str, opset: int, axis: int |
     x = random(0, 2, 3, 4)
     node = helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))
     path = save_onnx([node], [("x", FLOAT, x.shape)], [("y", FLOAT, x.shape)], opset=opset)
-    (found,) = defined_evaluator(onnx.load(path)).run(None, {"x": x})
-    np.testing.assert_allclose(found, exact_session(path).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+    (found,) = make_evaluator(onnx.load(path)).run(None, {"x": x})
+    np.testing.assert_allclose(found, open_exact_session(path).run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
 def test_evaluator_omits_inputs_after_omitted_outputs():
@@ -401,5 +401,5 @@ def test_evaluator_omits_inputs_after_omitted_outputs():
     most = onnx.numpy_helper.from_array(np.float32(2), "most")
     graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [most])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
-    (found,) = defined_evaluator(model).run(None, {"x": np.array([-3, 3], np.float32)})
+    (found,) = make_evaluator(model).run(None, {"x": np.array([-3, 3], np.float32)})
     np.testing.assert_array_equal(found, [-3, 2])

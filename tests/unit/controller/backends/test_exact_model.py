@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.backends.references.runners.exact_model import make_exact, needs_rewriting
-from hil.controller.backends.references.runners.onnx import exact_session
+from hil.controller.backends.references.runners.onnx import open_exact_session
 
 UINT8, INT8, INT32, FLOAT = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32, TensorProto.FLOAT
 RNG = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def point(name: str, value: int, dtype: Any = np.uint8) -> Any:
 
 
 def answer(path: Path, **inputs: Any) -> Any:
-    return exact_session(path).run(None, inputs)[0]
+    return open_exact_session(path).run(None, inputs)[0]
 
 
 @pytest.mark.parametrize("zero", [None, 0, 3, -5])

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.operator_classes import model_of
 
-from hil.controller.backends.references.control import control_runs
+from hil.controller.backends.references.control import run_controls
 from hil.controller.backends.references.runners.node_evaluator import Decisions
 from hil.errors import ReferenceFailed
 
@@ -43,11 +43,11 @@ def model(then: tuple[str, ...], otherwise: tuple[str, ...]):
 )
 def test_replay_rejects_different_path_in_low_precision(then: tuple[str, ...], otherwise: tuple[str, ...]) -> None:
     with pytest.raises(ReferenceFailed, match="rounding changes the operators that the model runs"):
-        control_runs(model(then, otherwise), X, "float16")
+        run_controls(model(then, otherwise), X, "float16")
 
 
 def test_replay_accepts_paths_without_decisions() -> None:
-    assert "y" in control_runs(model(("Identity",), ("Neg",)), X, "float16")
+    assert "y" in run_controls(model(("Identity",), ("Neg",)), X, "float16")
 
 
 def test_replay_rejects_operands_of_other_shape() -> None:

@@ -9,13 +9,13 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
 from hil.controller.backends import references
-from hil.controller.backends.references import expected_result, measure_noise, run_reference
+from hil.controller.backends.references import measure_noise, read_expected, run_reference
 from hil.controller.backends.references.noise import (
-    as_noise,
-    largest_noise,
-    noise_between,
-    perturbed,
-    telling_noise,
+    compute_noise,
+    encode_noise,
+    merge_noise,
+    perturb_inputs,
+    select_relevant_noise,
 )
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
@@ -32,7 +32,7 @@ def test_perturbed_moves_floats_by_eps_and_preserves_the_rest():
         "pixels": np.array([0, 17, 255], np.float32),
         "large": np.array([2.0**30], np.float32),
     }
-    moved = perturbed(inputs, 0)
+    moved = perturb_inputs(inputs, 0)
     assert set(moved) == set(inputs)
     assert all(moved[name] is inputs[name] for name in ("index", "text", "pixels"))
     ulps = np.abs(moved["x"][:2].view(np.int32) - inputs["x"][:2].view(np.int32))
@@ -40,11 +40,11 @@ def test_perturbed_moves_floats_by_eps_and_preserves_the_rest():
     assert np.isinf(moved["x"][3]) and np.isnan(moved["x"][4])
     assert moved["half"].dtype == np.float16 and 0 < abs(float(moved["half"][0]) - 1000.5) <= 1
     assert moved["z"][0] != 1.5 + 1j and moved["large"][0] != 2.0**30
-    far = perturbed(inputs, 0, 16)
+    far = perturb_inputs(inputs, 0, 16)
     assert np.abs(far["x"][:2].view(np.int32) - inputs["x"][:2].view(np.int32)).min() >= 15
-    again = perturbed(inputs, 0)
+    again = perturb_inputs(inputs, 0)
     assert all(again[name].tobytes() == moved[name].tobytes() for name in ("x", "half", "z"))
-    assert len({perturbed(inputs, seed)["x"].tobytes() for seed in range(9)}) > 1
+    assert len({perturb_inputs(inputs, seed)["x"].tobytes() for seed in range(9)}) > 1
 
 
 def sizes(found):
@@ -55,11 +55,11 @@ def test_noise_between_scales_largest_move():
     base = {"y": np.array([1, 100], np.float32), "n": np.array([1, 2])}
     near = [{"y": base["y"] + np.float32([1e-5, 0]), "n": base["n"]}, {"y": base["y"] + np.float32([0, 1e-4])}]
     far = [{"y": base["y"] + np.float32([16e-5, 16e-4])}]
-    found = noise_between(base, near, far)
+    found = compute_noise(base, near, far)
     assert set(found) == {"y"}
     assert 8e-5 <= sizes(found)[0] <= 16e-5 * 1.1 and 8e-4 <= sizes(found)[1] <= 16e-4 * 1.1, "rounded up by at most 2"
-    assert noise_between(base, [], []) == {}
-    assert noise_between(base, [{"y": np.ones(3, np.float32)}], far) == {}, "of another shape"
+    assert compute_noise(base, [], []) == {}
+    assert compute_noise(base, [{"y": np.ones(3, np.float32)}], far) == {}, "of another shape"
 
 
 def test_noise_of_jump_widens_single_element():
@@ -67,7 +67,7 @@ def test_noise_of_jump_widens_single_element():
     jump = np.zeros(64, np.float32)
     jump[5] = 1
     steady = np.full(64, 1e-6, np.float32)
-    found = sizes(noise_between({"y": y}, [{"y": y + steady}], [{"y": y + 16 * steady + jump}]))
+    found = sizes(compute_noise({"y": y}, [{"y": y + steady}], [{"y": y + 16 * steady + jump}]))
     assert found[5] == 1 or found[5] == 2
     assert np.delete(found, 5).max() < 1e-4
 
@@ -77,7 +77,7 @@ def test_noise_of_still_element_follows_similar_elements():
     y = rng.standard_normal((32, 6)) * [1e3, 1e3, 1e3, 1e3, 1e-3, 1e-3]
     moves = np.abs(y) * 1e-7
     moves[3, 2] = moves[3, 5] = 0
-    found = sizes(noise_between({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
+    found = sizes(compute_noise({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
     assert found[3, 2] > 1e-7 * abs(y[3, 2]) and found[3, 5] > 1e-7 * abs(y[3, 5])
     assert found[:, 4:].max() < 1e-8, "the noise of large columns is not that of small ones"
 
@@ -85,22 +85,24 @@ def test_noise_of_still_element_follows_similar_elements():
 def test_noise_growing_with_values_becomes_relative():
     y = np.exp(-np.arange(40.0))[None]
     moves = 1e-7 * y * np.where(np.arange(40) % 7, 1, 0)
-    found = sizes(noise_between({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
+    found = sizes(compute_noise({"y": y}, [{"y": y + moves}], [{"y": y + 16 * moves}]))
     assert found[0, 35] > 1e-7 * y[0, 35] and (found < 1e-5 * y).all()
 
 
 def test_largest_noise_takes_maximum_per_element():
-    one, other = ({"y": as_noise([1, 4]), "a": as_noise(2)}, {"y": as_noise([2, 1]), "b": as_noise(1)})
-    found = largest_noise([one, {}, other])
+    one, other = ({"y": encode_noise([1, 4]), "a": encode_noise(2)}, {"y": encode_noise([2, 1]), "b": encode_noise(1)})
+    found = merge_noise([one, {}, other])
     assert set(found) == {"y", "a", "b"} and sizes(found).tolist() == [2, 4]
 
 
 def test_telling_noise_selects_noise_affecting_verdict():
-    wide, narrow = (as_noise(np.full(2, size)) for size in (1e-3, 1e-9))
+    wide, narrow = (encode_noise(np.full(2, size)) for size in (1e-3, 1e-9))
     outputs = {"y": np.array([1, 2], np.float32)}
-    assert telling_noise(outputs, {"y": narrow}) == {} and set(telling_noise(outputs, {"y": wide})) == {"y"}
+    assert select_relevant_noise(outputs, {"y": narrow}) == {} and set(select_relevant_noise(outputs, {"y": wide})) == {
+        "y"
+    }
     small = {"y": np.array([1, 1e-9], np.float32)}
-    assert set(telling_noise(small, {"y": narrow})) == {"y"}, "small values are compared within their noise"
+    assert set(select_relevant_noise(small, {"y": narrow})) == {"y"}, "small values are compared within their noise"
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ def test_measure_noise_finds_cancellation(tmp_path, settings):
     assert found["zero"] > abs(float(result.outputs["zero"])) / 8
     assert 0 < found["same"].max() < 1e-5
     # Expected outputs of the user have no noise; the noise of the model is used.
-    given = expected_result({"zero": np.zeros((), np.float32), "same": inputs["x"]}, model.outputs)
+    given = read_expected({"zero": np.zeros((), np.float32), "same": inputs["x"]}, model.outputs)
     again = measure_noise(model, inputs, given, **settings)
     assert all(again[name].astype(np.float64).tolist() == found[name].tolist() for name in found)
 

@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.backends.references import run_reference
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.pipeline.tools import reference_settings
+from hil.controller.pipeline.tools import make_reference_settings
 from hil.controller.storage.run_context import RunContext
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
@@ -89,4 +89,4 @@ def test_package_reference_without_source_fails(answer, source: str, message: st
 
 def test_reference_settings_use_given_timeout(tmp_path: Path, settings: dict[str, Any]) -> None:
     context = RunContext(settings["cache"], settings["isolated"])
-    assert reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5
+    assert make_reference_settings(Options(timeout=5), context, tmp_path / "log")["timeout"] == 5

@@ -11,7 +11,7 @@ from onnx import helper
 from support.operator_classes import model_of, run_onnx
 
 from hil.compare.verdict import compare_output
-from hil.controller.backends.references.control import control_runs
+from hil.controller.backends.references.control import run_controls
 from hil.core.tensors import Array
 from hil.formats.onnx_arithmetic import rewrite
 
@@ -104,7 +104,7 @@ def judged(request):
     """Return a function that compares an output in this arithmetic."""
     model = model_of(NODES, INPUTS, WEIGHTS)
     reference = run_onnx(model, INPUTS, optimized=False)
-    control = control_runs(model, INPUTS, request.param)["y"]
+    control = run_controls(model, INPUTS, request.param)["y"]
     return request.param, lambda given: compare_output("y", given, reference, control=control)
 
 

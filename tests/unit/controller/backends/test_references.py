@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.backends.references import (
     Reference,
-    default_references,
-    expected_result,
+    choose_default_references,
+    load_references,
     measure_noise,
+    read_expected,
     refer_each,
-    references,
     run_reference,
     run_reference_with_fallback,
     table,
@@ -28,7 +28,7 @@ from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.npy import save_npy
 from hil.core.results import Model, Relation, RunResult
-from hil.core.tensors import TensorSpec, dtype_name, dtype_of
+from hil.core.tensors import TensorSpec, get_dtype_name, parse_dtype
 from hil.errors import ReferenceFailed, ReferenceTooSlow, StageTimeout, StorageError, UsageError
 from hil.formats.ort_values import ONNX_TYPES
 
@@ -124,7 +124,7 @@ def test_onnxruntime_passes_every_dtype(save_onnx: Save, settings: dict[str, Any
     model = identity(save_onnx, dtype, settings["isolated"])
     inputs = make_inputs(model.inputs or (), [])
     result = run_reference("onnxruntime", model, inputs, **settings).outputs["y"]
-    assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
+    assert get_dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
 
 
 @pytest.mark.ci
@@ -140,7 +140,7 @@ def test_iree_passes_every_dtype(save_onnx: Save, settings: dict[str, Any], dtyp
     model = identity(save_onnx, dtype, settings["isolated"])
     inputs = make_inputs(model.inputs or (), [])
     result = run_reference("iree-llvm-cpu", model, inputs, **settings).outputs["y"]
-    assert dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
+    assert get_dtype_name(result.dtype) == dtype and result.tolist() == inputs["x"].ravel().tolist()
 
 
 # --- MLIR ---
@@ -157,7 +157,7 @@ def test_iree_runs_mlir_with_scalars_and_multiple_results(tmp_path: Path, settin
         """
     )
     model = import_model(tmp_path / "m.mlir", isolated=settings["isolated"])
-    assert default_references(model) == ["iree-llvm-cpu"]
+    assert choose_default_references(model) == ["iree-llvm-cpu"]
     given = {"arg0": np.ones((2, 5), np.float32), "arg1": np.array(-7, np.int32), "arg2": np.float32(0.5)}
     result, refused = run_reference_with_fallback(model, given, **settings)
     assert not refused
@@ -179,10 +179,10 @@ def bf16_matmul(save_onnx: Save, isolated: Isolated) -> Model:
 
 
 def test_fallback_reference_runs_after_default_fails(bf16_matmul: Model, settings: dict[str, Any]) -> None:
-    assert default_references(bf16_matmul) == ["onnxruntime"]
+    assert choose_default_references(bf16_matmul) == ["onnxruntime"]
     inputs = make_inputs(bf16_matmul.inputs or (), [])
     result, failed = run_reference_with_fallback(bf16_matmul, inputs, **settings)
-    assert result.outputs["y"].dtype == dtype_of("bfloat16") == np.dtype(ml_dtypes.bfloat16)
+    assert result.outputs["y"].dtype == parse_dtype("bfloat16") == np.dtype(ml_dtypes.bfloat16)
     assert result.provenance["reference"] == "onnx-reference" and "onnx reference evaluator" in result.source
     ((refused, why),) = failed.items()
     assert refused == "onnxruntime" and "MatMul" in why.message
@@ -230,8 +230,8 @@ def test_foreign_reference_error_becomes_failure(
         raise RecursionError("too deep for me")
 
     odd = Reference(("onnx",), lambda: "odd 1", compute)
-    known = {**references(), "odd": odd}
-    monkeypatch.setattr("hil.controller.backends.references.references", lambda: known)
+    known = {**load_references(), "odd": odd}
+    monkeypatch.setattr("hil.controller.backends.references.load_references", lambda: known)
     answers, failed = refer_each(["odd", "onnxruntime"], linear, {"x": np.ones((2, 4), np.float32)}, **settings)
     assert len(answers) == 1 and "RecursionError: too deep for me" in failed["odd"].message
 
@@ -244,8 +244,8 @@ def test_full_disk_is_no_reference_failure(
         raise OSError(number, os.strerror(number))
 
     full = Reference(("onnx",), lambda: "full 1", compute)
-    known = dict.fromkeys(references(), full)
-    monkeypatch.setattr("hil.controller.backends.references.references", lambda: known)
+    known = dict.fromkeys(load_references(), full)
+    monkeypatch.setattr("hil.controller.backends.references.load_references", lambda: known)
     monkeypatch.setattr("hil.controller.backends.references.QUICK_EVALUATOR", full)
     inputs = {"x": np.ones((2, 4), np.float32)}
     with pytest.raises(StorageError, match=os.strerror(number)):
@@ -268,7 +268,7 @@ def test_onnxruntime_reports_index_out_of_range(save_onnx: Save, settings: dict[
 def test_vmfb_model_lacks_references(tmp_path: Path, settings: dict[str, Any]) -> None:
     (tmp_path / "m.vmfb").write_bytes(b"PK\x03\x04" + bytes(100))
     model = import_model(tmp_path / "m.vmfb", isolated=settings["isolated"])
-    assert default_references(model) == []
+    assert choose_default_references(model) == []
     with pytest.raises(UsageError, match="does not support vmfb models"):
         run_reference("onnxruntime", model, {}, **settings)
     with pytest.raises(ReferenceFailed, match="no reference supports vmfb models"):
@@ -278,7 +278,7 @@ def test_vmfb_model_lacks_references(tmp_path: Path, settings: dict[str, Any]) -
 def test_unknown_reference_error_lists_known_names(linear: Model, settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="reference 'oracle' not found") as caught:
         run_reference("oracle", linear, {}, **settings)
-    assert all(name in caught.value.hint for name in ALL) and set(references()) >= set(ALL)
+    assert all(name in caught.value.hint for name in ALL) and set(load_references()) >= set(ALL)
 
 
 def test_reference_times_out(linear: Model, settings: dict[str, Any]) -> None:
@@ -309,19 +309,19 @@ def test_expected_outputs_match_by_name_or_order(tmp_path: Path) -> None:
         [tmp_path / "all.npz"],
         {"z": z, "y": y},
     ):
-        result = expected_result(given, OUTPUTS)
+        result = read_expected(given, OUTPUTS)
         assert result.source.startswith("expected") and list(result.outputs) == ["y", "z"]
         assert result.outputs["z"].dtype == z.dtype and result.outputs["y"].tolist() == [1, 2]
 
 
 def test_expected_outputs_accept_iree_run_module_text() -> None:
-    assert expected_result(["2xf32=1 2"], OUTPUTS).outputs["y"].tolist() == [1, 2]
-    assert list(expected_result(["2xf32=1 2", "3xi32=4"], None).outputs) == ["output0", "output1"]
+    assert read_expected(["2xf32=1 2"], OUTPUTS).outputs["y"].tolist() == [1, 2]
+    assert list(read_expected(["2xf32=1 2", "3xi32=4"], None).outputs) == ["output0", "output1"]
 
 
 def test_expected_outputs_accept_other_shape_or_dtype(tmp_path: Path) -> None:
     save_npy(tmp_path / "y.npy", np.zeros((5, 5), np.int64))
-    assert expected_result([tmp_path / "y.npy"], OUTPUTS).outputs["y"].shape == (5, 5)
+    assert read_expected([tmp_path / "y.npy"], OUTPUTS).outputs["y"].shape == (5, 5)
 
 
 @pytest.mark.parametrize("text", ["nope.npy", "q=y.npy", "y=1 2 3x"])
@@ -330,14 +330,14 @@ def test_expected_outputs_reject_invalid_files_and_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
-        expected_result([text], OUTPUTS)
+        read_expected([text], OUTPUTS)
     with pytest.raises(UsageError, match="unknown output 'q'"):
-        expected_result({"q": np.zeros(1)}, OUTPUTS)
+        read_expected({"q": np.zeros(1)}, OUTPUTS)
 
 
 def test_expected_outputs_reject_names_for_unknown_signature() -> None:
     with pytest.raises(UsageError) as caught:
-        expected_result(["q=2xf32=1 2"], None)
+        read_expected(["q=2xf32=1 2"], None)
     assert "without names" in caught.value.hint and "output0" not in caught.value.hint
 
 

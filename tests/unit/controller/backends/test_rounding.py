@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.compare.verdict import compare_output
-from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, noise_between, perturbed
-from hil.controller.backends.references.rounding import with_rounding
+from hil.controller.backends.references.noise import FAR, FAR_RUNS, RUNS, compute_noise, perturb_inputs
+from hil.controller.backends.references.rounding import add_rounding
 from hil.core.tensors import Array
 
 RNG = np.random.default_rng(9)
@@ -46,7 +46,7 @@ def moves(model: onnx.ModelProto, x: Array, units: int = 1) -> Array:
     base = run(model, x)
     runs = []
     for seed in range(8):
-        rounding = with_rounding(model, {"x": x.shape}, seed, units)
+        rounding = add_rounding(model, {"x": x.shape}, seed, units)
         assert rounding is not None
         runs.append(run(rounding, x).astype(np.float64) - base)
     return np.sqrt(np.mean(np.square(runs), axis=0)) / np.sqrt(np.mean(np.square(base.astype(np.float64))))
@@ -117,7 +117,7 @@ def test_normalization_error_grows_with_mean() -> None:
 def test_rounding_leaves_whole_numbers_and_infinities() -> None:
     x = np.array([[1, 2, -3, np.inf, -np.inf, 0, 0.3, np.nan]], np.float32)
     model = graph([node("Mul", ["x", "s"], ["y"])], x, 2, s=np.array(2, np.float32))
-    rounding = with_rounding(model, {"x": x.shape}, 0, 100)
+    rounding = add_rounding(model, {"x": x.shape}, 0, 100)
     assert rounding is not None
     found, base = run(rounding, x)[0], run(model, x)[0]
     assert np.array_equal(np.delete(found, 6), np.delete(base, 6), equal_nan=True) and found[6] != base[6]
@@ -125,8 +125,8 @@ def test_rounding_leaves_whole_numbers_and_infinities() -> None:
 
 def test_with_rounding_returns_none_without_rounding_operator() -> None:
     x = floats(2, 3)
-    assert with_rounding(graph([node("Relu", ["x"], ["y"])], x, 2), {"x": x.shape}, 0, 1) is None
-    assert with_rounding(graph([node("Exp", ["x"], ["y"])], x, 2, opset=8), {"x": x.shape}, 0, 1) is None
+    assert add_rounding(graph([node("Relu", ["x"], ["y"])], x, 2), {"x": x.shape}, 0, 1) is None
+    assert add_rounding(graph([node("Exp", ["x"], ["y"])], x, 2, opset=8), {"x": x.shape}, 0, 1) is None
 
 
 # --- planted faults
@@ -190,11 +190,11 @@ PLANTED: dict[str, Callable[[], Array]] = {
 def noise() -> Array:
     def runs(units: int, count: int) -> list[dict[str, Array]]:
         model = graph(NODES, X, 2, w=WEIGHTS, b=BIAS)
-        moved = [perturbed({"x": X}, seed, units)["x"] for seed in range(count)]
-        models = [with_rounding(model, {"x": X.shape}, seed, units) for seed in range(count)]
+        moved = [perturb_inputs({"x": X}, seed, units)["x"] for seed in range(count)]
+        models = [add_rounding(model, {"x": X.shape}, seed, units) for seed in range(count)]
         return [{"y": run(one, x)} for one, x in zip(models, moved, strict=True) if one is not None]
 
-    return noise_between({"y": BASE}, runs(1, RUNS), runs(FAR, FAR_RUNS))["y"]
+    return compute_noise({"y": BASE}, runs(1, RUNS), runs(FAR, FAR_RUNS))["y"]
 
 
 @pytest.mark.parametrize("fault", PLANTED)

@@ -126,7 +126,7 @@ def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
     monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", made)
     monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
     monkeypatch.setenv("HIL_FARM_TOKEN", "token")
-    monkeypatch.setattr(tables, "utc_now", lambda: NOW)
+    monkeypatch.setattr(tables, "get_utc_now", lambda: NOW)
     return made
 
 
@@ -338,7 +338,7 @@ def test_events_show_reasons(farm: Farm):
     farm.answers["events"] = lambda **asked: [suspect]
     result = called(events, "--board", "rpi-1", "--job", "4", "--limit", "3")
     assert farm.asked == [("events", {"board": "rpi-1", "job": "4", "limit": 3})]
-    assert table_of(result, "TIME") == [[tables.local(suspect["at"]), "board.suspect", "rpi-1", "4", "cut"]]
+    assert table_of(result, "TIME") == [[tables.to_local_time(suspect["at"]), "board.suspect", "rpi-1", "4", "cut"]]
     assert document_of(events) == {"schema": 1, "events": [suspect]}
 
 
@@ -451,7 +451,7 @@ def test_watch_json_prints_document_per_line(happening: list[list[dict[str, Any]
 def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch: pytest.MonkeyPatch):
     out, looks = StringIO(), []
     monkeypatch.setattr(
-        "hil.controller.storage.screen.console.table_console",
+        "hil.controller.storage.screen.console.make_table_console",
         lambda: Console(file=out, force_terminal=True, width=100, height=30),
     )
 
@@ -476,4 +476,4 @@ def test_watch_refreshes_terminal_and_ends_on_interrupt(farm: Farm, monkeypatch:
     ],
 )  # fmt: skip
 def test_duration_formats_short_text(seconds: float, said: str):
-    assert tables.duration(seconds) == said
+    assert tables.format_duration(seconds) == said

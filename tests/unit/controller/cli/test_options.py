@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hil.controller.cli.options import flow_option, refuse_beside_resume
+from hil.controller.cli.options import make_flow_option, refuse_with_resume
 from hil.controller.cli.running.run import run
 from hil.controller.cli.running.suite import suite
 from hil.controller.pipeline.settings.options import parse_dims
@@ -46,7 +46,7 @@ def test_shared_options_are_identical_in_all_commands(verb: str):
 
 
 @click.command()
-@flow_option("iree")
+@make_flow_option("iree")
 def which(flow: str) -> str:
     return flow
 
@@ -98,7 +98,7 @@ def test_resume_accepts_options_unrelated_to_run():
     @click.option("--seed", default=3)
     @click.option("--json", "as_json", is_flag=True)
     def one(**_: Callable[..., object]) -> str:
-        refuse_beside_resume("resume", "as_json")
+        refuse_with_resume("resume", "as_json")
         return "goes on"
 
     assert called(one, "--resume", "it", "--json") == "goes on"

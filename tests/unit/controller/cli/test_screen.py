@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.suite_runs import case
 
-from hil.controller.cli.screen import SuiteScreen, _progress, answer
+from hil.controller.cli.screen import SuiteScreen, _make_progress, answer
 
 
 def test_suite_screen_reports_failures_and_merges_lost_boards(capsys):
@@ -28,6 +28,6 @@ def test_json_output_accepts_unfinished_run_without_exit_code(capsys):
 
 
 def test_progress_bar_shows_case_name_verbatim():
-    bars = _progress(("{task.description}", "{task.fields[stage]}"), 10)
+    bars = _make_progress(("{task.description}", "{task.fields[stage]}"), 10)
     bars.add_task("a:star:b[red]c", stage="x[0]")
     assert [str(column.render(bars.tasks[0])) for column in bars.columns] == ["a:star:b[red]c", "x[0]"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hil.controller.devices.agent_client.answers import repetition_of
+from hil.controller.devices.agent_client.answers import parse_repetition
 from hil.errors import ProtocolBroken
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -24,11 +24,11 @@ def done(*answers: pb.RepeatedAnswer, **more: Any) -> pb.InvokeDone:
 
 
 def test_repetition_of_older_agent_returns_none():
-    assert repetition_of(pb.InvokeDone(), START, OUTPUTS) is None
+    assert parse_repetition(pb.InvokeDone(), START, OUTPUTS) is None
 
 
 def test_repetition_lists_answers_and_differing_outputs():
-    found = repetition_of(done(answer(3, 0), answer(1, 2, kept=False), differing=[0], sampled=True), START, OUTPUTS)
+    found = parse_repetition(done(answer(3, 0), answer(1, 2, kept=False), differing=[0], sampled=True), START, OUTPUTS)
     assert found is not None and found.differing == ("y",) and found.is_sampled
     assert [(one.iterations, one.first, one.outputs, one.is_kept) for one in found.answers] == [
         (3, 0, OUTPUTS, True),
@@ -38,8 +38,8 @@ def test_repetition_lists_answers_and_differing_outputs():
 
 def test_repetition_of_profile_lacks_outputs():
     start = pb.InvokeStart(warmup=1, iterations=3, profile=pb.ProfilePass())
-    assert repetition_of(done(), start, OUTPUTS) is None
-    found = repetition_of(done(answer(4, 0)), start, OUTPUTS)
+    assert parse_repetition(done(), start, OUTPUTS) is None
+    found = parse_repetition(done(answer(4, 0)), start, OUTPUTS)
     assert found is not None and found.answers[0].outputs is None
 
 
@@ -59,10 +59,10 @@ def test_repetition_of_profile_lacks_outputs():
 )
 def test_repetition_rejects_answers_not_matching_runs(message: pb.InvokeDone):
     with pytest.raises(ProtocolBroken):
-        repetition_of(message, START, OUTPUTS)
+        parse_repetition(message, START, OUTPUTS)
 
 
 def test_repetition_rejects_too_many_cached_answers():
     start = pb.InvokeStart(iterations=5)
     with pytest.raises(ProtocolBroken):
-        repetition_of(done(*(answer(1, number) for number in range(5))), start, OUTPUTS)
+        parse_repetition(done(*(answer(1, number) for number in range(5))), start, OUTPUTS)

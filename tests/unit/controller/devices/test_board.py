@@ -19,7 +19,7 @@ from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.link import Link
 from hil.core.board_config import BoardConfig, Command, MeasureCommands
 from hil.core.instructions import InstructionCounts
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.scratch import make_folder, remove_tree
 from hil.errors import (
     BlobDamaged,
     BoardBusy,
@@ -35,7 +35,7 @@ X = np.arange(4, dtype=np.float32)
 
 @pytest.fixture
 def agent() -> Iterator[FakeAgent]:
-    folder = new_folder("hil-fake-", for_sockets=True)
+    folder = make_folder("hil-fake-", for_sockets=True)
     with FakeAgent(folder / "agent.sock") as made:
         yield made
     remove_tree(folder)
@@ -76,7 +76,7 @@ class Lab:
 
 @pytest.fixture
 def lab(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    monkeypatch.setattr("hil.controller.devices.board._PUSH_PAUSE_S", 0.001)
+    monkeypatch.setattr("hil.controller.devices.board._PUSH_PAUSE_SECONDS", 0.001)
     made = Lab(agent)
     yield made
     made.close()
@@ -415,7 +415,7 @@ def test_board_stopped_before_run_raises_lost(lab, agent, tmp_path):
 def test_profile_reloads_program_after_tool_upload_breaks(lab, agent, tmp_path, monkeypatch):
     agent.profile_tool = "iree-benchmark-module"
     (tmp_path / "tool").write_bytes(b"a tool" * 1000)
-    monkeypatch.setattr("hil.controller.devices.deploy.wheels.iree_tool", lambda *_, **__: tmp_path / "tool")
+    monkeypatch.setattr("hil.controller.devices.deploy.wheels.fetch_iree_tool", lambda *_, **__: tmp_path / "tool")
     board, artifact = lab.open(), program(tmp_path / "p.onnx")
     board.push(artifact)
     with board.load(artifact) as loaded:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hil.controller.cli.options import parse_duration
-from hil.controller.devices.board_choice import BoardChoice, is_lent, knows_target, pinned
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address, knows_target, pin_choice
 from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
 from hil.controller.storage.packages import pick
-from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, slots_of
+from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, make_slots
 from hil.core import boards
 from hil.core.board_parser import parse_board
 from hil.errors import UsageError
@@ -45,20 +45,20 @@ def test_type_narrows_farm_selector() -> None:
 
 
 def test_pinned_choice_names_leased_board() -> None:
-    choice = pinned(choose("farm:a or b", "sim"), "lab1-sim-3")
+    choice = pin_choice(choose("farm:a or b", "sim"), "lab1-sim-3")
     assert choice.name == 'farm:name="lab1-sim-3"'
     assert parse(choice.address.removeprefix("farm:")).matches({"name": "lab1-sim-3"})
     other = choose("unix:/a")
-    assert pinned(other, "lab1-sim-3") is other
+    assert pin_choice(other, "lab1-sim-3") is other
 
 
 def test_config_may_address_farm(tmp_path: Path) -> None:
     path = tmp_path / "a53.toml"
     path.write_text('[connection]\naddress = "farm:chip=a53"\n')
     choice = choose(str(path))
-    assert (choice.name, is_lent(choice.config.connection.address)) == ("a53", True)
+    assert (choice.name, is_provider_address(choice.config.connection.address)) == ("a53", True)
     assert not knows_target(choice.config, "onnxruntime")
-    assert pinned(choice, "lab1").config.connection.address == 'farm:name="lab1"'
+    assert pin_choice(choice, "lab1").config.connection.address == 'farm:name="lab1"'
 
 
 def test_hil_board_variable_sets_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_duration_rejects_invalid_times(text: str) -> None:
 
 
 def test_selector_gets_requested_number_of_slots() -> None:
-    slots = slots_of([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
+    slots = make_slots([choose("farm:gpu"), choose("unix:/a")], 3, "a test", 60)
     assert [(type(slot), slot.name) for slot in slots] == [
         (LeasedSlot, "farm:gpu (1)"),
         (LeasedSlot, "farm:gpu (2)"),
@@ -102,7 +102,7 @@ def test_selector_gets_requested_number_of_slots() -> None:
     by_config = BoardChoice(
         replace(named.config, connection=replace(named.config.connection, address="farm:gpu")), address=""
     )
-    assert [slot.lent for slot in slots_of([by_config], 2, "a test", 60)] == [True, True]
+    assert [slot.lent for slot in make_slots([by_config], 2, "a test", 60)] == [True, True]
 
 
 def test_queue_renames_waiting_slot() -> None:
@@ -144,7 +144,7 @@ def test_invalid_hil_board_error_names_variable(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unknown_board_error_lists_known_boards_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "known_boards", dict)
+    monkeypatch.setattr(boards, "list_boards", dict)
     with pytest.raises(UsageError) as caught:
         choose("nonsense")
     assert caught.value.hint.startswith("USER@HOST")

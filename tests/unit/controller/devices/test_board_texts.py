@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hil.controller.devices.agentless import scripts
 from hil.controller.devices.deploy import probe
-from hil.controller.devices.deploy.packages import Interpreter, platform_tags
-from hil.formats.iree_command import times_ns
+from hil.controller.devices.deploy.packages import Interpreter, list_platform_tags
+from hil.formats.iree_command import read_times_ns
 
 ODD = ["²", "٣", "9" * 6000, "-1", "1e400", "nan", "", "\0", "3.²", "3." + "1" * 5000]
 WORDS = st.one_of(
@@ -34,7 +34,7 @@ def test_probe_ignores_invalid_numbers(number: str) -> None:
 
 
 def test_libc_with_many_digits_has_empty_platform_tags() -> None:
-    assert platform_tags(Interpreter("p", (3, 11), "x86_64", "glibc-2." + "9" * 12)) == []
+    assert list_platform_tags(Interpreter("p", (3, 11), "x86_64", "glibc-2." + "9" * 12)) == []
 
 
 @pytest.mark.ci
@@ -45,7 +45,7 @@ def test_probe_parses_any_text(lines: list[list[str]]) -> None:
     seen = probe.parse("\n".join(["\t".join(words) for words in lines] + [python]))
     assert "/usr/bin/python3" in [one.path for one in seen.interpreters]
     for one in seen.interpreters:
-        assert all(tag.endswith(f"_{one.machine}") for tag in platform_tags(one))
+        assert all(tag.endswith(f"_{one.machine}") for tag in list_platform_tags(one))
 
 
 @pytest.mark.ci
@@ -53,18 +53,20 @@ def test_probe_parses_any_text(lines: list[list[str]]) -> None:
 @given(LINES)
 def test_command_output_parses_any_text(lines: list[list[str]]) -> None:
     text = "\n".join(" ".join(words) for words in lines)
-    scripts.ended(text)
+    scripts.parse_end(text)
     scripts.free_bytes(text)
-    parts = scripts.parts(text)
-    scripts.machine({**parts, "meminfo": f"MemTotal: {text} kB", "cpuinfo": text, "auxv": text, "arch": "aarch64"})
-    for reading in scripts.readings("\n".join(":".join(words) for words in lines)):
+    parts = scripts.split_parts(text)
+    scripts.parse_machine(
+        {**parts, "meminfo": f"MemTotal: {text} kB", "cpuinfo": text, "auxv": text, "arch": "aarch64"}
+    )
+    for reading in scripts.parse_readings("\n".join(":".join(words) for words in lines)):
         assert math.isfinite(reading.get("value", 0))
 
 
 @pytest.mark.parametrize("number", ODD)
 def test_readings_drop_invalid_numbers(number: str) -> None:
     text = f"/sys/policy0/scaling_cur_freq:{number}\n/proc/meminfo:MemAvailable: {number} kB\n/x/temp:{number}"
-    found = {one["name"]: one["value"] for one in scripts.readings(f"{text}\n/x/type:cpu")}
+    found = {one["name"]: one["value"] for one in scripts.parse_readings(f"{text}\n/x/type:cpu")}
     # float() accepts a sign, long fractions and other scripts' digits.
     values = {"-1": -0.001, "٣": 0.003, "3." + "1" * 5000: pytest.approx(0.00311111)}
     assert found == ({"cpu0 frequency": values[number], "x (cpu)": values[number]} if number in values else {})
@@ -72,7 +74,7 @@ def test_readings_drop_invalid_numbers(number: str) -> None:
 
 def test_readings_contain_valid_numbers() -> None:
     text = "/sys/policy0/scaling_cur_freq:1500000\n/proc/meminfo:MemAvailable: 2048 kB\n/x/temp:45000\n/x/type:cpu"
-    found = {one["name"]: one["value"] for one in scripts.readings(text)}
+    found = {one["name"]: one["value"] for one in scripts.parse_readings(text)}
     assert found == {"cpu0 frequency": 1500, "x (cpu)": 45, "free memory": 2}
 
 
@@ -80,4 +82,4 @@ def test_readings_contain_valid_numbers() -> None:
 def test_times_ns_rejects_invalid_times(value: object) -> None:
     row = {"run_type": "iteration", "real_time": value, "time_unit": "ns"}
     with pytest.raises(ValueError, match=r"invalid (time|value)|convert|NaN"):
-        times_ns(json.dumps({"benchmarks": [row]}).encode())
+        read_times_ns(json.dumps({"benchmarks": [row]}).encode())

@@ -79,7 +79,7 @@ def test_second_agent_leaves_sockets_of_first(tmp_path):
 
 @pytest.mark.parametrize(("size", "most_s"), [(0, 61), (1 << 20, 200), (64 << 20, 7000), (16 << 30, 7 * 3600)])
 def test_transfer_limit_grows_with_size(size, most_s):
-    assert session_streams.STALL_S <= session_streams.transfer_limit_s(size) < most_s
+    assert session_streams.STALL_SECONDS <= session_streams.transfer_limit_s(size) < most_s
 
 
 @pytest.mark.ci
@@ -87,7 +87,7 @@ def test_slow_input_transfer_raises_lost(monkeypatch):
     """Each piece is taken before the link counts as stalled."""
     monkeypatch.setattr(session_streams, "_SLOWEST_BYTES_S", 1 << 30)
     monkeypatch.setattr(session_streams, "_BULK_BYTES", 1 << 40)
-    monkeypatch.setattr(session_streams, "STALL_S", 1.5)
+    monkeypatch.setattr(session_streams, "STALL_SECONDS", 1.5)
     over = threading.Event()
 
     class Slow:
@@ -142,7 +142,7 @@ def reset(error: int) -> CallFailed:
 def test_refusing_agent_raises_busy_or_refused(tmp_path: Path, error: CallFailed, kind: type[BoardError]) -> None:
     connection = AgentConnection(AgentEndpoint(f"unix:{tmp_path}/nobody.sock"), "board")
     try:
-        told = connection._translated(error)
+        told = connection._translate_error(error)
         assert type(told) is kind
     finally:
         connection.close()

@@ -22,11 +22,11 @@ from hil.agent.calls import Calls
 from hil.agent.data_server import DataServer
 from hil.agent.session import Journal, Session, Sessions
 from hil.controller.devices.agent_client.call import Call, CallFailed
-from hil.controller.devices.agent_client.calls import OPEN_S, AgentCalls
+from hil.controller.devices.agent_client.calls import OPEN_SECONDS, AgentCalls
 from hil.controller.devices.agent_client.data_stream import DataConnections, NoDataConnection
 from hil.controller.devices.agent_client.grpc_stream import GrpcStream
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.scratch import make_folder, remove_tree
 from hil.protocol import wire, wire_errors
 from hil.protocol.data_connection import END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
 from hil.protocol.v1 import agent_pb2 as pb
@@ -55,7 +55,7 @@ class Blobs:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = new_folder("hil-data-", for_sockets=True)
+    made = make_folder("hil-data-", for_sockets=True)
     yield made
     remove_tree(made)
 
@@ -82,7 +82,7 @@ def called(path: str, method: str, session: str, token: str = "") -> Call:
 
 
 def begin(connections: DataConnections, method: str, session: str) -> Call:
-    return Call(METHODS[method], connections.open(method, session, OPEN_S))
+    return Call(METHODS[method], connections.open(method, session, OPEN_SECONDS))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_call_rejects_misplaced_data(path, session, method, message):
     call.send(message)
     with pytest.raises(CallFailed, match="data") as caught:
         call.receive()
-    assert isinstance(wire_errors.from_bytes(caught.value.error), errors.UsageError)
+    assert isinstance(wire_errors.decode_error(caught.value.error), errors.UsageError)
 
 
 def test_socket_has_private_mode(path):
@@ -190,13 +190,13 @@ def test_ending_every_call_raises_data_connection_error(folder):
     with peer(folder, end_all) as path:
         connections = DataConnections(path, "")
         with pytest.raises(NoDataConnection):
-            connections.open("Missing", "token", OPEN_S)
+            connections.open("Missing", "token", OPEN_SECONDS)
         assert not connections._resting
         connections.close()
 
 
 def test_agent_limits_idle_connections(folder, sessions, session, blobs, monkeypatch):
-    monkeypatch.setattr(admission, "RESTING", 2)
+    monkeypatch.setattr(admission, "MAX_IDLE_CONNECTIONS", 2)
     path = f"{folder}/few.data"
     with contextlib.closing(
         DataServer(path, Calls(Admission(sessions), {"Blobs": SimpleNamespace(Missing=blobs.missing)}, ""))
@@ -210,7 +210,7 @@ def test_agent_limits_idle_connections(folder, sessions, session, blobs, monkeyp
 
 def test_calls_use_new_connections_without_idle_slots(folder, sessions, session, blobs, opened):
     admitting = Admission(sessions)
-    admitting.resting._inside = 2 * admission.RESTING
+    admitting.resting._inside = 2 * admission.MAX_IDLE_CONNECTIONS
     path = f"{folder}/full.data"
     connections = DataConnections(path, "")
     with contextlib.closing(DataServer(path, Calls(admitting, {"Blobs": SimpleNamespace(Missing=blobs.missing)}, ""))):
@@ -305,7 +305,7 @@ def test_grpc_fallback_records_cause(folder):
 
 def test_data_server_limits_unread_failed_calls(folder, sessions, monkeypatch):
     monkeypatch.setattr(data_server, "_MAX_UNREAD", 1)
-    monkeypatch.setattr(data_server, "_UNREAD_S", 600.0)
+    monkeypatch.setattr(data_server, "_UNREAD_SECONDS", 600.0)
     before = sum(thread.name == "data-call" for thread in threading.enumerate())
     with (
         contextlib.closing(DataServer(f"{folder}/few.data", Calls(Admission(sessions), {}, ""))),
@@ -320,7 +320,7 @@ def test_data_server_limits_unread_failed_calls(folder, sessions, monkeypatch):
 
 
 def test_call_end_waits_briefly_for_silent_caller(monkeypatch):
-    monkeypatch.setattr(data_server, "_LAST_WORD_S", 0.3)
+    monkeypatch.setattr(data_server, "_FINAL_FRAME_SECONDS", 0.3)
     here, there = socket.socketpair()
     with contextlib.closing(Frames(here)) as frames, there:
         here.setblocking(False)
@@ -405,7 +405,7 @@ def test_data_server_survives_any_bytes(server_path, said):
 
 @pytest.fixture(scope="module")
 def server_path() -> Iterator[str]:
-    folder = new_folder("hil-data-", for_sockets=True)
+    folder = make_folder("hil-data-", for_sockets=True)
     sessions = Sessions(folder / "fence", lambda: None, Journal(folder / "journal"))
     services = {"Blobs": SimpleNamespace(Put=Blobs().put, Get=Blobs().get)}
     with contextlib.closing(DataServer(f"{folder}/data", Calls(Admission(sessions), services, ""))):

@@ -16,7 +16,7 @@ import pytest
 from hil.controller.devices.agent_client import call as calls
 from hil.controller.devices.agent_client.call import Call, CallFailed
 from hil.controller.devices.agent_client.data_stream import DataConnections
-from hil.core.scratch import new_folder, remove_tree
+from hil.core.scratch import make_folder, remove_tree
 from hil.errors import ProtocolBroken
 from hil.protocol import wire
 from hil.protocol.data_connection import END, HEADER, MESSAGE, METHODS, READY, ConnectionBroken, Frames
@@ -29,7 +29,7 @@ OPEN_S, SOON_S = 0.5, 5.0
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = new_folder("hil-data-", for_sockets=True)
+    made = make_folder("hil-data-", for_sockets=True)
     yield made
     remove_tree(made)
 
@@ -88,7 +88,7 @@ def test_resting_connections_share_deadline(folder):
 
     with agent(folder, behave) as connections:
         for _ in range(4):
-            connections._rest(connections._connect(OPEN_S))
+            connections._keep_idle(connections._connect(OPEN_S))
         began = time.monotonic()
         with pytest.raises(CallFailed):
             connections.open("Put", "token", OPEN_S)

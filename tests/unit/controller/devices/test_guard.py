@@ -17,7 +17,7 @@ def test_guard_ends_overdue_call_once():
     ended = []
     guard = Guard(lambda: ended.append(time.monotonic()))
     began = time.monotonic()
-    guard.within(0.3)
+    guard.set_timeout(0.3)
     time.sleep(1.5)
     assert len(ended) == 1
     assert guard.expired
@@ -28,12 +28,12 @@ def test_guard_ends_overdue_call_once():
 def test_guard_spares_active_and_closed_calls():
     ended = []
     heard, closed, unlimited = (Guard(lambda: ended.append(1)) for _ in range(3))
-    heard.within(0.8)
-    closed.within(0.3)
+    heard.set_timeout(0.8)
+    closed.set_timeout(0.3)
     closed.close()
     for _ in range(5):
         time.sleep(0.3)
-        heard.heard()
+        heard.restart_timeout()
     assert not ended
     assert not heard.expired
     heard.close()
@@ -43,8 +43,8 @@ def test_guard_spares_active_and_closed_calls():
 def test_blocking_end_does_not_delay_other_guards():
     never, ended = threading.Event(), threading.Event()
     first, second = Guard(never.wait), Guard(ended.set)
-    first.within(0.1)
-    second.within(0.6)
+    first.set_timeout(0.1)
+    second.set_timeout(0.6)
     assert ended.wait(60)
     never.set()
 
@@ -60,7 +60,7 @@ def test_guard_works_after_failed_thread_start(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     guard = Guard(ended.set)
-    guard.within(0.1)
+    guard.set_timeout(0.1)
     assert ended.wait(60)
     assert len(refused) == 2 and guard.expired
 
@@ -71,7 +71,7 @@ def test_guard_restarts_after_idle_time(monkeypatch):
     Guard(lambda: None).close()
     eventually(lambda: not watch._some.is_set())
     ended = threading.Event()
-    Guard(ended.set).within(0.1)
+    Guard(ended.set).set_timeout(0.1)
     assert ended.wait(60)
 
 
@@ -89,12 +89,12 @@ def test_forked_process_ignores_guards_of_parent():
     read, write = os.pipe()
     ended = threading.Event()
     kept = Guard(ended.set)
-    kept.within(0.6)
+    kept.set_timeout(0.6)
     pid = os.fork()
     if pid == 0:
         try:
             own = threading.Event()
-            guards.Guard(own.set).within(0.3)
+            guards.Guard(own.set).set_timeout(0.3)
             os.write(write, b"own " if own.wait(60) else b"none")
             time.sleep(0.8)
             os.write(write, b"parent's" if ended.is_set() else b"only")
@@ -103,7 +103,7 @@ def test_forked_process_ignores_guards_of_parent():
     os.close(write)
     for _ in range(10):
         time.sleep(0.2)
-        kept.heard()
+        kept.restart_timeout()
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b"own only"
     os.waitpid(pid, 0)

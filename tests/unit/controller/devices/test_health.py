@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from hil.controller.devices.health import changed
+from hil.controller.devices.health import list_changes
 from hil.protocol.v1 import agent_pb2 as pb
 
 
@@ -32,7 +32,7 @@ def test_unchanged_board_has_empty_report():
         reading("cooling_device0 (cpufreq-cpu0)", 0.0),
     ]
     later = [reading("cpu0 frequency", 1800.0), reading("thermal_zone0 (cpu)", 61.0), *steady[1:3], *steady[4:]]
-    assert changed(info(*steady), info(*later, clock_s=5.0, wall_s=1e9 + 5.2)) == []
+    assert list_changes(info(*steady), info(*later, clock_s=5.0, wall_s=1e9 + 5.2)) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_unchanged_board_has_empty_report():
     ],
 )
 def test_changed_reports_throttling_and_frequency(name, was, now, said):
-    lines = changed(info(reading(name, was)), info(reading(name, now)))
+    lines = list_changes(info(reading(name, was)), info(reading(name, now)))
     wanted = said.split("|")
     assert len(lines) == len(wanted)
     assert [text for line, text in zip(lines, wanted, strict=True) if text not in line] == []
@@ -57,15 +57,17 @@ def test_changed_reports_throttling_and_frequency(name, was, now, said):
 
 def test_changed_reports_only_reboot_after_reboot():
     events = reading("throttle events", 9.0)
-    assert changed(info(boot="a"), info(events, boot="b", wall_s=2e9)) == ["the board rebooted"]
+    assert list_changes(info(boot="a"), info(events, boot="b", wall_s=2e9)) == ["the board rebooted"]
 
 
 def test_changed_reports_wall_clock_step():
-    assert changed(info(), info(clock_s=10, wall_s=1e9 + 3610)) == ["the board's wall clock was set 3600 s forward"]
-    assert changed(info(), info(clock_s=10, wall_s=1e9 - 3590)) == ["the board's wall clock was set 3600 s back"]
+    assert list_changes(info(), info(clock_s=10, wall_s=1e9 + 3610)) == [
+        "the board's wall clock was set 3600 s forward"
+    ]
+    assert list_changes(info(), info(clock_s=10, wall_s=1e9 - 3590)) == ["the board's wall clock was set 3600 s back"]
 
 
 def test_changed_ignores_missing_readings():
-    assert changed({}, info(reading("throttle events", 9.0))) == []
-    assert changed(info(reading("firmware throttling", "odd")), info(reading("firmware throttling", "0x1"))) == []
-    assert changed(info(boot=""), info(boot="b")) == []
+    assert list_changes({}, info(reading("throttle events", 9.0))) == []
+    assert list_changes(info(reading("firmware throttling", "odd")), info(reading("firmware throttling", "0x1"))) == []
+    assert list_changes(info(boot=""), info(boot="b")) == []

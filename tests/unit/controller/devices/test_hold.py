@@ -63,14 +63,14 @@ def test_waiting_reports_are_short_and_not_repeated():
     reports: list[str] = []
     began = time.monotonic()
     hold = Hold(call, pb.SessionOpen(), reports.append, lambda: None, lambda token: None)
-    assert 1 <= len(reports) <= 1 + (time.monotonic() - began) / session_streams._REPORT_S
+    assert 1 <= len(reports) <= 1 + (time.monotonic() - began) / session_streams._REPORT_SECONDS
     assert all(len(text) < 500 for text in reports)
     hold.close()
 
 
 @pytest.mark.parametrize("waits_for", ["nothing", "keep-alive"])
 def test_close_returns_if_agent_stops_reading(waits_for, monkeypatch):
-    monkeypatch.setattr(session_streams, "_END_S", 0.3)
+    monkeypatch.setattr(session_streams, "_END_SECONDS", 0.3)
     call = HoldCall(blocks=True)
     hold = opened(call)
     if waits_for == "keep-alive":
@@ -85,7 +85,7 @@ def test_close_returns_if_agent_stops_reading(waits_for, monkeypatch):
 
 
 def test_session_ended_by_agent_ends_other_calls(monkeypatch):
-    monkeypatch.setattr(session_streams, "_GOODBYE_S", 0.1)
+    monkeypatch.setattr(session_streams, "_GOODBYE_SECONDS", 0.1)
     ended: list[str] = []
     told = threading.Event()
     call = HoldCall()
@@ -97,7 +97,7 @@ def test_session_ended_by_agent_ends_other_calls(monkeypatch):
 
 
 def test_session_closed_locally_ends_without_callback(monkeypatch):
-    monkeypatch.setattr(session_streams, "_GOODBYE_S", 0.1)
+    monkeypatch.setattr(session_streams, "_GOODBYE_SECONDS", 0.1)
     ended: list[str] = []
     call = HoldCall()
     opened(call, ended.append).close()

@@ -63,7 +63,7 @@ def channel(tmp_path: Path) -> Iterator[grpc.Channel]:
     grpc_calls.close_channel(made)
     server.over.set()
     server.server.stop(0).wait()
-    assert time.monotonic() - started < grpc_calls.CLOSE_S, "the channel could not be closed"
+    assert time.monotonic() - started < grpc_calls.CLOSE_SECONDS, "the channel could not be closed"
 
 
 def echo(channel: InterruptibleChannel) -> None:

@@ -167,7 +167,7 @@ def test_damaged_pending_commands_are_removed(home):
 
 
 def test_board_without_measure_commands_needs_no_home(monkeypatch):
-    monkeypatch.setattr("hil.controller.devices.measure_commands.user_folder", lambda: None)
+    monkeypatch.setattr("hil.controller.devices.measure_commands.get_user_folder", lambda: None)
     with prepare_board(make_board(), pytest.fail):
         pass
     restore_board(make_board(), pytest.fail)

@@ -72,7 +72,7 @@ def test_board_without_agent_reports_problem():
 
 @pytest.mark.parametrize("count", [99, 101, 2500])
 def test_long_watch_thins_samples_evenly(monkeypatch, count):
-    monkeypatch.setattr(measurement, "_LOOKS_MOST", 100)
+    monkeypatch.setattr(measurement, "_MAX_LOOKS", 100)
     stamps = [sample.at_ns for sample in watched(Stream(count)).samples]
     assert 50 <= len(stamps) <= 100
     gaps = {later - earlier for earlier, later in itertools.pairwise(stamps)}

@@ -28,7 +28,7 @@ def test_answers_are_fetched_within_limit_of_one_call(
 
     client = AgentClient.__new__(AgentClient)
     monkeypatch.setattr(client, "_call", call)
-    monkeypatch.setattr(answers, "most_bytes", lambda: limit)
-    found = client._recalled("program", ANSWERS, None, known)
+    monkeypatch.setattr(answers, "max_output_bytes", lambda: limit)
+    found = client._fetch_recalled("program", ANSWERS, None, known)
     assert [one.outputs is not None for one in found.answers] == [number < fetched for number in range(5)]
     assert asked == limits

@@ -20,7 +20,7 @@ from hil.controller.farm.client import client as farm_client
 from hil.controller.farm.client.client import FarmClient, open_channel
 from hil.controller.farm.messages import JobSpec, Kind, Submission
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import json_message, methods
+from hil.controller.farm.rpc import encode_json, iter_methods
 from hil.core.files import digest_file
 from hil.errors import UsageError
 from hil.protocol import grpc_calls, wire_errors
@@ -37,7 +37,7 @@ class Gateway:
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
         table = {}
         for service in ("Farm", "Hosts", "Artifacts"):
-            for name, path, kind, asked, answered in methods(service):
+            for name, path, kind, asked, answered in iter_methods(service):
                 if name in behaviours:
                     make = getattr(grpc, f"{kind}_rpc_method_handler")
                     table[path] = make(
@@ -111,7 +111,7 @@ def test_client_retries_submit_with_same_key(gateway):
 def test_client_waits_for_gateway_restart(gateway):
     [port] = free_ports(1)
     lines, started = [], []
-    behaviours = {"Ask": lambda request, context: pb.Answer(answer=json_message([]))}
+    behaviours = {"Ask": lambda request, context: pb.Answer(answer=encode_json([]))}
     late = threading.Timer(1.0, lambda: started.append(gateway(f"127.0.0.1:{port}", **behaviours)))
     late.start()
     with FarmClient(FarmAddress((f"127.0.0.1:{port}",), "t"), restart_s=20.0, say=lines.append) as farm:
@@ -120,7 +120,7 @@ def test_client_waits_for_gateway_restart(gateway):
 
 
 def test_client_that_lost_its_gateway_says_that_none_answers(gateway):
-    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([])))
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=encode_json([])))
     with client(server.address, patience_s=0.0) as farm:
         farm.close()
         with pytest.raises(errors.FarmUnreachable, match="does not respond: the connection is closed"):
@@ -145,7 +145,7 @@ def test_client_waits_for_local_farm_only_while_process_runs(
 
 def test_client_announces_retry(gateway):
     lines = []
-    server = gateway(Ask=away_once(lambda request: pb.Answer(answer=json_message([]))))
+    server = gateway(Ask=away_once(lambda request: pb.Answer(answer=encode_json([]))))
     with FarmClient(FarmAddress((server.address,), "t"), say=lines.append) as farm:
         assert farm.ask("boards") == []
     assert lines == ["the farm does not respond; retrying for up to 30 s"]
@@ -159,8 +159,8 @@ def test_client_never_repeats_changes(gateway):
 
 
 def test_client_switches_to_next_gateway(gateway):
-    first = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("first")])))
-    second = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([board("second")])))
+    first = gateway(Ask=lambda request, context: pb.Answer(answer=encode_json([board("first")])))
+    second = gateway(Ask=lambda request, context: pb.Answer(answer=encode_json([board("second")])))
     with client(first.address, second.address) as farm:
         assert farm.ask("boards")[0].name == "first"
         first.stop()
@@ -169,7 +169,7 @@ def test_client_switches_to_next_gateway(gateway):
 
 @pytest.mark.slow
 def test_client_survives_keyboard_interrupt_during_call(gateway):
-    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message([])))
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=encode_json([])))
     with client(server.address) as farm:
         tried = 0
         for number in itertools.count(1, 7):
@@ -181,7 +181,7 @@ def test_client_survives_keyboard_interrupt_during_call(gateway):
             assert farm.ask("boards") == []
         assert tried > 10
         started = time.monotonic()
-    assert time.monotonic() - started < grpc_calls.CLOSE_S, "the channel could not be closed"
+    assert time.monotonic() - started < grpc_calls.CLOSE_SECONDS, "the channel could not be closed"
 
 
 def test_client_suggests_starting_farm_without_gateway():
@@ -204,7 +204,7 @@ def test_client_raises_farm_error_with_hint(gateway):
 
 def test_client_rejects_oversized_response(gateway, monkeypatch):
     monkeypatch.setattr(farm_client, "_MAX_REPLY", 1 << 16)
-    server = gateway(Ask=lambda request, context: pb.Answer(answer=json_message("x" * (1 << 17))))
+    server = gateway(Ask=lambda request, context: pb.Answer(answer=encode_json("x" * (1 << 17))))
     with client(server.address, patience_s=1.0) as farm, pytest.raises(errors.FarmError, match="larger than max"):
         farm.ask("boards")
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 from support.models import DIGITS
 
-from hil.controller.farm.job_files import JobFiles, job_of, key_of, packed_bundle, packed_run, request_of
+from hil.controller.farm.job_files import JobFiles, find_key, pack_bundle, pack_run, rebuild_job, request_of
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
@@ -24,7 +24,7 @@ from hil.errors import UsageError
 
 def sent(spec: JobSpec, parcel: JobFiles, host: Path) -> JobSpec:
     """Return the spec as read by a host, with its files."""
-    files = parcel.uploads()
+    files = parcel.list_uploads()
     for at, digest in spec.files.items():
         (host / at).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(files[digest], host / at)
@@ -89,8 +89,8 @@ def test_packed_run_restores_job_on_host(here):
         out=Path("hil-runs"),
         debug_ir=Path("ir"),
     )
-    spec, parcel = packed_run(job, import_model(job.models[0]))
-    found = job_of(sent(spec, parcel, host).options, host)
+    spec, parcel = pack_run(job, import_model(job.models[0]))
+    found = rebuild_job(sent(spec, parcel, host).options, host)
     assert spec.kind is Kind.RUN
     assert found.models == (host / "model/digits_cnn.onnx",)
     assert found.models[0].read_bytes() == job.models[0].read_bytes()
@@ -113,9 +113,9 @@ def test_packed_run_sends_generation_with_tokenizer(here):
     (here / "spec/words").mkdir()
     (here / "spec/words/tokenizer.json").write_text("{}")
     job = Job(models=(DIGITS / "digits_cnn.onnx",), generate=spec_file)
-    spec, parcel = packed_run(job, import_model(job.models[0]))
+    spec, parcel = pack_run(job, import_model(job.models[0]))
     host = here / "host"
-    found = job_of(sent(spec, parcel, host).options, host)
+    found = rebuild_job(sent(spec, parcel, host).options, host)
     assert found.generate == host / "generate/chat.toml"
     assert (found.generate.parent / "words/tokenizer.json").read_text() == "{}"
     assert (found.generate.parent / "text.txt").read_text() == "hello"
@@ -130,18 +130,18 @@ def test_files_outside_specification_directory_are_rejected(here, key, name):
     spec.write_text(f"{key} = {name!r}\n[[prompt]]\ntext = 'hello'\n")
     model = import_model(DIGITS / "digits_cnn.onnx")
     with pytest.raises(UsageError, match=r"file .* is outside the directory"):
-        packed_run(Job(models=(model.path,), generate=spec), model)
+        pack_run(Job(models=(model.path,), generate=spec), model)
     with pytest.raises(UsageError, match=r"file .* is outside the directory"):
-        job_of({"models": ["m"], "generate": "chat.toml"}, here)
+        rebuild_job({"models": ["m"], "generate": "chat.toml"}, here)
 
 
 def test_affinity_depends_only_on_program(here):
     model = import_model(DIGITS / "digits_cnn.onnx")
     job = Job(models=(model.path,), runtime="iree")
-    first = packed_run(job, model)[0].affinity
-    assert first == packed_run(Job(models=job.models, runtime="iree", seed=7, iterations=3), model)[0].affinity
-    assert first != packed_run(Job(models=job.models, runtime="onnxruntime"), model)[0].affinity
-    assert first != packed_run(Job(models=job.models, runtime="iree", compile_flags=("-x",)), model)[0].affinity
+    first = pack_run(job, model)[0].affinity
+    assert first == pack_run(Job(models=job.models, runtime="iree", seed=7, iterations=3), model)[0].affinity
+    assert first != pack_run(Job(models=job.models, runtime="onnxruntime"), model)[0].affinity
+    assert first != pack_run(Job(models=job.models, runtime="iree", compile_flags=("-x",)), model)[0].affinity
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_affinity_depends_only_on_program(here):
 )
 def test_packed_run_records_required_runtime(here, name, asked, needs):
     path = DIGITS.parent / name
-    spec, _ = packed_run(Job(models=(path,), runtime=asked), import_model(path))
+    spec, _ = pack_run(Job(models=(path,), runtime=asked), import_model(path))
     assert spec.options["needs"] == needs
 
 
@@ -163,24 +163,28 @@ def test_packed_run_includes_external_data(here):
     big = max(model.graph.initializer, key=lambda tensor: numpy_helper.to_array(tensor).size)
     onnx.save(model, "net.onnx", save_as_external_data=True, location="net.data", size_threshold=16)
     assert Path("net.data").stat().st_size >= numpy_helper.to_array(big).nbytes
-    spec, parcel = packed_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
+    spec, parcel = pack_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
     assert sorted(spec.files) == ["model/net.data", "model/net.onnx"]
-    again, twice = packed_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
-    assert {**parcel.uploads(), **twice.uploads()}.keys() == set(spec.files.values()) == set(again.files.values())
+    again, twice = pack_run(Job(models=(Path("net.onnx"),)), import_model(Path("net.onnx")))
+    assert (
+        {**parcel.list_uploads(), **twice.list_uploads()}.keys()
+        == set(spec.files.values())
+        == set(again.files.values())
+    )
 
 
 def test_packed_bundle_includes_methods_and_key(here):
     Path("net.hilb").write_bytes(b"bundle")
     Path("keys.pub").write_text("ssh-ed25519 AAAA me\n")
-    spec, parcel = packed_bundle(Job(models=(Path("net.hilb"),), atol=0.5), "iree", ["main"], Path("keys.pub"))
+    spec, parcel = pack_bundle(Job(models=(Path("net.hilb"),), atol=0.5), "iree", ["main"], Path("keys.pub"))
     host = here / "host"
     options = sent(spec, parcel, host).options
     assert (options["methods"], options["needs"]) == (["main"], "iree")
-    assert key_of(options, host) == host / "key/keys.pub"
-    assert job_of(options, host).models == (host / "bundle/net.hilb",)
-    assert job_of(options, host).atol == 0.5
-    without, parcel = packed_bundle(Job(models=(Path("net.hilb"),)), "iree", [], None)
-    assert key_of(without.options, host) is None
+    assert find_key(options, host) == host / "key/keys.pub"
+    assert rebuild_job(options, host).models == (host / "bundle/net.hilb",)
+    assert rebuild_job(options, host).atol == 0.5
+    without, parcel = pack_bundle(Job(models=(Path("net.hilb"),)), "iree", [], None)
+    assert find_key(without.options, host) is None
 
 
 def test_flag_file_resolves_before_submission(here):
@@ -197,7 +201,7 @@ def test_flag_file_resolves_before_submission(here):
 @pytest.mark.parametrize("options", [{}, {"models": 3}, {"models": ["a"], "inputs": [["a", "b"]]}])
 def test_job_of_rejects_malformed_options(options, tmp_path):
     with pytest.raises(UsageError, match="invalid job: "):
-        job_of(options, tmp_path)
+        rebuild_job(options, tmp_path)
 
 
 def test_request_of_rejects_malformed_suite(tmp_path):
@@ -214,9 +218,9 @@ def test_job_of_rejects_paths_outside_job_directory(path, tmp_path):
         {"models": ["m"], "generate": path},
     ):
         with pytest.raises(UsageError, match="outside the job's directory"):
-            job_of(options, tmp_path)
+            rebuild_job(options, tmp_path)
     with pytest.raises(UsageError, match="outside the job's directory"):
-        key_of({"key": path}, tmp_path)
+        find_key({"key": path}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +244,12 @@ def test_job_of_rejects_paths_outside_job_directory(path, tmp_path):
 )
 def test_job_of_rejects_tensor_files_outside_job_directory(text, tmp_path):
     with pytest.raises(UsageError, match="missing in the job's files"):
-        job_of({"models": ["m"], "inputs": [text]}, tmp_path)
+        rebuild_job({"models": ["m"], "inputs": [text]}, tmp_path)
 
 
 def test_job_of_ignores_settings_of_host(tmp_path):
     local = ("board", "out", "identity", "known_hosts", "debug_ir", "flagfile", "profile", "compile_time_profile")
-    found = job_of({"models": ["m"], **dict.fromkeys(local, "/elsewhere")}, tmp_path)
+    found = rebuild_job({"models": ["m"], **dict.fromkeys(local, "/elsewhere")}, tmp_path)
     assert found == Job((tmp_path / "m",))
 
 
@@ -304,13 +308,13 @@ def test_farm_jobs_reject_python_functions(here):
     """A submitter must not run code on the farm's host, even with a modified hil."""
     text = "y: python:/etc/judge.py:same"
     with pytest.raises(UsageError, match="Python function cannot be used here"):
-        packed_run(Job(models=(DIGITS / "digits_cnn.onnx",), accept=(text,)), import_model(DIGITS / "digits_cnn.onnx"))
-    spec, _ = packed_run(
+        pack_run(Job(models=(DIGITS / "digits_cnn.onnx",), accept=(text,)), import_model(DIGITS / "digits_cnn.onnx"))
+    spec, _ = pack_run(
         Job(models=(DIGITS / "digits_cnn.onnx",), accept=("logits: argmax",)), import_model(DIGITS / "digits_cnn.onnx")
     )
-    assert job_of(spec.options, here).accept == ("logits: argmax",)
+    assert rebuild_job(spec.options, here).accept == ("logits: argmax",)
     with pytest.raises(UsageError, match="Python function cannot be used here"):
-        job_of({**spec.options, "accept": [text]}, here)
+        rebuild_job({**spec.options, "accept": [text]}, here)
     request = SuiteRequest("@models", "iree", (), "", {}).to_json()
     for own in ({"accept": [text]}, {"per_model": {"*": {"accept": [text]}}}):
         with pytest.raises(UsageError, match="Python function cannot be used here"):

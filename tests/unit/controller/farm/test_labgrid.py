@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.labgrid import LabgridPlace, borrowed
+from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.core.board_config import Labgrid
 from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
@@ -80,7 +80,7 @@ def test_place_address_uses_network_service(client, change: dict[str, str], addr
     for old, new in change.items():
         said = said.replace(old, new)
     labgrid = client(SHOWN + said)
-    assert place(labgrid).address(place(labgrid).show()[1]) == address
+    assert place(labgrid).get_address(place(labgrid).show()[1]) == address
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_place_address_uses_network_service(client, change: dict[str, str], addr
 def test_place_address_rejects_unusable_service(client, old: str, new: str, error: type, says: str) -> None:
     labgrid = client(SHOWN + SERVICE.replace(old, new))
     with pytest.raises(error, match=says):
-        place(labgrid).address(place(labgrid).show()[1])
+        place(labgrid).get_address(place(labgrid).show()[1])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_place_acquire_accepts_already_acquired_place(client, tmp_path: Path) ->
 def test_borrowed_acquires_and_releases_configured_place(client, tmp_path: Path) -> None:
     path = tmp_path / "shelf.toml"
     path.write_text(f'[labgrid]\nplace = "rpi5"\nclient = "{client().client}"\n')
-    with borrowed(load_board(str(path)).config, "bench") as board:
+    with borrow_place(load_board(str(path)).config, "bench") as board:
         assert board.connection.address == "root@10.0.0.9"
     assert [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()] == [
         "acquire",

@@ -17,7 +17,7 @@ from support.waiting import eventually
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.client import lease_session
-from hil.controller.farm.client.lease_session import LeaseSession, lease_order, leased_config, machine_id
+from hil.controller.farm.client.lease_session import LeaseSession, get_machine_id, lease_order, make_leased_config
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.core.board_parser import parse_board
 from hil.core.digest import digest_of
@@ -36,7 +36,7 @@ def sim(start_agent: Callable[..., str]) -> str:
 def hold(fake_farm: FakeFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseSession]]:
     """Order leases and close all of them at the end."""
     made: list[LeaseSession] = []
-    monkeypatch.setattr("hil.controller.farm.client.lease_session._CLOSE_S", 60.0)
+    monkeypatch.setattr("hil.controller.farm.client.lease_session._CLOSE_SECONDS", 60.0)
 
     def order(selector: str = "") -> LeaseSession:
         made.append(LeaseSession(fake_farm.address, lease_order(selector, "a test")))
@@ -166,7 +166,7 @@ def test_session_rejects_invalid_grant(
     fake_farm: FakeFarm, hold: Callable[..., LeaseSession], sim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant = pb.Grant(lease=1, spec=pb.JobSpec(kind="dance"))
-    monkeypatch.setattr("support.fake_farm.grant_message", lambda _: grant)
+    monkeypatch.setattr("support.fake_farm.encode_grant", lambda _: grant)
     fake_farm.add("lab1-sim-1", sim)
     with pytest.raises(FarmError, match="invalid response from the farm: invalid job"):
         hold().wait(20)
@@ -262,7 +262,7 @@ reset = ["relay", "3"]
 """
     card = BoardCard("lab1-rpi4", "lab1", "host-a", config=text, hw_type="rpi4")
     grant = Grant(5, "17", 17, "lab1-rpi4", 12, 6, 60, 1, JobSpec(Kind.LEASE))
-    config = parse_board(leased_config(card, grant, "unix:/run/a.sock"), Path("x.toml"))
+    config = parse_board(make_leased_config(card, grant, "unix:/run/a.sock"), Path("x.toml"))
     assert (config.name, config.hw_type, config.runtime, config.description) == (
         "lab1-rpi4",
         "rpi4",
@@ -278,18 +278,18 @@ reset = ["relay", "3"]
 
 def test_leased_config_accepts_missing_and_rejects_broken_config() -> None:
     grant = Grant(5, "17", 17, "lab1-rpi4", 12, 6, 60, 1, JobSpec(Kind.LEASE))
-    config = parse_board(leased_config(BoardCard("lab1-x", hw_type="x"), grant, "unix:/a"), Path("x.toml"))
+    config = parse_board(make_leased_config(BoardCard("lab1-x", hw_type="x"), grant, "unix:/a"), Path("x.toml"))
     assert (config.name, config.hw_type) == ("lab1-x", "x")
     with pytest.raises(FarmError, match="cannot read the farm's config of lab1-x"):
-        leased_config(BoardCard("lab1-x", config="[board"), grant, "unix:/a")
+        make_leased_config(BoardCard("lab1-x", config="[board"), grant, "unix:/a")
 
 
 def test_machine_id_is_boot_id_or_mac_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_session, "_BOOT_ID", tmp_path / "boot_id")
     monkeypatch.setattr("uuid.getnode", lambda: 0xAB)
-    assert machine_id() == "0000000000ab"
+    assert get_machine_id() == "0000000000ab"
     (tmp_path / "boot_id").write_text("5f3e\n")
-    assert machine_id() == "5f3e"
+    assert get_machine_id() == "5f3e"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_machine_id_is_boot_id_or_mac_address(tmp_path: Path, monkeypatch: pytes
 def test_leased_config_rejects_settings_affecting_client(text: str) -> None:
     card, grant = BoardCard("lab1-x", config=text), Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
     with pytest.raises(FarmError, match="has settings that are forbidden for leased boards") as caught:
-        leased_config(card, grant, "unix:/a")
+        make_leased_config(card, grant, "unix:/a")
     assert caught.value.hint
 
 
@@ -315,7 +315,7 @@ def test_leased_config_rejects_settings_affecting_client(text: str) -> None:
 def test_leased_config_accepts_shipped_board_configs(file: Path) -> None:
     card = BoardCard("lab1-x", config=file.read_text())
     grant = Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
-    leased = parse_board(leased_config(card, grant, "unix:/a"), Path("x.toml"))
+    leased = parse_board(make_leased_config(card, grant, "unix:/a"), Path("x.toml"))
     assert leased.compile_flags == parse_board(file.read_text(), file).compile_flags
 
 
@@ -326,4 +326,4 @@ def test_leased_config_accepts_shipped_board_configs(file: Path) -> None:
 def test_leased_config_reports_invalid_config_as_farm_error(text: str) -> None:
     grant = Grant(5, "17", 17, "lab1-x", 12, 6, 60, 1, JobSpec(Kind.LEASE))
     with pytest.raises(FarmError, match="farm's config of lab1-x"):
-        leased_config(BoardCard("lab1-x", config=text), grant, "unix:/a")
+        make_leased_config(BoardCard("lab1-x", config=text), grant, "unix:/a")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.local.local_farm import ask, need_packages, prepare_home, write_whole
-from hil.controller.farm.paths import sheet_of
+from hil.controller.farm.local.local_farm import ask, need_packages, prepare_home, write_atomically
+from hil.controller.farm.paths import read_sheet
 from hil.errors import FarmUnreachable, StorageError, UsageError
 
 
@@ -49,17 +49,17 @@ def test_need_packages_names_missing_package(monkeypatch: pytest.MonkeyPatch) ->
 def test_write_whole_replaces_file_with_given_mode(tmp_path: Path) -> None:
     path = tmp_path / "token"
     for text in ("first", "second"):
-        write_whole(path, text, 0o600)
+        write_atomically(path, text, 0o600)
         assert (path.read_text(), mode(path)) == (text, 0o600)
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StorageError, match="cannot be written"):
-        write_whole(tmp_path / "gone/token", "x")
+        write_atomically(tmp_path / "gone/token", "x")
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
 def test_stopped_farm_has_empty_sheet(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "up.json").write_text(text)
-    assert sheet_of(tmp_path) is None
+    assert read_sheet(tmp_path) is None
     with pytest.raises(FarmUnreachable):
         ask(tmp_path, "boards")

@@ -19,11 +19,11 @@ from hil.controller.farm.messages import (
     Priority,
     Role,
     Submission,
-    job_name,
+    format_job_name,
     parse_job,
 )
 from hil.controller.records.base import Record, make_record
-from hil.core.results import gravest
+from hil.core.results import choose_exit_code
 from hil.errors import UsageError
 
 SPEC = JobSpec(
@@ -54,11 +54,11 @@ DOCUMENTS = [
 
 
 WIRE = {
-    JobSpec: (rpc.spec_message, rpc.spec_of),
-    Submission: (rpc.submission_message, rpc.submission_of),
-    JobResult: (rpc.result_message, rpc.result_of),
-    Grant: (rpc.grant_message, rpc.grant_of),
-    BoardCard: (rpc.card_message, rpc.card_of),
+    JobSpec: (rpc.encode_spec, rpc.decode_spec),
+    Submission: (rpc.encode_submission, rpc.decode_submission),
+    JobResult: (rpc.encode_result, rpc.decode_result),
+    Grant: (rpc.encode_grant, rpc.decode_grant),
+    BoardCard: (rpc.encode_card, rpc.decode_card),
 }
 STORED = [one for one in DOCUMENTS if isinstance(one, Record)]
 
@@ -114,7 +114,7 @@ def test_document_of_earlier_version_decodes(kind: type[Record], values: dict[st
 def test_submission_has_unique_stable_key():
     one, other = Submission("net", (SPEC,)), Submission("net", (SPEC,))
     assert one.key != other.key
-    assert rpc.submission_of(rpc.submission_message(one)).key == one.key
+    assert rpc.decode_submission(rpc.encode_submission(one)).key == one.key
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_role_covers_lower_roles(role: Role, may: list[Role]):
     ],
 )
 def test_gravest_selects_most_severe_exit_code(codes: list[int], code: int):
-    assert gravest(codes) == code
-    assert gravest(codes[::-1]) == code
+    assert choose_exit_code(codes) == code
+    assert choose_exit_code(codes[::-1]) == code
 
 
 @given(st.integers(1, 10**9), st.integers(1, 1000), st.integers(1, 1000))
 def test_parse_job_restores_submission_and_number(submission: int, number: int, of: int):
-    name = job_name(submission, number, of)
+    name = format_job_name(submission, number, of)
     assert parse_job(name) == (submission, None if of == 1 else number)
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.paths import SHEET, farm_address, farm_home, is_there, socket_of, token_file
+from hil.controller.farm.paths import (
+    SHEET,
+    choose_farm_address,
+    get_farm_home,
+    get_socket_path,
+    get_token_file,
+    is_there,
+)
 from hil.errors import UsageError
 
 
@@ -23,46 +30,46 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_farm_address_finds_local_farm(home: Path):
-    socket_of(home).touch()
-    token_file(home).write_text("secret\n")
-    address = farm_address()
+    get_socket_path(home).touch()
+    get_token_file(home).write_text("secret\n")
+    address = choose_farm_address()
     assert (address.gateways, address.token, address.ca) == ((f"unix:{home}/gateway.sock",), "secret", None)
 
 
 def test_farm_address_suggests_starting_farm(home: Path):
     with pytest.raises(UsageError, match="no farm is running") as caught:
-        farm_address()
+        choose_farm_address()
     assert "hil farm up" in caught.value.hint
 
 
 def test_farm_address_finds_local_farm_during_gateway_restart(home: Path):
-    token_file(home).write_text("secret\n")
+    get_token_file(home).write_text("secret\n")
     (home / SHEET).write_text(json.dumps({"pid": os.getpid()}))
-    assert farm_address().gateways == (f"unix:{home}/gateway.sock",)
+    assert choose_farm_address().gateways == (f"unix:{home}/gateway.sock",)
 
 
 def test_farm_address_rejects_farm_of_other_user(home: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path) -> None:
         raise PermissionError
 
-    assert not is_there(socket_of(home))
+    assert not is_there(get_socket_path(home))
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(UsageError, match="belongs to a different user"):
-        farm_address()
+        choose_farm_address()
 
 
 def test_farm_address_reads_environment(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HIL_FARM", "a:1, b:2,")
     monkeypatch.setenv("HIL_FARM_TOKEN", "theirs")
     monkeypatch.setenv("HIL_FARM_CA", str(home / "ca.pem"))
-    address = farm_address()
+    address = choose_farm_address()
     assert (address.gateways, address.token, address.ca) == (("a:1", "b:2"), "theirs", home / "ca.pem")
 
 
 def test_farm_address_prefers_arguments_over_environment(home: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA"):
         monkeypatch.setenv(name, "environment")
-    address = farm_address("typed:1", "mine", home / "mine.pem")
+    address = choose_farm_address("typed:1", "mine", home / "mine.pem")
     assert (address.gateways, address.token, address.ca) == (("typed:1",), "mine", home / "mine.pem")
 
 
@@ -71,40 +78,40 @@ def test_farm_address_prefers_arguments_over_environment(home: Path, monkeypatch
 )
 def test_farm_address_rejects_unusable_gateway(home: Path, gateways: str, why: str):
     with pytest.raises(UsageError, match=why):
-        farm_address(gateways, "token")
+        choose_farm_address(gateways, "token")
 
 
 def test_farm_address_requires_token_for_remote_farm(home: Path):
     with pytest.raises(UsageError, match="requires a token") as caught:
-        farm_address("a:1")
+        choose_farm_address("a:1")
     assert "HIL_FARM_TOKEN" in caught.value.hint
 
 
 def test_farm_home_prefers_variable_over_user_data(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
-    assert farm_home() == home
+    assert get_farm_home() == home
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HIL_FARM_HOME", "home")
-    assert farm_home() == home
+    assert get_farm_home() == home
     monkeypatch.delenv("HIL_FARM_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert farm_home() == tmp_path / "data" / "hil" / "farm"
+    assert get_farm_home() == tmp_path / "data" / "hil" / "farm"
 
 
 @pytest.mark.parametrize("named", ["lab:7070", "localhost:7070", "unix:/tmp/theirs.sock", "{own},lab:7070"])
 def test_farm_address_withholds_local_token_from_other_farms(home: Path, monkeypatch: pytest.MonkeyPatch, named: str):
-    socket_of(home).touch()
-    token_file(home).write_text("secret\n")
-    monkeypatch.setenv("HIL_FARM", named.format(own=f"unix:{socket_of(home)}"))
+    get_socket_path(home).touch()
+    get_token_file(home).write_text("secret\n")
+    monkeypatch.setenv("HIL_FARM", named.format(own=f"unix:{get_socket_path(home)}"))
     with pytest.raises(UsageError, match="requires a token") as caught:
-        farm_address()
+        choose_farm_address()
     assert "HIL_FARM_TOKEN" in caught.value.hint
     monkeypatch.setenv("HIL_FARM_TOKEN", "theirs")
     monkeypatch.setenv("HIL_FARM_CA", "lab.pem")  # without it, no token is sent to lab
-    assert farm_address().token == "theirs"
+    assert choose_farm_address().token == "theirs"
 
 
 def test_farm_address_accepts_local_socket_by_name(home: Path, monkeypatch: pytest.MonkeyPatch):
-    socket_of(home).touch()
-    token_file(home).write_text("secret\n")
-    monkeypatch.setenv("HIL_FARM", f"unix:{socket_of(home)}")
-    assert farm_address().token == "secret"
+    get_socket_path(home).touch()
+    get_token_file(home).write_text("secret\n")
+    monkeypatch.setenv("HIL_FARM", f"unix:{get_socket_path(home)}")
+    assert choose_farm_address().token == "secret"

@@ -15,7 +15,7 @@ from support.waiting import eventually
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, module_main
+from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, make_module_main
 folder = Path(sys.argv[1])
 def say(text):
     with open(folder / "said", "a") as file: file.write(text + "\\n")

@@ -37,23 +37,23 @@ def keep(tmp_path):
 def test_process_restarts_after_kill_and_reports(keep):
     kept, said = keep(*SLEEPS)
     first = kept.pid
-    assert kept.look()
+    assert kept.check()
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: kept.look() and kept.pid != first)
+    eventually(lambda: kept.check() and kept.pid != first)
     assert said == [f"the thing was killed by SIGKILL; restarting in 1 s (see {kept.log})"]
 
 
 @pytest.mark.ci
 def test_process_restart_delay_grows_after_failures(keep):
     kept, said = keep(sys.executable, "-c", "print('no', flush=True); raise SystemExit(3)")
-    eventually(lambda: kept.look() is None or len(said) == 2)
+    eventually(lambda: kept.check() is None or len(said) == 2)
     assert "ended with exit code 3; restarting in 1 s" in said[0]
     assert "in 2 s" in said[1]
     assert kept.tail() == "no\nno"
 
 
 def test_process_stop_kills_stubborn_process_and_children(keep, tmp_path, monkeypatch):
-    monkeypatch.setattr("hil.controller.farm.local.processes._STOP_S", 0.5)
+    monkeypatch.setattr("hil.controller.farm.local.processes._STOP_SECONDS", 0.5)
     program = (
         "import pathlib, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -30,12 +30,12 @@ def row(kind: str = "suite", case: dict[str, Any] | None = None, **record: Any) 
 
 
 def make_ended(row: dict[str, Any]) -> EndedJob:
-    return EndedJob.of_row(msgspec.convert(row, JobResultRow))
+    return EndedJob.from_row(msgspec.convert(row, JobResultRow))
 
 
 def fetch(row: dict[str, Any], folder: Path) -> Any:
     """Return the record of the case after the merge."""
-    return fetch_suite(SimpleNamespace(), [make_ended(row)], folder).records()[0]  # type: ignore[arg-type]
+    return fetch_suite(SimpleNamespace(), [make_ended(row)], folder).read_records()[0]  # type: ignore[arg-type]
 
 
 def nest(depth: int) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hil.controller.farm.selector import TermGroup, nearest, parse
+from hil.controller.farm.selector import TermGroup, find_nearest, parse
 from hil.errors import UsageError
 
 GIB = 1 << 30
@@ -193,10 +193,10 @@ def test_nearest_sorts_boards_by_missing_labels():
         "x86": {"chip": "zen", "mem": GIB, "gpu": True},
         "new": {},
     }
-    found = nearest(parse("chip=a72, mem>=4GiB, gpu"), boards)
+    found = find_nearest(parse("chip=a72, mem>=4GiB, gpu"), boards)
     assert [(name, len(misses)) for name, misses in found] == [("rpi-4", 1), ("x86", 2), ("new", 3)]
     assert found[0][1] == ["has no gpu"]
-    assert len(nearest(parse("gpu"), boards, most=1)) == 1
+    assert len(find_nearest(parse("gpu"), boards, most=1)) == 1
 
 
 @pytest.mark.parametrize(

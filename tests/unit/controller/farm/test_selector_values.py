@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.selector import ValueSet, above, as_text, is_there, quantity, value_text, version
+from hil.controller.farm.selector import (
+    ValueSet,
+    as_text,
+    compare_or_false,
+    format_value,
+    is_there,
+    parse_quantity,
+    parse_version,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ from hil.controller.farm.selector import ValueSet, above, as_text, is_there, qua
     ],
 )
 def test_quantity_parses_number_and_unit(text: str, number: float | None, unit: str):
-    assert quantity(text) == (number, unit)
+    assert parse_quantity(text) == (number, unit)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +61,7 @@ def test_quantity_parses_number_and_unit(text: str, number: float | None, unit: 
     ],
 )
 def test_version_parses_leading_numbers(text: str, parts: tuple[float, ...] | None):
-    assert version(text) == parts
+    assert parse_version(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,11 @@ def test_wanted_value_equals_label(value: Any, wanted: str, is_equal: bool):
     ],
 )
 def test_above_compares_numbers_units_and_versions(value: Any, wanted: str, order: int | None):
-    holds = {one.__name__ for one in (operator.gt, operator.ge, operator.lt, operator.le) if above(value, wanted, one)}
+    holds = {
+        one.__name__
+        for one in (operator.gt, operator.ge, operator.lt, operator.le)
+        if compare_or_false(value, wanted, one)
+    }
     assert holds == {1: {"gt", "ge"}, 0: {"ge", "le"}, -1: {"lt", "le"}, None: set()}[order]
 
 
@@ -143,7 +155,7 @@ def test_presence_check_accepts_other_values(value: Any):
     ],
 )
 def test_value_text_formats_labels(value: Any, beside: list[str], text: str):
-    assert value_text(value, beside) == text
+    assert format_value(value, beside) == text
 
 
 def test_as_text_writes_booleans_like_toml():

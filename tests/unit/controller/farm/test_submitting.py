@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.client import submitting
-from hil.controller.farm.client.submitting import _build_workload, kind_of
+from hil.controller.farm.client.submitting import _build_workload, choose_kind
 from hil.controller.farm.job_files import JobFiles
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.pipeline.settings.options import Job
@@ -16,12 +16,12 @@ from hil.errors import UsageError
 
 def test_kind_of_suggests_suite_for_unknown_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert kind_of(["@models"]) is Kind.SUITE
+    assert choose_kind(["@models"]) is Kind.SUITE
     with pytest.raises(UsageError, match="suite, model, bundle or directory 'models' not found") as caught:
-        kind_of(["models"])
+        choose_kind(["models"])
     assert "did you mean '@models'? @operators, @models, or" in caught.value.hint
     (tmp_path / "models").mkdir()
-    assert kind_of(["models"]) is Kind.SUITE
+    assert choose_kind(["models"]) is Kind.SUITE
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_kind_of_suggests_suite_for_unknown_name(tmp_path: Path, monkeypatch: py
 )
 def test_kind_of_recognizes_file_types(tmp_path: Path, name: str, kind: Kind) -> None:
     (tmp_path / name).write_text("")
-    assert kind_of([str(tmp_path / name)]) is kind
+    assert choose_kind([str(tmp_path / name)]) is kind
 
 
 def test_submission_titles_jobs_by_model() -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.models import DIGITS
 
 from hil.controller.farm.client.results import EndedJob, merge
-from hil.controller.farm.client.submitting import load_suite, parts_for, split
+from hil.controller.farm.client.submitting import choose_parts, load_suite, split
 from hil.controller.farm.job_files import request_of
 from hil.controller.farm.messages import JobResult, JobSpec
 from hil.controller.records.base import make_record
@@ -58,7 +58,7 @@ def test_split_balances_part_sizes(counts, parts, sizes):
     [(1, 1, 1), (5, 6, 6), (26, 4, 4), (100, 4, 13), (1000, 4, 16), (1000, 0, 4), (10_000, 200, 800)],
 )
 def test_parts_for_limits_parts_by_cases_and_boards(cases, boards, parts):
-    assert parts_for(cases, boards) == parts
+    assert choose_parts(cases, boards) == parts
 
 
 def test_split_preserves_model_groups_and_order():
@@ -126,8 +126,8 @@ def test_merged_parts_equal_local_suite_run(folder, tmp_path):
     whole = run_suite(request, out=tmp_path / "whole", screen=Quiet())
     for name in ("suite", "flow", "runtime", "source", "ids", "suite_ids", "exit_code", "boards"):
         assert getattr(merged.head, name) == getattr(whole.head, name), name
-    outcomes = [(one.id, one.outcome, one.repeat) for one in merged.records()]
-    assert outcomes == [(one.id, one.outcome, one.repeat) for one in whole.records()]
+    outcomes = [(one.id, one.outcome, one.repeat) for one in merged.read_records()]
+    assert outcomes == [(one.id, one.outcome, one.repeat) for one in whole.read_records()]
     assert [one[1] for one in outcomes] == ["PASS", "XFAIL", "PASS"]
     assert str(tmp_path / "host0") not in (tmp_path / "merged" / "results.jsonl").read_text()
     for report in ("results.csv", "junit.xml", "summary.md", "report.html"):
@@ -144,7 +144,7 @@ def test_merge_marks_cases_of_lost_part_as_lost_board(folder, tmp_path):
         [EndedJob("1", spec, how) for spec, how in zip(plan.specs, (good, lost, cancelled), strict=True)],
         tmp_path / "m",
     )
-    records = merged.records()
+    records = merged.read_records()
     assert [(one.id, one.outcome) for one in records] == [("a_full_model", "PASS"), ("broken_full_model", "BOARD_LOST")]
     assert records[1].message == "the host died"
     assert records[1].model == "broken"

@@ -14,13 +14,13 @@ from hil.controller.farm import telemetry
 
 def test_telemetry_joins_stages_of_job_in_trace() -> None:
     with receiving() as receiver:
-        with telemetry.span("submit", user="anna", jobs=3) as submit:
+        with telemetry.record_span("submit", user="anna", jobs=3) as submit:
             pass
         began = time.time() - 5
         telemetry.record("queue", submit.traceparent, began, began + 2, job="17.3")
         with (
-            telemetry.span("job", submit.traceparent, board="rpi") as job,
-            telemetry.span("run", job.traceparent) as run,
+            telemetry.record_span("job", submit.traceparent, board="rpi") as job,
+            telemetry.record_span("run", job.traceparent) as run,
         ):
             run.set(outcome="PASS")
         telemetry.record("alone", "", began, began + 2)
@@ -38,7 +38,7 @@ def test_telemetry_joins_stages_of_job_in_trace() -> None:
 
 def test_span_records_and_raises_error() -> None:
     with receiving() as receiver:
-        with pytest.raises(ValueError, match="broken"), telemetry.span("run"):
+        with pytest.raises(ValueError, match="broken"), telemetry.record_span("run"):
             raise ValueError("broken")
         telemetry.flush()
     assert receiver.by_name["run"].status.code == 2
@@ -48,7 +48,7 @@ def test_span_records_and_raises_error() -> None:
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
 def test_span_starts_trace_for_invalid_parent(parent: str) -> None:
     with receiving() as receiver:
-        with telemetry.span("submit", parent) as span:
+        with telemetry.record_span("submit", parent) as span:
             assert span.traceparent.startswith("00-")
         telemetry.flush()
     assert receiver.by_name["submit"].parent_span_id == b""
@@ -65,7 +65,7 @@ def test_telemetry_stays_off_without_receiver(why: str, monkeypatch: pytest.Monk
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     telemetry._get_provider.cache_clear()
     try:
-        with telemetry.span("submit", "00-1", user="anna") as span:
+        with telemetry.record_span("submit", "00-1", user="anna") as span:
             span.set(outcome="PASS")
             assert span.traceparent == "00-1"  # the parent of other processes is passed on
         telemetry.record("queue", span.traceparent, 0, 1)

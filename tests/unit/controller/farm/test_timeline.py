@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from support import fake_farm_client as client
 
-from hil.controller.farm.timeline import QueueTimes, Stay, board_use, moment, queue_times, stays
+from hil.controller.farm.timeline import (
+    QueueTimes,
+    Stay,
+    compute_board_use,
+    find_lease_periods,
+    parse_moment,
+    queue_times,
+)
 from hil.controller.records.base import make_record
 from hil.controller.records.farm import FarmEvent, FarmJob
 
@@ -27,8 +34,8 @@ def job(queued: float, begun: float | None) -> Any:
 
 
 def test_moment_parses_timestamp() -> None:
-    assert moment("1970-01-01T01:00:10.500000+01:00") == 10.5
-    assert moment(None) is None
+    assert parse_moment("1970-01-01T01:00:10.500000+01:00") == 10.5
+    assert parse_moment(None) is None
 
 
 def test_stays_list_leases_of_boards() -> None:
@@ -41,7 +48,7 @@ def test_stays_list_leases_of_boards() -> None:
         event("lease.ended", 20, 5, "2", "pi", "the board was lost"),
         event("lease.late_report", 21, 5, "2", "pi"),
     ]
-    assert stays(events) == [
+    assert find_lease_periods(events) == [
         Stay(4, "1", "pi", None, 1.0, "done"),
         Stay(5, "2", "pi", 10.0, 20.0, "the board was lost"),
         Stay(6, "3", "nano", 13.0, None),
@@ -56,7 +63,7 @@ def test_board_use_computes_share_of_busy_time() -> None:
         Stay(4, "4", "gone", 0.0, 40.0),
         Stay(5, "5", "pi", 100.0, 200.0),
     ]
-    used = board_use(had, ["pi", "nano", "idle"], 0.0, 40.0, 4)
+    used = compute_board_use(had, ["pi", "nano", "idle"], 0.0, 40.0, 4)
     assert used == {"pi": [0.5, 0.5, 1.0, 0.5], "nano": [0, 0, 0, pytest.approx(0.2)], "idle": [0, 0, 0, 0]}
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from hil.controller.farm.messages import BoardCard, JobResult, JobSpec, Kind, Submission
 from hil.controller.farm.rpc import (
-    card_message,
-    card_of,
-    json_object,
-    result_message,
-    result_of,
-    submission_message,
-    submission_of,
+    decode_card,
+    decode_json_object,
+    decode_result,
+    decode_submission,
+    encode_card,
+    encode_result,
+    encode_submission,
 )
 from hil.controller.records.base import Record
 from hil.errors import UsageError
@@ -35,9 +35,9 @@ _SUBMISSION = Submission("digits", (_SPEC,), selector="chip=a53")
 _CARD = BoardCard("rpi5-1", labels={"chip": "a76", "mem": 8, "gpu": False, "features": ["fp16"], "ghz": 1.5}, fence=4)
 _RESULT = JobResult(1, "FAIL", "they differ", record={"a": [1]}, files={"run.json": _DIGEST}, timings={"run": 0.5})
 _DOCUMENTS: list[tuple[Callable[[Any], Any], Callable[[Any], Message], Any]] = [
-    (submission_of, submission_message, _SUBMISSION),
-    (card_of, card_message, _CARD),
-    (result_of, result_message, _RESULT),
+    (decode_submission, encode_submission, _SUBMISSION),
+    (decode_card, encode_card, _CARD),
+    (decode_result, encode_result, _RESULT),
 ]
 
 
@@ -101,7 +101,7 @@ def test_validation_accepts_or_rejects_any_field_value(
 @given(text=st.binary() | _JSON.map(lambda value: json.dumps(value).encode()))
 def test_json_object_accepts_or_rejects_any_bytes(text: bytes) -> None:
     try:
-        assert isinstance(json_object(pb.Json(text=text), "it"), dict)
+        assert isinstance(decode_json_object(pb.Json(text=text), "it"), dict)
     except UsageError as error:
         assert error.message.startswith("it is")
 
@@ -112,11 +112,11 @@ def test_json_object_accepts_or_rejects_any_bytes(text: bytes) -> None:
 )
 def test_json_object_rejects_values_unsupported_by_database(text: bytes) -> None:
     with pytest.raises(UsageError):
-        json_object(pb.Json(text=text), "it")
+        decode_json_object(pb.Json(text=text), "it")
 
 
 def test_json_object_decodes_surrogate_pair() -> None:
-    assert json_object(pb.Json(text=b'{"a": "\\ud83d\\ude00"}'), "it") == {"a": "😀"}
+    assert decode_json_object(pb.Json(text=b'{"a": "\\ud83d\\ude00"}'), "it") == {"a": "😀"}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_json_object_decodes_surrogate_pair() -> None:
 )
 def test_files_reject_paths_outside_directory(path: str) -> None:
     with pytest.raises(UsageError, match="path"):
-        result_of(result_message(_RESULT.replace(files={path: _DIGEST})))
+        decode_result(encode_result(_RESULT.replace(files={path: _DIGEST})))
     with pytest.raises(UsageError, match="path"):
-        submission_of(submission_message(replace(_SUBMISSION, specs=(_SPEC.replace(files={path: _DIGEST}),))))
+        decode_submission(encode_submission(replace(_SUBMISSION, specs=(_SPEC.replace(files={path: _DIGEST}),))))
 
 
 @pytest.mark.parametrize(
@@ -144,29 +144,29 @@ def test_files_reject_paths_outside_directory(path: str) -> None:
     ],
 )
 def test_result_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
-    message = result_message(_RESULT)
+    message = encode_result(_RESULT)
     for name, value in wrong.items():
         message.ClearField(name)
         message.MergeFrom(pb.JobResult(**{name: value}))
     with pytest.raises(UsageError):
-        result_of(message)
+        decode_result(message)
 
 
 @pytest.mark.parametrize(
     ("document", "write", "wrong"),
     [
-        (_RESULT, result_message, {"exit_code": "0"}),
-        (_RESULT, result_message, {"timings": {"run": "long"}}),
-        (_RESULT, result_message, {"board_ns": (0, 10**4000)}),
-        (_CARD, card_message, {"fence": 1 << 63}),
-        (_CARD, card_message, {"site": None, "name": 5}),
-        (_CARD, card_message, {"labels": {"a": {}}}),
-        (_CARD, card_message, {"labels": {"a": [1]}}),
-        (_CARD, card_message, {"labels": {"a": 10**4000}}),
-        (_SUBMISSION, submission_message, {"title": 5}),
-        (_SUBMISSION, submission_message, {"title": "\ud800"}),
-        (_SUBMISSION, submission_message, {"timeout_s": "soon"}),
-        (_SUBMISSION, submission_message, {"specs": (JobSpec(Kind.RUN, {"a": {1, 2}}),)}),
+        (_RESULT, encode_result, {"exit_code": "0"}),
+        (_RESULT, encode_result, {"timings": {"run": "long"}}),
+        (_RESULT, encode_result, {"board_ns": (0, 10**4000)}),
+        (_CARD, encode_card, {"fence": 1 << 63}),
+        (_CARD, encode_card, {"site": None, "name": 5}),
+        (_CARD, encode_card, {"labels": {"a": {}}}),
+        (_CARD, encode_card, {"labels": {"a": [1]}}),
+        (_CARD, encode_card, {"labels": {"a": 10**4000}}),
+        (_SUBMISSION, encode_submission, {"title": 5}),
+        (_SUBMISSION, encode_submission, {"title": "\ud800"}),
+        (_SUBMISSION, encode_submission, {"timeout_s": "soon"}),
+        (_SUBMISSION, encode_submission, {"specs": (JobSpec(Kind.RUN, {"a": {1, 2}}),)}),
     ],
 )
 def test_message_writer_rejects_values_of_wrong_type(document: Any, write: Any, wrong: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ def test_message_writer_rejects_values_of_wrong_type(document: Any, write: Any, 
 
 def test_result_survives_nan_and_lone_surrogate() -> None:
     odd = _RESULT.replace(record={"cosine": math.nan}, reason="\ud800")
-    found = result_of(result_message(odd))
+    found = decode_result(encode_result(odd))
     assert found.outcome == "FAIL" and "cosine" in found.record and found.reason == "?"
 
 
@@ -201,7 +201,7 @@ def test_result_survives_nan_and_lone_surrogate() -> None:
 )
 def test_card_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        card_of(card_message(_CARD.replace(**wrong)))
+        decode_card(encode_card(_CARD.replace(**wrong)))
 
 
 @pytest.mark.parametrize(
@@ -216,21 +216,21 @@ def test_card_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
 )
 def test_submission_limits_length_of_public_fields(field: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{field} must be a string of at most"):
-        submission_of(submission_message(replace(_SUBMISSION, **{field: value})))
+        decode_submission(encode_submission(replace(_SUBMISSION, **{field: value})))
 
 
 @pytest.mark.parametrize("key", ["", "short", "with space", "é" * 10, "x" * 201])
 def test_submission_requires_printable_key(key: str) -> None:
     with pytest.raises(UsageError, match="key"):
-        submission_of(submission_message(replace(_SUBMISSION, key=key)))
+        decode_submission(encode_submission(replace(_SUBMISSION, key=key)))
 
 
 @pytest.mark.parametrize("wrong", [{"priority": "urgent"}, {"priority": ""}, {"specs": [pb.JobSpec(kind="dance")]}])
 def test_submission_rejects_unknown_priority_and_kind(wrong: dict[str, Any]) -> None:
-    message = submission_message(_SUBMISSION)
+    message = encode_submission(_SUBMISSION)
     for name, value in wrong.items():
         message.ClearField(name)
         message.MergeFrom(pb.Submission(**{name: value}))
         setattr(message, name, value) if name == "priority" else None
     with pytest.raises(UsageError, match=r"invalid (job|submission): "):
-        submission_of(message)
+        decode_submission(message)

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
-from hil.controller.models.default_inputs import default_specs, with_given_defaults
+from hil.controller.models.default_inputs import add_given_defaults, list_default_specs
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -50,13 +50,13 @@ def weights_of(model: Model) -> dict[str, list[float]]:
 
 
 def test_default_specs_are_separate_from_inputs(model):
-    assert default_specs(model) == (TensorSpec("bias", "float32", (3,)),)
+    assert list_default_specs(model) == (TensorSpec("bias", "float32", (3,)),)
     assert [spec.name for spec in model.inputs] == ["x"]
 
 
 def test_old_ir_versions_lack_default_values(tmp_path, context):
     path = saved(tmp_path / "old.onnx", ir_version=3)
-    assert default_specs(import_model(path, isolated=context.isolated)) == ()
+    assert list_default_specs(import_model(path, isolated=context.isolated)) == ()
 
 
 @pytest.mark.parametrize(
@@ -64,31 +64,31 @@ def test_old_ir_versions_lack_default_values(tmp_path, context):
     [{"x": X, "bias": BIAS}, ["x=3xf32=1", "bias=3xf32=5"], ["bias=3xf32=5", "3xf32=1"], ["3xf32=1", "3xf32=5"]],
 )
 def test_given_tensor_replaces_default_value(model, context, given):
-    other, rest = with_given_defaults(model, given, context)
+    other, rest = add_given_defaults(model, given, context)
     assert weights_of(other) == {"w": [2, 2, 2], "bias": [5, 5, 5]}
     assert other.name == model.name and other.digest != model.digest
     assert {name: array.tolist() for name, array in rest.items()} == {"x": [1, 1, 1]}
 
 
 def test_equal_models_with_other_names_stay_separate(model, context, tmp_path):
-    with_given_defaults(model, {"bias": BIAS}, context)
+    add_given_defaults(model, {"bias": BIAS}, context)
     model.path.rename(tmp_path / "other.onnx")
     renamed = import_model(tmp_path / "other.onnx", isolated=context.isolated, cache=context.cache)
-    assert weights_of(with_given_defaults(renamed, {"bias": BIAS}, context)[0])["bias"] == [5, 5, 5]
+    assert weights_of(add_given_defaults(renamed, {"bias": BIAS}, context)[0])["bias"] == [5, 5, 5]
 
 
 def test_archive_replaces_default_value(model, context, tmp_path):
     np.savez(tmp_path / "given.npz", x=X, bias=BIAS)
-    other, rest = with_given_defaults(model, [str(tmp_path / "given.npz")], context)
+    other, rest = add_given_defaults(model, [str(tmp_path / "given.npz")], context)
     assert weights_of(other)["bias"] == [5, 5, 5] and rest.keys() == {"x"}
 
 
 @pytest.mark.parametrize("given", [{}, (), {"x": X}, ["x=3xf32=1"]])
 def test_other_inputs_leave_model_unchanged(model, context, given):
-    assert with_given_defaults(model, given, context) == (model, given)
+    assert add_given_defaults(model, given, context) == (model, given)
 
 
 @pytest.mark.parametrize("given", [{"bias": X[:2]}, ["bias=2xf32=1"], {"bias": X.astype(np.float64)}])
 def test_default_input_rejects_other_type(model, context, given):
     with pytest.raises(UsageError, match="input 'bias': expected 3 float32"):
-        with_given_defaults(model, given, context)
+        add_given_defaults(model, given, context)

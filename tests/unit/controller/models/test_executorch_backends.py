@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from hil.controller.devices.board import Board
-from hil.controller.models.executorch_backends import executorch_backends, pick_backend, recipe_inputs
-from hil.controller.models.flows import check_flow, flows
+from hil.controller.models.executorch_backends import check_recipe_inputs, load_executorch_backends, pick_backend
+from hil.controller.models.flows import check_flow, load_flows
 from hil.core.results import Artifact
 from hil.errors import ErrorCode, NotRun, PartMissing, StageError, UsageError
 
 
 def test_executorch_flows_use_valid_backend_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QNN_SDK_ROOT", "/opt/qnn")
-    for name, flow in flows().items():
+    for name, flow in load_flows().items():
         if flow.runtime != "executorch":
             continue
         check_flow(flow, name)
@@ -37,10 +37,10 @@ def test_backend_rejects_unknown_flags_and_missing_sdk(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="QNN_SDK_ROOT is not set"):
         pick_backend("qnn").given("qnn", {})
     with pytest.raises(UsageError, match="webgpu has no quantizer"):
-        recipe_inputs({"backend": "webgpu", "options": {}})
+        check_recipe_inputs({"backend": "webgpu", "options": {}})
     with pytest.raises(UsageError, match="expected strings, got "):
-        recipe_inputs({"backend": "xnnpack", "options": {"bits": 8}})
-    assert {"xnnpack", "portable"} <= executorch_backends().keys()
+        check_recipe_inputs({"backend": "xnnpack", "options": {"bits": 8}})
+    assert {"xnnpack", "portable"} <= load_executorch_backends().keys()
 
 
 @pytest.mark.parametrize(

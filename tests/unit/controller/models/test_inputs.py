@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 from support.waiting import allowed_s
 
-from hil.controller.models.inputs import make_inputs, parse_input, random_tensor, with_sizes_of
+from hil.controller.models.inputs import fix_sizes, make_inputs, make_random_tensor, parse_input
 from hil.core.npy import save_npy
 from hil.core.results import Model
-from hil.core.tensors import DTYPES, TensorSpec, dtype_name
+from hil.core.tensors import DTYPES, TensorSpec, get_dtype_name
 from hil.errors import UsageError
 
 X = TensorSpec("x", "float32", (2, 3))
@@ -104,7 +104,7 @@ def test_parse_input_reads_packed_int4(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "int4", "string"])
 def test_make_inputs_restores_dtype_of_saved_tensor(tmp_path: Path, dtype: str) -> None:
     spec = TensorSpec("x", dtype, (5,))
-    array = random_tensor(spec, (5,), seed=3)
+    array = make_random_tensor(spec, (5,), seed=3)
     save_npy(tmp_path / "x.npy", array)
     assert make_inputs([spec], [f"x={tmp_path / 'x.npy'}"])["x"].tolist() == array.tolist()
 
@@ -190,12 +190,12 @@ def test_make_inputs_resolves_symbolic_dimensions() -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (50, 20)])
 def test_random_tensor_supports_every_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     spec = TensorSpec("x", dtype, shape)
-    array = random_tensor(spec, shape, seed=1)
-    assert dtype_name(array.dtype) == dtype and array.shape == shape
-    assert array.tolist() == random_tensor(spec, shape, seed=1).tolist()
+    array = make_random_tensor(spec, shape, seed=1)
+    assert get_dtype_name(array.dtype) == dtype and array.shape == shape
+    assert array.tolist() == make_random_tensor(spec, shape, seed=1).tolist()
     if array.size > 1:
-        assert array.tolist() != random_tensor(spec, shape, seed=2).tolist()
-        assert array.tolist() != random_tensor(TensorSpec("other", dtype, shape), shape, seed=1).tolist()
+        assert array.tolist() != make_random_tensor(spec, shape, seed=2).tolist()
+        assert array.tolist() != make_random_tensor(TensorSpec("other", dtype, shape), shape, seed=1).tolist()
         assert len(set(array.ravel().tolist())) > 1
         if dtype != "string":
             assert np.isfinite(array.astype(np.complex128)).all()
@@ -205,7 +205,7 @@ def test_random_tensor_supports_every_dtype(dtype: str, shape: tuple[int, ...]) 
 def test_random_tensor_stays_in_bounds(low: float, width: float, dtype: str) -> None:
     spec = TensorSpec("x", dtype, (64,))
     try:
-        array = random_tensor(spec, (64,), seed=0, bounds=(low, low + width))
+        array = make_random_tensor(spec, (64,), seed=0, bounds=(low, low + width))
     except UsageError:
         return
     values = array.astype(np.complex128).real
@@ -223,8 +223,8 @@ def test_user_range_overrides_model_range() -> None:
 
 def test_random_tensor_returns_fixed_values() -> None:
     """Fixed values: a change here changes every stored result."""
-    assert random_tensor(TensorSpec("x", "int8", (4,)), (4,), seed=0).tolist() == INT8
-    assert random_tensor(TensorSpec("x", "float32", (2,)), (2,), seed=0).tolist() == FLOAT32
+    assert make_random_tensor(TensorSpec("x", "int8", (4,)), (4,), seed=0).tolist() == INT8
+    assert make_random_tensor(TensorSpec("x", "float32", (2,)), (2,), seed=0).tolist() == FLOAT32
 
 
 INT8 = [89, -66, -54, 123]
@@ -269,17 +269,17 @@ GIVEN = {"x": np.zeros((4, 3, 8), np.float32), "y": np.zeros(4, np.float32)}
 
 @pytest.mark.parametrize("format", ["onnx", "mlir", "tf", "keras"])
 def test_with_sizes_of_fixes_open_dimensions(format):
-    model = with_sizes_of(open_model(format, dims={"M": 2}), GIVEN)
+    model = fix_sizes(open_model(format, dims={"M": 2}), GIVEN)
     assert model.dims == {"M": 2, "N": 4, "2*N": 8}
     assert [spec.shape for spec in model.inputs] == [(4, 3, 8), (4,)]
 
 
 def test_with_sizes_of_skips_expressions_of_pt2():
-    model = with_sizes_of(open_model("pt2", producer={"dims": {"N": [1, 8]}}), GIVEN)
+    model = fix_sizes(open_model("pt2", producer={"dims": {"N": [1, 8]}}), GIVEN)
     assert model.dims == {"N": 4}
 
 
 @pytest.mark.parametrize("format", ["vmfb", "pte", "tflite", "so", "hilb"])
 def test_with_sizes_of_skips_compiled_programs(format):
     model = open_model(format)
-    assert with_sizes_of(model, GIVEN) is model
+    assert fix_sizes(model, GIVEN) is model

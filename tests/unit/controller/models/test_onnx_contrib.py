@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from hil.controller.backends.references.runners.decoder import widen_floats
-from hil.controller.backends.references.runners.onnx import defined_evaluator
+from hil.controller.backends.references.runners.onnx import make_evaluator
 from hil.controller.models.onnx_contrib import expand_contrib, find_contrib, remove_accuracy_levels
-from hil.controller.models.onnx_rewrites import needed_rewrites, rewrites
+from hil.controller.models.onnx_rewrites import iter_rewrites, list_needed_rewrites
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
 
@@ -64,7 +64,7 @@ def check(model: onnx.ModelProto, inputs: dict[str, Array], opset: int = 21) -> 
     actual = ReferenceEvaluator(expanded).run(None, inputs)
     widen_floats(model)
     exact = {name: one.astype(np.float64) if one.dtype == np.float32 else one for name, one in inputs.items()}
-    expected = defined_evaluator(model).run(None, exact)
+    expected = make_evaluator(model).run(None, exact)
     for own, other in zip(actual, expected, strict=True):
         assert own.shape == other.shape
         np.testing.assert_allclose(own, other, rtol=0, atol=4e-6 * max(1.0, float(np.abs(other).max(initial=0.0))))
@@ -210,18 +210,18 @@ def test_rewrites_expand_operators_in_subgraphs() -> None:
     del model.graph.node[:]
     model.graph.node.append(helper.make_node("If", ["yes"], ["y"], **branches))
     name = "expansion of SimplifiedLayerNormalization"
-    assert needed_rewrites(model) == [name]
-    ((found, expanded),) = rewrites(model)
+    assert list_needed_rewrites(model) == [name]
+    ((found, expanded),) = iter_rewrites(model)
     assert found == name and find_contrib(expanded) == []
     np.testing.assert_allclose(
-        ReferenceEvaluator(expanded).run(None, x)[0], defined_evaluator(model).run(None, x)[0], rtol=1e-6
+        ReferenceEvaluator(expanded).run(None, x)[0], make_evaluator(model).run(None, x)[0], rtol=1e-6
     )
 
 
 def test_rewrites_skip_expansion_if_conversion_fails(capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model("SkipSimplifiedLayerNormalization", {"x": random(0, 3, HEAD)}, {}, opset=10)
     model.graph.node.append(helper.make_node("Resize", ["y", "unknown scales"], ["z"]))
-    assert list(rewrites(model)) == []
+    assert list(iter_rewrites(model)) == []
     assert capsys.readouterr().out.splitlines()[1:] == [
         "note: cannot expand SkipSimplifiedLayerNormalization in opset 10, requires 15"
     ]

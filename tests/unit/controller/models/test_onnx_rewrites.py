@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.onnx_rewrites import name_nodes, needed_rewrites, opset_of, rewritten
-from hil.controller.models.rewrite_check import difference, run_plainly
+from hil.controller.models.onnx_rewrites import get_opset, list_needed_rewrites, name_nodes, rewrite_model
+from hil.controller.models.rewrite_check import find_difference, run_plainly
 from hil.formats.onnx_functions import inline_functions
 
 FLOAT = TensorProto.FLOAT
@@ -30,7 +30,7 @@ def change(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     given = {"x": np.random.default_rng(0).standard_normal(size).astype(np.float32)}
     answers = [run_plainly(model.SerializeToString(), Path(), given) for model in (before, after)]
     assert answers[0] is not None and answers[1] is not None
-    return difference(*answers)
+    return find_difference(*answers)
 
 
 def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -38,7 +38,7 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def converted(model: onnx.ModelProto) -> onnx.ModelProto:
-    return rewritten(copy_of(model))
+    return rewrite_model(copy_of(model))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def converted(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_conversion_preserves_operator_results(op: str, opset: int, attributes: dict[str, Any]) -> None:
     model = net([helper.make_node(op, ["x"], ["y"], **attributes)], opset)
     made = converted(model)
-    assert opset_of(made) == 17 and change(model, made) == ""
+    assert get_opset(made) == 17 and change(model, made) == ""
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -75,7 +75,7 @@ def test_conversion_preserves_resize_results(op: str, opset: int, scales: list[f
     node = helper.make_node(op, ["x", "s"], ["y"], name="zoom", mode=mode)
     model = net([node], opset, {"s": np.array(scales, np.float32)})
     made = converted(model)
-    assert opset_of(made) == 17 and change(model, made) == ""
+    assert get_opset(made) == 17 and change(model, made) == ""
     assert "zoom" in [node.name for node in made.graph.node]
 
 
@@ -85,7 +85,7 @@ def test_conversion_skips_inexpressible_resize(constants: dict[str, Any]) -> Non
     nodes = [*([] if constants else [scales]), helper.make_node("Resize", ["x", "s"], ["y"], name="zoom")]
     model = net(nodes, 10, constants or {"s0": np.array([0.5, 0.5, 1, 1], np.float32)})
     made = converted(model)
-    assert opset_of(made) == 10 and change(model, made) == ""
+    assert get_opset(made) == 10 and change(model, made) == ""
 
 
 def test_conversion_includes_subgraphs() -> None:
@@ -97,13 +97,13 @@ def test_conversion_includes_subgraphs() -> None:
     nodes = [helper.make_node("If", ["yes"], ["y"], **branches)]
     model = net(nodes, 11, {"yes": np.array(True)}, size=(2, 3, 4))
     made = converted(model)
-    assert opset_of(made) == 17 and change(model, made) == ""
+    assert get_opset(made) == 17 and change(model, made) == ""
 
 
 def test_conversion_of_unchanged_operators_sets_opset_only() -> None:
     model = net([helper.make_node("Relu", ["x"], ["h"], name="a"), helper.make_node("Neg", ["h"], ["y"], name="b")], 9)
     made = converted(model)
-    assert needed_rewrites(model) == [] and opset_of(made) == 17
+    assert list_needed_rewrites(model) == [] and get_opset(made) == 17
     assert list(made.graph.node) == list(model.graph.node)
 
 
@@ -111,11 +111,11 @@ def test_needed_rewrites_names_versions_and_inliner() -> None:
     relu = [helper.make_node("Relu", ["x"], ["y"])]
     function = helper.make_function("own", "F", ["x"], ["y"], relu, [helper.make_opsetid("", 13)])
     call = helper.make_node("F", ["x"], ["y"], domain="own")
-    assert needed_rewrites(net([helper.make_node("Clip", ["x"], ["y"], min=0.0)], 10)) == [
+    assert list_needed_rewrites(net([helper.make_node("Clip", ["x"], ["y"], min=0.0)], 10)) == [
         "onnx.version_converter 10 -> 17"
     ]
-    assert needed_rewrites(net([call], 13, functions=[function])) == ["onnx.inliner"]
-    assert needed_rewrites(net([helper.make_node("Clip", ["x"], ["y"])], 18)) == []
+    assert list_needed_rewrites(net([call], 13, functions=[function])) == ["onnx.inliner"]
+    assert list_needed_rewrites(net([helper.make_node("Clip", ["x"], ["y"])], 18)) == []
 
 
 def leaky(name: str, default: float) -> onnx.FunctionProto:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.random_nodes import random_nodes
+from hil.controller.models.random_nodes import find_random_nodes
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 NORMAL = helper.make_node("RandomNormalLike", ["x"], ["r"], name="noise")
@@ -78,7 +78,7 @@ RATIO, TRAINING, INFERENCE = np.float32(0.5), np.array(True), np.array(False)
     ids=["uniform", "bernoulli", "multinomial", "dropout", "no-ratio", "constant-node", "subgraph", "function"],
 )
 def test_random_nodes_finds_drawing_node(model, label):
-    assert random_nodes(model) == {"nodes": [label], "outputs": ["y"]}
+    assert find_random_nodes(model) == {"nodes": [label], "outputs": ["y"]}
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_random_nodes_finds_drawing_node(model, label):
     ids=["plain", "opset7", "inference", "ratio0", "own-domain", "function-inference", "unused", "shape"],
 )
 def test_random_nodes_ignores_deterministic_nodes(model):
-    assert random_nodes(model) == {}
+    assert find_random_nodes(model) == {}
 
 
 def test_random_nodes_names_dependent_outputs():
     nodes = [NORMAL, helper.make_node("Add", ["x", "r"], ["y"]), helper.make_node("Relu", ["x"], ["z"])]
-    assert random_nodes(model_of(nodes, ["z", "y"])) == {"nodes": ["noise (RandomNormalLike)"], "outputs": ["y"]}
+    assert find_random_nodes(model_of(nodes, ["z", "y"])) == {"nodes": ["noise (RandomNormalLike)"], "outputs": ["y"]}
 
 
 def test_random_nodes_accepts_recursive_functions():
     call = helper.make_node("Loops", ["x"], ["y"], domain="own")
-    assert random_nodes(model_of([call], functions=[function("Loops", ["x"], [call])])) == {}
+    assert find_random_nodes(model_of([call], functions=[function("Loops", ["x"], [call])])) == {}

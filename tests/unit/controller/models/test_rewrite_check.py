@@ -10,7 +10,7 @@ from onnx import AttributeProto, TensorProto, helper, version_converter
 
 from hil.controller.models import onnx_rewrites, rewrite_check
 from hil.controller.models.importers import import_model
-from hil.controller.models.rewrite_check import check_rewrites, difference
+from hil.controller.models.rewrite_check import check_rewrites, find_difference
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model
@@ -65,7 +65,7 @@ def test_check_repeats_after_code_change(
     checked: Callable[..., int], hardmax: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (checked(hardmax), checked(hardmax)) == (1, 0)
-    monkeypatch.setattr(rewrite_check, "code_digest", lambda *patterns: "another digest")
+    monkeypatch.setattr(rewrite_check, "digest_code", lambda *patterns: "another digest")
     assert checked(hardmax) == 1
 
 
@@ -94,7 +94,7 @@ def test_check_names_inliner(
     model = import_model(path, isolated=isolated)
     assert checked(model) == 1
     monkeypatch.setattr(onnx_rewrites, "inline_functions", inliner.inline_local_functions)
-    monkeypatch.setattr(rewrite_check, "code_digest", lambda *patterns: "another digest")
+    monkeypatch.setattr(rewrite_check, "digest_code", lambda *patterns: "another digest")
     with pytest.raises(ImportFailed, match=r"^onnx.inliner changed output y: "):
         checked(model)
 
@@ -142,5 +142,5 @@ VALUES = np.array([1, -2, 1e-6, np.nan, np.inf], np.float32)
     ],
 )
 def test_difference_allows_rounding_only(old: Any, new: Any, words: str) -> None:
-    found = difference({"y": old}, {"y": new})
+    found = find_difference({"y": old}, {"y": new})
     assert found.startswith("output y: ") and words in found if words else found == ""

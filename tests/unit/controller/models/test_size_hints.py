@@ -13,7 +13,7 @@ from support.models import save_model
 
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
-from hil.controller.models.sizing.size_hints import candidates, find_sizes
+from hil.controller.models.sizing.size_hints import find_sizes, iter_candidates
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache
@@ -60,7 +60,7 @@ def test_find_sizes_returns_empty_for_contradiction(tmp_path):
 
 
 def test_candidates_vary_batch_last():
-    found = list(candidates([["N", 3, "S"], ["S"]]))
+    found = list(iter_candidates([["N", 3, "S"], ["S"]]))
     assert found[:4] == [{"N": 1, "S": 1}, {"N": 1, "S": 2}, {"N": 2, "S": 2}, {"N": 1, "S": 3}]
 
 

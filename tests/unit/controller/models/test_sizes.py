@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from hil.controller.models.sizing.sizes import (
     MAX_SIZES,
-    edge_sizes,
-    next_combination,
-    next_size,
+    choose_next_combination,
+    choose_next_size,
+    find_smallest_failing,
+    list_edge_sizes,
     parse_range,
-    smallest_failing,
     sweep,
 )
 
@@ -43,12 +43,12 @@ def test_parse_range_rejects_invalid_text(text):
     ],
 )
 def test_edge_sizes_prefers_powers_of_two(low, high, sizes):
-    assert edge_sizes(low, high) == sizes
+    assert list_edge_sizes(low, high) == sizes
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_edge_sizes_stay_in_range_and_include_ends(low: int, more: int) -> None:
-    found = edge_sizes(low, low + more)
+    found = list_edge_sizes(low, low + more)
     assert {low, low + more} <= set(found) <= set(range(low, low + more + 1))
     assert len(found) == len(set(found)) == min(MAX_SIZES, more + 1) and found == sorted(found)
 
@@ -69,21 +69,21 @@ def test_sweep_of_two_ranges_varies_single_dimension():
 
 
 def test_next_size_halves_gap():
-    assert next_size(1, {1: False, 64: True}) == 32
-    assert next_size(1, {1: False, 32: False, 64: True}) == 48
-    assert next_size(1, {63: False, 64: True}) is None
-    assert next_size(1, {1: True, 64: True}) is None
-    assert next_size(1, {64: True, 512: True}) == 32
-    assert next_size(1, {1: False, 512: False}) is None
+    assert choose_next_size(1, {1: False, 64: True}) == 32
+    assert choose_next_size(1, {1: False, 32: False, 64: True}) == 48
+    assert choose_next_size(1, {63: False, 64: True}) is None
+    assert choose_next_size(1, {1: True, 64: True}) is None
+    assert choose_next_size(1, {64: True, 512: True}) == 32
+    assert choose_next_size(1, {1: False, 512: False}) is None
 
 
 def shrunk(ranges: dict[str, tuple[int, int]], fails: Callable[..., bool]) -> tuple[int, ...] | None:
     """Run a sweep and the search after it; returns the smallest failing sizes."""
     tried = {tuple(one.values()): fails(*one.values()) for one in sweep(ranges)}
-    while (one := next_combination(ranges, tried)) is not None:
+    while (one := choose_next_combination(ranges, tried)) is not None:
         tried[tuple(one[name] for name in ranges)] = fails(*(one[name] for name in ranges))
         assert len(tried) < 60
-    return smallest_failing(tried)
+    return find_smallest_failing(tried)
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.pipeline.capture import bounded
+from hil.controller.pipeline.capture import limit_iterations
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS
 
 MS = 1e6
@@ -24,4 +24,4 @@ MS = 1e6
     ],
 )
 def test_bounded_limits_profiled_iterations(asked, typical_ns, profiled):
-    assert bounded(asked, typical_ns) == profiled
+    assert limit_iterations(asked, typical_ns) == profiled

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hil.controller.pipeline.settings.flagfiles import comparable, element_type, tool_differs
+from hil.controller.pipeline.settings.flagfiles import find_tool_difference, make_comparable, parse_element_type
 from hil.core.results import Model, RunResult
-from hil.core.tensors import TensorSpec, dtype_of
+from hil.core.tensors import TensorSpec, parse_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from hil.core.tensors import TensorSpec, dtype_of
     ],
 )
 def test_element_type_reads_text(text, kind):
-    assert element_type(text) == kind
+    assert parse_element_type(text) == kind
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_element_type_reads_text(text, kind):
 )
 def test_element_type_reads_file(tmp_path, dtype, kind):
     np.save(tmp_path / "x.npy", np.zeros(2, dtype))
-    assert element_type(f"@{tmp_path}/x.npy") == kind
+    assert parse_element_type(f"@{tmp_path}/x.npy") == kind
 
 
 def gives(*arrays):
@@ -54,7 +54,7 @@ def gives(*arrays):
 )
 def test_tool_differs_reports_other_integer_type(wanted, dtype, said):
     given = gives(np.ones(3, dtype))
-    reason = tool_differs(given, given, [wanted], {"x": np.zeros(3, np.float32)})
+    reason = find_tool_difference(given, given, [wanted], {"x": np.zeros(3, np.float32)})
     assert said in reason and bool(said) == bool(reason)
 
 
@@ -62,22 +62,22 @@ def test_tool_differs_reports_other_integer_type(wanted, dtype, said):
 def test_tool_differs_uses_unsigned_declaration(wanted, said):
     given = gives(np.ones(3, np.uint8))
     declared = [TensorSpec("y0", "int8", (3,))]
-    reason = tool_differs(given, given, [wanted], {}, declared)
+    reason = find_tool_difference(given, given, [wanted], {}, declared)
     assert said in reason and bool(said) == bool(reason)
 
 
 def test_tool_differs_preserves_sign_of_passed_input():
     same = np.array([3, 4], np.int64)
-    assert not tool_differs(gives(same), gives(same), ["si64"], {"x": same.copy()})
-    assert tool_differs(gives(same), gives(same), ["si64"], {"x": np.array([3, 5], np.int64)})
+    assert not find_tool_difference(gives(same), gives(same), ["si64"], {"x": same.copy()})
+    assert find_tool_difference(gives(same), gives(same), ["si64"], {"x": np.array([3, 5], np.int64)})
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("float32", False), ("complex64", True), ("float8_e5m2", True)])
 def test_tool_differs_compares_some_types_bitwise(dtype, told):
-    zeros = [np.array([sign * 0.0, 1], dtype_of(dtype)) for sign in (1, -1)]
-    assert bool(tool_differs(gives(zeros[0]), gives(zeros[1]), ["f8E5M2"], {})) == told
-    assert not tool_differs(gives(zeros[0]), gives(zeros[0]), ["f8E5M2"], {})
-    assert not tool_differs(gives(zeros[0]), gives(zeros[1]), [""], {})
+    zeros = [np.array([sign * 0.0, 1], parse_dtype(dtype)) for sign in (1, -1)]
+    assert bool(find_tool_difference(gives(zeros[0]), gives(zeros[1]), ["f8E5M2"], {})) == told
+    assert not find_tool_difference(gives(zeros[0]), gives(zeros[0]), ["f8E5M2"], {})
+    assert not find_tool_difference(gives(zeros[0]), gives(zeros[1]), [""], {})
 
 
 def test_comparable_drops_ignored_outputs_and_sets_sign(tmp_path):
@@ -85,8 +85,8 @@ def test_comparable_drops_ignored_outputs_and_sets_sign(tmp_path):
     model = Model("m", "vmfb", tmp_path, {}, "", outputs=unknown)
     reference = RunResult("expected", {"output1": np.array([255], np.uint8)}, provenance={"ignored": [0]})
     result = gives(np.zeros(2), np.array([-1], np.int8))
-    outputs = comparable(result, reference, model).outputs
+    outputs = make_comparable(result, reference, model).outputs
     assert list(outputs) == ["y1"] and outputs["y1"].dtype == np.uint8 and outputs["y1"].tolist() == [255]
     known = (unknown[0], TensorSpec("y1", "int8", (1,)))
     model = Model("m", "vmfb", tmp_path, {}, "", outputs=known)
-    assert comparable(result, reference, model).outputs["y1"].dtype == np.int8
+    assert make_comparable(result, reference, model).outputs["y1"].dtype == np.int8

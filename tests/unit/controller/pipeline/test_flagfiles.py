@@ -9,9 +9,9 @@ import pytest
 
 from hil.controller.pipeline.settings.flagfiles import (
     FlagFile,
+    choose_tool_tolerance,
     parse_flagfile,
     read_flagfile,
-    tool_tolerance,
     write_flagfile,
 )
 from hil.controller.pipeline.settings.options import Job
@@ -113,11 +113,11 @@ ONE, TINY, WHOLE = np.ones(2, np.float32), np.full(2, 1e-6, np.float32), np.arra
     ],
 )
 def test_tool_tolerance_matches_iree_tools(rtol, atols, expected, found):
-    assert tool_tolerance(rtol, atols, expected) == found
+    assert choose_tool_tolerance(rtol, atols, expected) == found
 
 
 def test_tool_tolerance_preserves_integers_exact():
-    rtol, atol = tool_tolerance(None, {}, [ONE, WHOLE])
+    rtol, atol = choose_tool_tolerance(None, {}, [ONE, WHOLE])
     assert rtol is not None and atol == 1e-4
     assert atol + rtol * 2_000_000 < 1
 

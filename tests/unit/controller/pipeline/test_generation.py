@@ -13,7 +13,7 @@ from support.step_programs import SummingProgram, logits_of, save_summing_model
 
 from hil.compare.generation import GenerationVerdict
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
-from hil.controller.models.importers.onnx import spec_of_value
+from hil.controller.models.importers.onnx import make_value_spec
 from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation, check_generation
@@ -43,7 +43,7 @@ def begin(folder: Path, prompt: str = "free", spec: str = SPEC, **options: Any) 
 
     (folder / "spec.toml").write_text(spec)
     loaded = onnx.load(save_summing_model(folder / "m.onnx"))
-    inputs, outputs = (tuple(map(spec_of_value, values)) for values in (loaded.graph.input, loaded.graph.output))
+    inputs, outputs = (tuple(map(make_value_spec, values)) for values in (loaded.graph.input, loaded.graph.output))
     path = folder / "m.onnx"
     model = Model("m", "onnx", path, {"m.onnx": path}, "digest", inputs=inputs, outputs=outputs)
     settings = Options(generate=folder / "spec.toml", prompt=prompt, **options)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.run_records import run_case
 
-from hil.controller.pipeline.records.case_fields import case_fields
-from hil.controller.pipeline.records.next_steps import hint_for_case
+from hil.controller.pipeline.records.case_fields import make_case_fields
+from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.core.repetition import Answer, Repetition
 
 SPEC = {"digest": f"blake3:{'0' * 64}", "function": "", "inputs": None, "outputs": None}
@@ -54,7 +54,7 @@ def failed(**more: object) -> dict[str, Any]:
 )
 def test_hint_follows_outcome_of_case(ended, hint):
     record = run_case(**ended)
-    found = hint_for_case(record)
+    found = make_case_hint(record)
     assert hint in found
     assert bool(found) == bool(hint)
-    assert case_fields(record)["hint"] == found
+    assert make_case_fields(record)["hint"] == found

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import hil
-from hil.controller.pipeline.settings.option_names import as_keyword, by_table, rename_options
+from hil.controller.pipeline.settings.option_names import format_keyword, make_renamer, rename_options
 from hil.errors import UsageError
-from hil.testing.pytest_plugin.options import OPTIONS, renamed
+from hil.testing.pytest_plugin.options import OPTIONS, rename_for_pytest
 
 ROOT = Path(hil.__file__).parent
 
@@ -43,15 +43,15 @@ ROOT = Path(hil.__file__).parent
     ],
 )
 def test_rename_options_uses_names_of_interface(text: str, pytests: str, librarys: str) -> None:
-    assert (renamed(text), rename_options(text, as_keyword)) == (pytests, librarys)
-    assert rename_options(text, by_table({})) == text
+    assert (rename_for_pytest(text), rename_options(text, format_keyword)) == (pytests, librarys)
+    assert rename_options(text, make_renamer({})) == text
 
 
 def test_pytest_options_rename_from_hil_options() -> None:
     for option in OPTIONS:
-        assert renamed(option.name) == option.name
+        assert rename_for_pytest(option.name) == option.name
         if option.name not in ("--hil-profile", "--hil-compile-time-profile"):
-            assert renamed(option.name.replace("--hil-", "--")) == option.name
+            assert rename_for_pytest(option.name.replace("--hil-", "--")) == option.name
 
 
 @pytest.mark.ci
@@ -63,7 +63,7 @@ def test_library_errors_name_keywords() -> None:
 
 def test_pytest_plugin_renames_options_in_errors() -> None:
     files = list((ROOT / "testing" / "pytest_plugin").glob("*.py"))
-    assert any("renamed(" in file.read_text() for file in files)
+    assert any("rename_for_pytest(" in file.read_text() for file in files)
     for file in files:
         found = re.findall(r"visible\(.*\berror\b", file.read_text())
         assert not found, f"{file.name} shows an error without renaming its options"

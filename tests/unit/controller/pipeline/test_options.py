@@ -18,17 +18,17 @@ from hil.controller.pipeline.settings.options import (
     RunSettings,
     check_counts,
     flag_of,
-    options_of,
-    specs_of,
+    list_specs,
+    make_options,
 )
 from hil.controller.pipeline.settings.project import read_project
 from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 from hil.testing.pytest_plugin.options import OPTIONS
 
-SHOWN = {name: flag_of(name, spec) for name, spec in specs_of(RunSettings).items() if spec.help}
+SHOWN = {name: flag_of(name, spec) for name, spec in list_specs(RunSettings).items() if spec.help}
 
 
 def help_of(*words: str) -> str:
@@ -42,19 +42,19 @@ def test_run_verbs_show_every_option(verb: str) -> None:
 
 
 def test_suites_and_pytest_have_every_case_option() -> None:
-    flags = [flag_of(name, spec) for name, spec in specs_of(CaseSettings).items()]
+    flags = [flag_of(name, spec) for name, spec in list_specs(CaseSettings).items()]
     text, named = help_of("suite", "run"), {option.name for option in OPTIONS}
     assert [flag for flag in flags if f"{flag} " not in text] == []
     assert {f"--hil-{flag[2:]}" for flag in flags} <= named
 
 
 def test_library_options_match_and_validate() -> None:
-    assert options_of({"seed": 3, "rtol": 1, "dims": {"N": 2}}) == Options(seed=3, rtol=1.0, dims={"N": 2})
+    assert make_options({"seed": 3, "rtol": 1, "dims": {"N": 2}}) == Options(seed=3, rtol=1.0, dims={"N": 2})
     with pytest.raises(UsageError, match=r"unknown hil\.run option 'sead'") as unknown:
-        options_of({"sead": 3})
+        make_options({"sead": 3})
     assert "did you mean 'seed'" in unknown.value.hint
     with pytest.raises(UsageError, match=r"iterations must be a whole number from 1 to 1,000,000, got 1\.5"):
-        options_of({"iterations": 1.5})
+        make_options({"iterations": 1.5})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_library_options_match_and_validate() -> None:
 def test_every_interface_rejects_count_out_of_range(tmp_path: Path, name: str, value: int) -> None:
     wanted = f"{name} must be a whole number from [01] to [0-9,]+, got {value}"
     with pytest.raises(UsageError, match=wanted):
-        options_of({name: value})
+        make_options({name: value})
     with pytest.raises(UsageError, match=f"--{wanted}"):
         check_counts(Options(**{name: value}))
     for command in (["run"], ["suite", "run"]):
@@ -86,10 +86,10 @@ def test_every_interface_rejects_count_out_of_range(tmp_path: Path, name: str, v
 def test_job_and_request_round_trip() -> None:
     settings = {"rtol": 0.5, "allow_blind": ("y",), "debug_ir": Path("ir"), "seed": 3}
     job = Job((Path("a.onnx"),), "sim", inputs=("x=x.npy",), dims={"N": 1}, profile=Path("p"), **settings)
-    assert Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job))))) == job
-    assert job.options().profile and job.options().debug_ir == Path("ir")
+    assert Job.from_record(json.loads(json.dumps(convert_to_json(dataclasses.asdict(job))))) == job
+    assert job.make_options().profile and job.make_options().debug_ir == Path("ir")
     request = SuiteRequest("@models", boards=("a", "b"), settings=Settings(profile=True, **settings))
-    assert SuiteRequest.of_json(json.loads(json.dumps(jsonable(request.to_json())))) == request
+    assert SuiteRequest.from_json(json.loads(json.dumps(convert_to_json(request.to_json())))) == request
 
 
 def test_repeat_command_contains_deciding_options_only() -> None:
@@ -99,14 +99,14 @@ def test_repeat_command_contains_deciding_options_only() -> None:
 
 
 def test_options_separate_size_ranges_from_sizes() -> None:
-    options = options_of({"dims": {"N": "1..8", "M": 2}})
+    options = make_options({"dims": {"N": "1..8", "M": 2}})
     assert options.dims == {"M": 2} and options.dim_ranges == {"N": (1, 8)}
     with pytest.raises(UsageError, match="dims must be sizes by name"):
-        options_of({"dims": {"N": "8..1"}})
+        make_options({"dims": {"N": "8..1"}})
 
 
 def test_size_ranges_round_trip() -> None:
     job = Job(models=(Path("net.onnx"),), dims={"N": "1..8", "M": 2})  # type: ignore[dict-item]
-    again = Job.of_record(json.loads(json.dumps(jsonable(dataclasses.asdict(job)))))
+    again = Job.from_record(json.loads(json.dumps(convert_to_json(dataclasses.asdict(job)))))
     assert again.dims == {"M": 2} and list(again.dim_ranges["N"]) == [1, 8]
     assert run_command(again) == "hil run net.onnx --dim M=2 --dim N=1..8"

@@ -15,11 +15,11 @@ from support.project_schema import PATH, schema, text
 
 from hil.controller.cli.main import cli
 from hil.controller.pipeline.settings.history_settings import HistorySettings
-from hil.controller.pipeline.settings.model_settings import checked_models, for_model
+from hil.controller.pipeline.settings.model_settings import apply_model_settings, check_models
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.settings.project import find_history, find_project, load_project, read_project
 from hil.controller.storage.history.place import HistoryPlace
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 Write = Callable[[str], Path]
@@ -89,7 +89,7 @@ def test_read_project_resolves_paths_against_its_directory(write: Write) -> None
     path = write('[defaults]\ngenerate = "a.toml"\n[models.x]\ngenerate = "b/c.toml"')
     found = read_project(path)
     assert found.defaults == {"generate": str(path.parent / "a.toml")}
-    own = checked_models(found.models)["x"]
+    own = check_models(found.models)["x"]
     assert own == {"generate": path.parent / "b" / "c.toml"}
 
 
@@ -190,15 +190,15 @@ def test_plain_settings_do_not_need_trust(write: Write, tmp_path: Path) -> None:
 
 def test_for_model_applies_patterns_in_order() -> None:
     options = Options(rtol=0.5, per_model={"*.onnx": {"rtol": 0.1, "atol": 1.0}, "models/b.*": {"rtol": 0.2}})
-    assert for_model(options, Path("models/a.onnx")) == Options(rtol=0.1, atol=1.0)
-    assert for_model(options, Path("models/b.onnx")) == Options(rtol=0.2, atol=1.0)
-    assert for_model(options, Path("c.mlir")) == Options(rtol=0.5)
+    assert apply_model_settings(options, Path("models/a.onnx")) == Options(rtol=0.1, atol=1.0)
+    assert apply_model_settings(options, Path("models/b.onnx")) == Options(rtol=0.2, atol=1.0)
+    assert apply_model_settings(options, Path("c.mlir")) == Options(rtol=0.5)
 
 
 def test_for_model_merges_dimension_sizes() -> None:
     per_model = {"*.onnx": {"dims": {"N": 4, "S": "1..8"}}, "b.*": {"dims": {"S": 2}}}
     options = Options(dims={"N": 1, "C": 3, "S": "1..64", "T": "1..2"}, per_model=per_model)
-    a, b, c = (for_model(options, Path(name)) for name in ("a.onnx", "b.onnx", "c.mlir"))
+    a, b, c = (apply_model_settings(options, Path(name)) for name in ("a.onnx", "b.onnx", "c.mlir"))
     assert (a.dims, a.dim_ranges) == ({"N": 4, "C": 3}, {"S": (1, 8), "T": (1, 2)})
     assert (b.dims, b.dim_ranges) == ({"N": 4, "C": 3, "S": 2}, {"T": (1, 2)})
     assert (c.dims, c.dim_ranges) == (options.dims, options.dim_ranges)
@@ -206,14 +206,14 @@ def test_for_model_merges_dimension_sizes() -> None:
 
 def test_model_settings_round_trip() -> None:
     job = Job(per_model={"*.onnx": {"accept": ("argmax",), "dims": {"N": 4}}})
-    again = Job.of_record(json.loads(json.dumps(jsonable(vars(job)))))
-    assert for_model(again, Path("a.onnx")) == Job(accept=("argmax",), dims={"N": 4})
+    again = Job.from_record(json.loads(json.dumps(convert_to_json(vars(job)))))
+    assert apply_model_settings(again, Path("a.onnx")) == Job(accept=("argmax",), dims={"N": 4})
 
 
 @pytest.mark.parametrize("damaged", [3, {"x": 3}, {"x": {"nope": 1}}, {"x": {"rtol": "1"}}, {"x": {"debug_ir": "d"}}])
 def test_damaged_model_settings_raise_usage_error(damaged: Any) -> None:
     with pytest.raises(UsageError):
-        checked_models(damaged)
+        check_models(damaged)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -245,10 +245,10 @@ def test_command_line_overrides_project_file(write: Write, asked: Callable[..., 
     )
     job = asked()
     assert (job.rtol, job.seed, job.runtime, job.accept, job.no_fallback) == (0.1, 5, "onnxruntime", ("argmax",), True)
-    assert for_model(job, Path("m.onnx")).rtol == 0.3
+    assert apply_model_settings(job, Path("m.onnx")).rtol == 0.3
     given = asked("--rtol", "0.2", "--accept", "kl<=1", "--seed", "6", "--runtime", "iree")
     assert (given.rtol, given.seed, given.runtime, given.accept) == (0.2, 6, "iree", ("kl<=1",))
-    own = for_model(given, Path("m.onnx"))
+    own = apply_model_settings(given, Path("m.onnx"))
     assert (own.rtol, own.atol) == (0.2, 0.4)
 
 

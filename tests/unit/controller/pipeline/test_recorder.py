@@ -14,7 +14,7 @@ from support.waiting import eventually
 from hil.compare.verdict import compare
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import Compilations
-from hil.controller.pipeline.records.record import Recorder, cached_stages
+from hil.controller.pipeline.records.record import Recorder, list_cached_stages
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import Run, RunStore
 from hil.core.results import Artifact, Outcome, RunResult
@@ -126,5 +126,5 @@ def test_recorder_interrupt_preserves_finished_outcomes(run, cases):
 def test_repeated_compilations_are_not_cached_stages(cases):
     program = Artifact("iree", "m.vmfb", {}, {"m.vmfb": "blake3:0"}, "main", "iree-compile", cached=True)
     case = replace(cases[0], artifact=program)
-    assert cached_stages(case) == ["compile"]
-    assert cached_stages(replace(case, compilations=Compilations(2, ()))) == []
+    assert list_cached_stages(case) == ["compile"]
+    assert list_cached_stages(replace(case, compilations=Compilations(2, ()))) == []

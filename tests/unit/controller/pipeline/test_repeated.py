@@ -13,9 +13,9 @@ from hil.bundles.cases import Signature
 from hil.compare.verdict import Verdict, compare
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.compilations import compile_repeatedly
-from hil.controller.pipeline.repeated import run_repeatedly, with_profile
+from hil.controller.pipeline.repeated import add_profile_pass, run_repeatedly
 from hil.controller.pipeline.stages import _make_sign_converter
-from hil.controller.pipeline.verdicts.repetition import instability, judge_answers, worst_answer
+from hil.controller.pipeline.verdicts.repetition import decide_instability, find_worst_answer, judge_answers
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Model, Outcome, RunResult
 from hil.core.tensors import TensorSpec
@@ -60,14 +60,14 @@ def test_compile_repeatedly_reports_equal_programs(tmp_path: Path):
 
 def test_stable_answers_do_not_need_judgement():
     one = answers(WRONG)
-    assert judged(one) == {} and instability(one, {}, None, ()) == (False, "")
-    assert instability(None, {}, None, ()) == (False, "")
+    assert judged(one) == {} and decide_instability(one, {}, None, ()) == (False, "")
+    assert decide_instability(None, {}, None, ()) == (False, "")
 
 
 def test_instability_names_shares_and_worst_answer():
     found = answers(RIGHT, WRONG, WORSE)
-    is_unstable, text = instability(found, judged(found), None, ())
-    assert is_unstable and worst_answer(judged(found)) == 2
+    is_unstable, text = decide_instability(found, judged(found), None, ())
+    assert is_unstable and find_worst_answer(judged(found)) == 2
     shares = "3 (50 %), 2 (33.3 %), 1 (16.7 %)"
     assert text.startswith(f"3 different answers in 6 iterations: {shares} for the same inputs; ")
     assert "; the first answer passes, the worst answer is wrong (output y: 3 of 4 values" in text
@@ -75,19 +75,21 @@ def test_instability_names_shares_and_worst_answer():
 
 def test_instability_reports_wrong_first_answer():
     found = answers(WORSE, RIGHT)
-    assert "; the first answer is wrong (output y: 3 of 4 values" in instability(found, judged(found), None, ())[1]
+    assert (
+        "; the first answer is wrong (output y: 3 of 4 values" in decide_instability(found, judged(found), None, ())[1]
+    )
 
 
 def test_instability_reports_unjudged_answers():
     found = answers(RIGHT, WRONG)
     blind = {number: replace(one, outcome=Outcome.BLIND, reason="blind") for number, one in judged(found).items()}
-    assert instability(found, {**judged(found), 1: blind[1]}, None, ())[1].endswith(
+    assert decide_instability(found, {**judged(found), 1: blind[1]}, None, ())[1].endswith(
         "; the first answer passes, the worst answer cannot be judged (blind)"
     )
 
 
 def test_instability_without_references_has_shares():
-    assert instability(answers(RIGHT, WRONG), {}, None, ()) == (
+    assert decide_instability(answers(RIGHT, WRONG), {}, None, ()) == (
         True,
         "2 different answers in 3 iterations: 1 (33.3 %), 2 (66.7 %) for the same inputs".replace(
             "1 (33.3 %), 2 (66.7 %)", "2 (66.7 %), 1 (33.3 %)"
@@ -107,19 +109,19 @@ def test_instability_without_references_has_shares():
 )
 def test_allow_unstable_passes_answers_within_tolerance(second: Any, allowed: tuple[str, ...], is_unstable: bool):
     found = answers(RIGHT, second)
-    assert instability(found, judged(found), None, allowed)[0] is is_unstable
+    assert decide_instability(found, judged(found), None, allowed)[0] is is_unstable
 
 
 def test_instability_names_random_outputs():
     model = Model("m", "onnx", Path(), {}, "", producer={"random": {"nodes": ["r"], "outputs": ["y"]}})
     found = answers(RIGHT, WRONG)
-    is_unstable, text = instability(found, judged(found), model, ())
+    is_unstable, text = decide_instability(found, judged(found), model, ())
     assert is_unstable and "(y depends on random numbers)" in text
 
 
 def test_worst_answer_compares_errors_of_equal_shares():
     found = answers(RIGHT, WRONG, {"y": np.float32([1, 2, 3, 99])})
-    assert worst_answer(judged(found)) == 2
+    assert find_worst_answer(judged(found)) == 2
     assert judged(found)[0].outcome is Outcome.PASS
 
 
@@ -191,7 +193,7 @@ def test_run_repeatedly_runs_other_programs():
 def test_allow_unstable_needs_every_answer():
     close = {"y": np.float32([1, 2, 3, 4.000001])}
     found = answers(RIGHT, close, None)
-    is_unstable, text = instability(found, judged(found), None, ("y",))
+    is_unstable, text = decide_instability(found, judged(found), None, ("y",))
     assert is_unstable and "1 of them were not fetched" in text
 
 
@@ -205,5 +207,5 @@ def test_with_profile_converts_answers_like_result():
     result = RunResult("board", outputs, repetition=Repetition((Answer(3, 0, outputs),)))
     passed = Repetition((Answer(2, 0, {"output0": raw}),))
     span = Span("profile", 0, 1)
-    found = with_profile(result, ProfilePass({}, [], span, span, 0, 2, passed), convert).repetition
+    found = add_profile_pass(result, ProfilePass({}, [], span, span, 0, 2, passed), convert).repetition
     assert found is not None and found.is_stable and found.iterations == 5

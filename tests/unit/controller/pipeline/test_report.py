@@ -13,7 +13,7 @@ from support.run_records import run_case
 
 from hil.compare.verdict import compare
 from hil.controller.pipeline.records.print_case import print_case, print_verdict
-from hil.controller.pipeline.records.record import device_times, record_verdict
+from hil.controller.pipeline.records.record import record_verdict, summarize_device_times
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import StoredVerdict
 from hil.core.repetition import Answer, Repetition
@@ -139,7 +139,7 @@ def screen(width=80, **more):
 def timed(*durations, cold):
     ends = np.cumsum(durations).tolist()
     stamps = tuple(zip([0, *ends], ends, strict=False))
-    return device_times(RunResult("b", {}, stamps, cold=cold)).to_json()
+    return summarize_device_times(RunResult("b", {}, stamps, cold=cold)).to_json()
 
 
 def test_failed_case_with_passing_verdict_shows_reason():

@@ -173,7 +173,9 @@ def test_runner_does_not_repeat_failed_load(fake_boards: FakeBoards, context: Ru
 
 def test_judge_uses_prefetched_references(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
-    early = replace(case, references=(RunResult("early", {"y": np.array([2, 4], np.float32)}),)).timed(refer_s=1.5)
+    early = replace(case, references=(RunResult("early", {"y": np.array([2, 4], np.float32)}),)).with_timings(
+        refer_s=1.5
+    )
     with BoardPool("a test") as pool:
         ran = Runner(context).execute(case, pool.session(fake_choice()))
     judged = Runner(context).judge(ran, early)
@@ -182,7 +184,7 @@ def test_judge_uses_prefetched_references(fake_boards: FakeBoards, context: RunC
 
 def test_failed_prefetched_reference_ends_case(fake_boards: FakeBoards, context: RunContext) -> None:
     case = replace(fake_case("a"), references=())
-    early = case.ended(RunFailed("the oracle died"), Stage.REFER)
+    early = case.with_error(RunFailed("the oracle died"), Stage.REFER)
     with BoardPool("a test") as pool:
         ran = Runner(context).execute(case, pool.session(fake_choice()))
     judged = Runner(context).judge(ran, early)
@@ -206,7 +208,7 @@ def test_sink_receives_progress_per_stage(fake_boards: FakeBoards, context: RunC
 
 
 def test_ended_case_passes_through(fake_boards: FakeBoards, context: RunContext) -> None:
-    done = fake_case("a").ended(RunFailed("before"), Stage.RUN)
+    done = fake_case("a").with_error(RunFailed("before"), Stage.RUN)
     assert go(context, done)[0].reason == "before" and fake_boards.opened == []
 
 

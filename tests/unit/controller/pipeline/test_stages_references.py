@@ -17,7 +17,7 @@ from hil.controller.pipeline import stages
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.pipeline.verdicts.independence import unasked_reference
+from hil.controller.pipeline.verdicts.independence import find_unasked_reference
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -127,7 +127,7 @@ def test_require_independent_rejects_same_library(judged: Callable[..., Case]) -
     assert judged([1, 2], **options, require_independent=True).outcome is Outcome.FAIL
     # If the evaluator fails, suggest another reference for this format.
     refused = replace(strict, unanswered={"onnx-reference": ReferenceFailed("no kernel")})
-    assert unasked_reference(refused, "onnxruntime") == "iree-llvm-cpu"
+    assert find_unasked_reference(refused, "onnxruntime") == "iree-llvm-cpu"
     assert judged([-1, -2], runtime="onnxruntime", require_independent=True).outcome is Outcome.PASS
     assert judged([-1, -2], expected={"y": np.array([-1, -2], np.float32)}, require_independent=True)
 

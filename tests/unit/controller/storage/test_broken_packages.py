@@ -12,7 +12,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.references import run_reference
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose, open_link
-from hil.controller.devices.links.package_links import provider_of
+from hil.controller.devices.links.package_links import find_provider
 from hil.controller.models.executorch_backends import lower, make_quantizer, pick_backend
 from hil.controller.models.flows import apply_recipe, load_flow
 from hil.controller.models.importers import import_model
@@ -62,7 +62,7 @@ class Parts:
         open_link(choose(f"lab:{way}"))
 
     def loans(self, way: str) -> None:
-        provider, selector = provider_of(f"lab:{way}")
+        provider, selector = find_provider(f"lab:{way}")
         assert provider.order(selector, "").name
 
     def bundle_formats(self, way: str) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.storage import cache as cache_module
-from hil.controller.storage.cache import META, Cache, digests_in
-from hil.core.cancellation import WorkCancelled, cancelled_by
+from hil.controller.storage.cache import META, Cache, read_digests
+from hil.core.cancellation import WorkCancelled, cancel_on
 from hil.errors import CompileFailed, StorageError
 
 
@@ -47,7 +47,7 @@ def test_cache_returns_stored_entry(cache: Cache) -> None:
     assert not cached and (path / "a.txt").read_text() == "content"
     again, cached = cache.get_or_make(key, {"model": "m"}, lambda folder: pytest.fail("made twice"))
     assert cached and again == path
-    assert set(digests_in(path)) == {"a.txt", "sub/b.bin"}
+    assert set(read_digests(path)) == {"a.txt", "sub/b.bin"}
 
 
 def test_cache_recompute_replaces_entry(cache: Cache) -> None:
@@ -64,7 +64,7 @@ def test_cache_recompute_preserves_files_in_use(cache: Cache) -> None:
     ours, cached = another.get_or_make(key, {}, fill("new"), recompute=True)
     assert not cached and (ours / "a.txt").read_text() == "new"
     assert another.get_or_make(key, {}, fill("third"), recompute=True) == (ours, True)
-    assert another.get(key) == ours and set(digests_in(ours)) == {"a.txt", "sub/b.bin"}
+    assert another.get(key) == ours and set(read_digests(ours)) == {"a.txt", "sub/b.bin"}
     assert cache.get(key) == theirs and (theirs / "a.txt").read_text() == "old"
     assert Cache(cache.root).get(key) == theirs
 
@@ -192,7 +192,7 @@ def test_cache_gc_evicts_oldest_unlocked_entries(cache: Cache) -> None:
 def test_cache_lock_wait_ends_when_cancelled(cache: Cache) -> None:
     key, flag = cache.key("artifact", a=1), threading.Event()
     flag.set()
-    with cache.lock(key), cancelled_by(flag), pytest.raises(WorkCancelled), Cache(cache.root).lock(key):
+    with cache.lock(key), cancel_on(flag), pytest.raises(WorkCancelled), Cache(cache.root).lock(key):
         pass
     with cache.lock(key):  # the lock is free again
         pass
@@ -213,7 +213,7 @@ def test_cache_gc_spares_entries_in_use(cache: Cache) -> None:
     user, cleaner = Cache(cache.root), cache
     user.get_or_make(made, {}, fill())
     path = user.get(given)
-    assert cleaner.in_use() == {made, given}
+    assert cleaner.list_in_use() == {made, given}
     assert [entry.key for entry in cleaner.gc(max_bytes=0)] == [other]
     assert path is not None and (path / "a.txt").read_text() == "content"
     del user
@@ -232,7 +232,7 @@ def test_cache_gc_evicts_entries_of_killed_process(cache: Cache) -> None:
     command = [sys.executable, "-c", script, str(cache.root), key]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None and key[-64:] in user.stdout.readline()
-        assert cache.gc(max_bytes=0) == [] and cache.in_use() == {key}
+        assert cache.gc(max_bytes=0) == [] and cache.list_in_use() == {key}
         user.kill()
         user.wait()
         assert [entry.key for entry in cache.gc(max_bytes=0)] == [key]
@@ -405,5 +405,5 @@ def test_cache_ignores_foreign_files_among_users(cache: Cache) -> None:
     os.mkfifo(cache.root / "users" / "abd")
     key = Cache.key("program", a=1)
     cache.put(key, {}, lambda folder: None)
-    assert cache.in_use() == set()
+    assert cache.list_in_use() == set()
     assert [one.key for one in cache.gc(max_bytes=0)] == [key]

@@ -13,7 +13,7 @@ from support.histories import history_entry, program_source
 
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import combine_digests
-from hil.controller.storage.history.store import HistoryStore, relative_spread, series_id
+from hil.controller.storage.history.store import HistoryStore, compute_relative_spread, make_series_id
 from hil.core.digest import digest_of
 from hil.errors import StorageError, UsageError
 
@@ -40,7 +40,7 @@ def test_store_returns_entries_in_order_with_samples(store):
     late, early = history_entry("r2", created=5.0), history_entry("r1", created=4.0)
     report = store.add([late, early])
     assert (report.added, report.present) == (2, 0)
-    assert list(store.entries(series_id(early.key))) == [early, late]
+    assert list(store.entries(make_series_id(early.key))) == [early, late]
     assert list(store.entries(early.key)) == list(store.entries())
     assert list(store.entries(samples=False)) == [early.replace(samples_ns=[]), late.replace(samples_ns=[])]
 
@@ -83,7 +83,7 @@ def test_series_reports_newest_outcome_and_median(store):
 
 def test_store_finds_series_by_id_prefix_case_or_model(store):
     store.add([history_entry(), history_entry(case="n", key={"model": "n.onnx"})])
-    wanted = series_id(history_entry().key)
+    wanted = make_series_id(history_entry().key)
     assert {store.find_series(name).id for name in (wanted, wanted[:6], "m", "m.onnx")} == {wanted}
     for name, why in (("nonesuch", "no series"), ("", "no series")):
         with pytest.raises(UsageError, match=why):
@@ -109,8 +109,8 @@ def test_early_failure_keeps_key_if_several_series_match(store):
 
 def test_series_key_ignores_compiler_and_commit():
     one, other = history_entry(commit="a"), history_entry(commit="b", tools={"compiler": "iree 4", "flags": ["-O3"]})
-    assert series_id(one.key) == series_id(other.key)
-    assert series_id(one.key) != series_id(history_entry(key={"flags": ["-O3"]}).key)
+    assert make_series_id(one.key) == make_series_id(other.key)
+    assert make_series_id(one.key) != make_series_id(history_entry(key={"flags": ["-O3"]}).key)
 
 
 def test_annotations_apply_to_commit_run_or_case(store):
@@ -161,9 +161,9 @@ def test_missing_history_is_empty_and_not_created(place):
 
 
 def test_spread_is_relative_interquartile_range():
-    assert relative_spread([9.0, 10.0, 10.0, 11.0, 10.0]) == 0.0
-    assert relative_spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.2)
-    assert relative_spread([1.0] * 3) is None
+    assert compute_relative_spread([9.0, 10.0, 10.0, 11.0, 10.0]) == 0.0
+    assert compute_relative_spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.2)
+    assert compute_relative_spread([1.0] * 3) is None
 
 
 def test_store_keeps_program_with_record(store, tmp_path):
@@ -254,7 +254,7 @@ def test_store_copies_programs_without_write_lock(store, tmp_path):
 
     report = store.add([history_entry("r1", program=source.record.digest)], programs())
     assert (report.added, report.programs) == (1, 0)
-    with store._programs.copying(program_source(tmp_path / "q", b"other")) as copy:
+    with store._programs.copy_program(program_source(tmp_path / "q", b"other")) as copy:
         assert copy.is_dir()
         store.add([], [])  # does not delete the copy
         assert copy.is_dir()

@@ -22,12 +22,12 @@ from hil.controller.storage.isolation.isolated import (
     IsolatedCrash,
     IsolatedFailure,
     IsolatedTimeout,
-    function_name,
-    function_version,
-    lent,
+    get_function_name,
+    lend_pool,
+    make_function_version,
 )
 from hil.controller.storage.isolation.isolated_worker import ERROR_FIELDS, SCRATCH
-from hil.core.cancellation import WorkCancelled, cancelled_by
+from hil.core.cancellation import WorkCancelled, cancel_on
 from hil.errors import ImportFailed, StorageError
 
 FUNCTIONS = """
@@ -160,7 +160,7 @@ def test_isolated_reports_signal_and_survives_crash(pool: Isolated, functions: s
 def test_isolated_ends_cancelled_call(pool: Isolated, functions: str, tmp_path: Path) -> None:
     note, flag = tmp_path / "pid", threading.Event()
     threading.Thread(target=lambda: (eventually(note.exists), flag.set())).start()
-    with cancelled_by(flag), pytest.raises(WorkCancelled):
+    with cancel_on(flag), pytest.raises(WorkCancelled):
         pool.call(f"{functions}:meet", {"mine": str(note), "other": "/nowhere"}, timeout=60, log=tmp_path / "log")
     assert pool.call(f"{functions}:echo", {}, timeout=60, log=tmp_path / "log") == {}
 
@@ -272,12 +272,12 @@ def test_isolated_imports_skip_working_directory(
 
 def test_lent_closes_only_newly_created_pool(functions, tmp_path):
     with Isolated(1) as pool:
-        with lent(pool) as first:
+        with lend_pool(pool) as first:
             pid = first.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log")
-        with lent(pool) as second:
+        with lend_pool(pool) as second:
             assert second.call(f"{functions}:pid", {}, timeout=30, log=tmp_path / "log") == pid
         assert not pool.closed
-    with lent(None, 3) as own:
+    with lend_pool(None, 3) as own:
         assert own.workers == 3 and not own.closed
     assert own.closed
 
@@ -322,7 +322,7 @@ def test_isolated_reports_malformed_response_as_crash(functions, tmp_path, text)
 
 
 def test_isolated_reports_oversized_response_as_crash(functions, tmp_path, monkeypatch):
-    monkeypatch.setattr(isolated, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(isolated, "_MAX_BYTES", 1 << 20)
     with Isolated(1) as pool, pytest.raises(IsolatedCrash, match="more than 1 MiB"):
         pool.call(f"{functions}:speak", {"text": "x" * 65536, "times": 10**6}, timeout=60, log=tmp_path / "log")
 
@@ -337,8 +337,8 @@ def test_isolated_reports_unknown_error_class_as_failure(functions, tmp_path, na
 
 
 def test_function_name_uses_defining_module(pool, tmp_path):
-    assert function_name(os.getpid) == "posix:getpid"
-    assert function_name("vendor.tools:apply") == "vendor.tools:apply"
+    assert get_function_name(os.getpid) == "posix:getpid"
+    assert get_function_name("vendor.tools:apply") == "vendor.tools:apply"
     assert pool.call(os.getpid, {}, timeout=60, log=tmp_path / "log") != os.getpid()
 
 
@@ -348,11 +348,11 @@ def test_function_version_depends_on_file_content(tmp_path, monkeypatch):
     for text in ("one", "two"):
         (tmp_path / "vendor_recipe.py").write_text(f"def apply():\n    return {text!r}\n")
         isolated._digest_of_file.cache_clear()  # simulates a new process
-        seen.add(function_version("vendor_recipe:apply"))
+        seen.add(make_function_version("vendor_recipe:apply"))
     assert len(seen) == 2 and {one.split()[0] for one in seen} == {"vendor_recipe:apply"}
-    own = function_version(function_name)
-    assert own.startswith("hil.controller.storage.isolation.isolated:function_name blake3:")
-    assert function_version("vendor_gone:apply") == "vendor_gone:apply"
+    own = make_function_version(get_function_name)
+    assert own.startswith("hil.controller.storage.isolation.isolated:get_function_name blake3:")
+    assert make_function_version("vendor_gone:apply") == "vendor_gone:apply"
 
 
 def test_isolated_rejects_unimportable_function(pool, tmp_path):

@@ -20,15 +20,15 @@ def test_log_follower_shows_new_lines(tmp_path: Path) -> None:
     log = tmp_path / "net" / "logs" / "compile.log"
     log.write_bytes(b"of an earlier call\n")
     shown: list[str] = []
-    with live.showing(shown.append):
+    with live.show_output(shown.append):
         follower = live.LogFollower(log)
         for piece in (b"one\ntw", b"o\n", b"half \xff"):
             with log.open("ab") as file:
                 file.write(piece)
-            follower.look()
+            follower.show_new_lines()
         assert shown == ["net: compile | one", "net: compile | two"]
-        follower.look(end=True)
-        follower.look(end=True)
+        follower.show_new_lines(end=True)
+        follower.show_new_lines(end=True)
     assert shown[2:] == ["net: compile | half \ufffd"] and not live.is_shown()
 
 
@@ -44,7 +44,7 @@ def test_isolated_call_output_appears_while_running(isolated: Isolated, tmp_path
         with pytest.raises(IsolatedFailure):
             isolated.call("subprocess:run", arguments, timeout=60.0, log=tmp_path / "tool.log")
 
-    with live.showing(seen.put):
+    with live.show_output(seen.put):
         thread = threading.Thread(target=call)
         thread.start()
         assert seen.get(timeout=30) == "tool | begun"
@@ -81,7 +81,7 @@ def test_worker_log_shows_all_lines_of_program() -> None:
     def written(program: str, text: str) -> None:
         stream.lines.put(SimpleNamespace(program_id=program, text=text))
 
-    with live.showing(shown.put):
+    with live.show_output(shown.put):
         log = WorkerLog("rpi5", client)
         written("p0", "of somebody else")
         written("p1", "early")
@@ -112,7 +112,7 @@ def test_worker_log_limits_memory_for_other_programs() -> None:
 def test_worker_log_hides_program_loaded_before() -> None:
     client: Any = SimpleNamespace(follow_logs=Stream, logs=lambda program: ["unseen"])
     shown: list[str] = []
-    with live.showing(shown.append):
+    with live.show_output(shown.append):
         log = WorkerLog("rpi5", client)
         log.finish("p1")
         log.close()

@@ -12,7 +12,7 @@ from hil.controller.cli.main import cli
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.records.outputs import Origin
-from hil.controller.storage.origin import coming_from, origin_of, origin_of_request, origin_text
+from hil.controller.storage.origin import find_origin, find_request_origin, format_origin, use_origin
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
@@ -45,18 +45,18 @@ def test_origin_includes_branch_commit_and_labels(tree: Path, monkeypatch: pytes
     monkeypatch.setenv("HIL_LABELS", "nightly, ,b")
     commit = git(tree, "rev-parse", "HEAD")
     wanted = Origin(labels=["b", "a", "nightly"], branch="spare/ä", commit=commit)
-    assert origin_of(["b", " a ", "", "b"]) == wanted
+    assert find_origin(["b", " a ", "", "b"]) == wanted
     assert RunStore(tree / "runs").create("x", {"labels": ["b", "a"]}).record.origin == wanted
-    assert origin_of_request({"settings": {"labels": ["b", "a"]}}) == wanted
-    assert origin_text(wanted) == f"b, a, nightly, spare/ä {commit[:9]}"
+    assert find_request_origin({"settings": {"labels": ["b", "a"]}}) == wanted
+    assert format_origin(wanted) == f"b, a, nightly, spare/ä {commit[:9]}"
 
 
 def test_origin_reads_ci_branch_for_detached_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tree, "checkout", "-q", "--detach")
-    assert origin_of().branch == ""
+    assert find_origin().branch == ""
     for name in ("CI_COMMIT_BRANCH", "GITHUB_REF_NAME", "GITHUB_HEAD_REF"):
         monkeypatch.setenv(name, name.lower())
-        assert origin_of().branch == name.lower()
+        assert find_origin().branch == name.lower()
 
 
 def test_origin_stays_empty_without_git_commit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,28 +65,28 @@ def test_origin_stays_empty_without_git_commit(tree: Path, monkeypatch: pytest.M
     empty.mkdir()
     git(empty, "init", "-q")
     monkeypatch.chdir(empty)
-    assert origin_of() == nothing
+    assert find_origin() == nothing
     monkeypatch.chdir(tree.parent)
-    assert origin_of() == nothing
+    assert find_origin() == nothing
     monkeypatch.chdir(tree)
     monkeypatch.setenv("PATH", str(empty))
-    assert origin_of() == nothing
-    assert origin_text(nothing) == origin_text(None) == ""
+    assert find_origin() == nothing
+    assert format_origin(nothing) == format_origin(None) == ""
 
 
 def test_origin_of_farm_job_describes_submitter(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_LABELS", "host")
     submitter = Origin(labels=["a"], branch="main", commit="")
-    with coming_from(submitter):
-        assert origin_of(["b"]) == submitter
+    with use_origin(submitter):
+        assert find_origin(["b"]) == submitter
 
 
 def test_all_records_include_origin(tree: Path) -> None:
-    wanted = origin_of(["a"])
+    wanted = find_origin(["a"])
     targets = [MatrixTarget("x", {}), MatrixTarget("y", {})]
     assert Matrix.create(tree / "m", "run", "t", {"labels": ["a"]}, targets, "").head.origin == wanted
     folder = Trace("Module", "tf", "t").save(tree / "t")
-    assert Trace.load(folder).origin == origin_of().to_json()
+    assert Trace.load(folder).origin == find_origin().to_json()
     # A trace that is saved again keeps its origin.
     git(tree, "checkout", "-q", "--orphan", "other")
     assert Trace.load(Trace.load(folder).save(tree / "u")).origin["branch"] == "spare/ä"

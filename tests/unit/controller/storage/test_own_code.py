@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.storage import own_code
-from hil.controller.storage.own_code import ONNX_REWRITING, code_digest
+from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest() -> str:
-    code_digest.cache_clear()
-    return code_digest("models/onnx_*.py")
+    digest_code.cache_clear()
+    return digest_code("models/onnx_*.py")
 
 
 def test_code_digest_changes_with_matching_files(package: Path):
@@ -34,9 +34,9 @@ def test_code_digest_changes_with_matching_files(package: Path):
 
 def test_code_digest_rejects_pattern_without_match(package: Path):
     with pytest.raises(ValueError, match=r"matches 'models/gone\.py'"):
-        code_digest("models/gone.py")
+        digest_code("models/gone.py")
 
 
 def test_rewriting_patterns_match_files():
-    code_digest.cache_clear()
-    assert code_digest(*ONNX_REWRITING).startswith("blake3:")
+    digest_code.cache_clear()
+    assert digest_code(*ONNX_REWRITING).startswith("blake3:")

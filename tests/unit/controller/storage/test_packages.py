@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 
-from hil.controller.backends.compilers import compilers
-from hil.controller.backends.references import references
+from hil.controller.backends.compilers import load_compilers
+from hil.controller.backends.references import load_references
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
-from hil.controller.devices.links.package_links import provider_of
-from hil.controller.models.executorch_backends import executorch_backends
-from hil.controller.models.flows import recipes
-from hil.controller.models.importers import import_model, importers
+from hil.controller.devices.links.package_links import find_provider
+from hil.controller.models.executorch_backends import load_executorch_backends
+from hil.controller.models.flows import load_recipes
+from hil.controller.models.importers import import_model, load_importers
 from hil.controller.storage.packages import pick
-from hil.controller.workloads.bundles.formats import formats
+from hil.controller.workloads.bundles.formats import load_formats
 from hil.core.boards import load_board
-from hil.core.guarded import called
+from hil.core.guarded import format_plugin
 from hil.errors import BoardUnreachable, UsageError
 
 GROUPS: dict[str, Callable[[], Mapping[str, Any]]] = {
-    "hil.references": references,
-    "hil.importers": importers,
-    "hil.compilers": compilers,
-    "hil.executorch_backends": executorch_backends,
-    "hil.recipes": recipes,
-    "hil.bundle_formats": formats,
+    "hil.references": load_references,
+    "hil.importers": load_importers,
+    "hil.compilers": load_compilers,
+    "hil.executorch_backends": load_executorch_backends,
+    "hil.recipes": load_recipes,
+    "hil.bundle_formats": load_formats,
 }
 
 
@@ -51,7 +51,7 @@ def test_broken_part_fails_only_when_picked(package, group: str, module: str, wh
 def test_broken_part_hides_built_in_part_of_same_name(package) -> None:
     package("X = 3", "[hil.references]\nonnxruntime = MODULE:X\n")
     with pytest.raises(UsageError, match=r"package vendor 1.0\) must be a hil\.plugins\.Reference, got 3"):
-        pick("reference", references(), "onnxruntime")
+        pick("reference", load_references(), "onnxruntime")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_board_provider_failure_names_package(package, module: str, why: str) ->
     with pytest.raises(
         (UsageError, BoardUnreachable), match=rf"'lab' of hil.board_providers \(package vendor 1.0\) {why}"
     ):
-        provider_of("lab:any")
+        find_provider("lab:any")
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,5 @@ def test_importer_failure_falls_back_to_other_importers(package, tmp_path: Path)
 
 def test_called_names_package_of_external_parts(package) -> None:
     package("", "[hil.recipes]\nround = MODULE:X\n")
-    assert called("recipe", "hil.recipes", "round") == "the recipe round of the package vendor 1.0"
-    assert called("recipe", "hil.recipes", "float16") == "the recipe float16"
+    assert format_plugin("recipe", "hil.recipes", "round") == "the recipe round of the package vendor 1.0"
+    assert format_plugin("recipe", "hil.recipes", "float16") == "the recipe float16"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage.paths import exists, is_file
+from hil.controller.storage.paths import is_file, path_exists
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ def test_path_checks_accept_any_text(text, tmp_path, monkeypatch):
     Path("folder").mkdir()
     Path("file").touch()
     Path("loop").symlink_to("loop")
-    assert exists(text) == (text in ("folder", "file", "."))
+    assert path_exists(text) == (text in ("folder", "file", "."))
     assert is_file(text) == (text == "file")

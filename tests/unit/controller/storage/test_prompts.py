@@ -21,6 +21,6 @@ def test_prompt_escapes_control_characters(tmp_path: Path, prompt: str, shown: b
     program = tmp_path / "asking.py"
     program.write_text(f"from hil.controller.storage.screen import prompts\nprint('said', prompts.ask({prompt!a}))\n")
     with terminal(program, cwd=tmp_path, env=os.environ) as asked:
-        asked.answer(shown, b"123")
+        asked.receive_answer(shown, b"123")
         assert asked.ended() == 0
     assert asked.shown.startswith(shown) and b"said 123" in asked.shown

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.run_records import run_case
 
-from hil.controller.storage.runs import RunStore, safe_name, store_tensors
+from hil.controller.storage.runs import RunStore, make_safe_name, store_tensors
 from hil.core.results import Outcome
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 from hil.errors import StorageError, UsageError
 
 
@@ -61,20 +61,20 @@ def test_store_rejects_damaged_record_and_lists_valid_runs(tmp_path, text):
     (bad.folder / "run.json").write_text(text)
     with pytest.raises(UsageError):
         store.open(bad.id)
-    assert [row.id for row in store.summaries()] == [good.id]
+    assert [row.id for row in store.list_summaries()] == [good.id]
 
 
 def test_store_index_follows_files(tmp_path):
     store = RunStore(tmp_path)
     first, second = finished(store, "first", 1.0), finished(store, "second", 2.0)
-    assert [row.models for row in store.summaries()] == ["first", "second"]
+    assert [row.models for row in store.list_summaries()] == ["first", "second"]
     second.record.outcome = Outcome.FAIL
     second.save()
-    assert store.summaries()[1].outcome == "FAIL"
+    assert store.list_summaries()[1].outcome == "FAIL"
     (first.folder / "run.json").unlink()
-    assert [row.id for row in store.summaries()] == [second.id]
+    assert [row.id for row in store.list_summaries()] == [second.id]
     (tmp_path / "index-2.sqlite").write_bytes(b"damaged")
-    assert [row.id for row in store.summaries()] == [second.id]
+    assert [row.id for row in store.list_summaries()] == [second.id]
 
 
 def test_gc_spares_newest_and_unfinished_runs(tmp_path):
@@ -83,7 +83,7 @@ def test_gc_spares_newest_and_unfinished_runs(tmp_path):
     runs[0].record.finished = False
     runs[0].save()
     assert store.gc(keep=1) == [runs[1].id, runs[2].id]
-    assert [row.id for row in store.summaries()] == [runs[0].id, runs[3].id]
+    assert [row.id for row in store.list_summaries()] == [runs[0].id, runs[3].id]
 
 
 def test_run_restores_saved_tensors(tmp_path):
@@ -104,12 +104,12 @@ def test_store_reports_unwritable_directory(tmp_path):
 
 
 def test_jsonable_replaces_nan():
-    text = json.dumps(jsonable({"a": math.nan, "b": [math.inf, np.float32(1.5)], "c": b"x"}), allow_nan=False)
+    text = json.dumps(convert_to_json({"a": math.nan, "b": [math.inf, np.float32(1.5)], "c": b"x"}), allow_nan=False)
     assert json.loads(text) == {"a": "nan", "b": ["inf", 1.5], "c": "b'x'"}
 
 
 @pytest.mark.parametrize("text", ["../x", "/etc/passwd", "a b", "", "..", "x" * 500, "\0"])
 def test_safe_name_stays_in_directory(tmp_path, text):
-    path = tmp_path / safe_name(text)
+    path = tmp_path / make_safe_name(text)
     assert path.parent == tmp_path
     path.write_text("")

@@ -49,12 +49,12 @@ def test_check_seal_rejects_malformed_seal(home, tmp_path):
 
 
 def test_store_creates_run_without_user_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr("hil.controller.storage.runs.user_folder", lambda: None)
+    monkeypatch.setattr("hil.controller.storage.runs.get_user_folder", lambda: None)
     run = RunStore(tmp_path / "runs").create("a", {"a": 1})
     assert refused(run.folder, {"a": 1})
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr("hil.controller.storage.runs.user_folder", lambda: blocked / "hil")
+    monkeypatch.setattr("hil.controller.storage.runs.get_user_folder", lambda: blocked / "hil")
     RunStore(tmp_path / "runs").create("b", {})
 
 
@@ -81,7 +81,7 @@ def test_store_ignores_foreign_index(made, tmp_path):
     run.save()
     with sqlite3.connect(tmp_path / "runs" / "index-2.sqlite") as database:
         database.executescript(made)
-    assert [row.id for row in store.summaries()] == [run.id]
+    assert [row.id for row in store.list_summaries()] == [run.id]
     assert store.gc() == [run.id]
     assert (tmp_path / "victim").is_dir()
 
@@ -93,7 +93,7 @@ def test_store_replaces_symlinked_index_without_writing_target(tmp_path):
     store.create("a", {})
     (tmp_path / "runs" / "index-2.sqlite").symlink_to(tmp_path / "precious.sqlite")
     before = (tmp_path / "precious.sqlite").read_bytes()
-    assert len(store.summaries()) == 1
+    assert len(store.list_summaries()) == 1
     assert (tmp_path / "precious.sqlite").read_bytes() == before
 
 
@@ -123,7 +123,7 @@ def test_store_skips_record_with_invalid_fields(change, tmp_path):
     store = RunStore(tmp_path / "runs")
     run = store.create("a", {})
     (run.folder / "run.json").write_text(json.dumps({**run.record.to_json(), **change}))
-    assert store.summaries() == []
+    assert store.list_summaries() == []
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.npy", "link.npy"])

@@ -8,7 +8,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from hil.controller.storage.screen.texts import aligned, first_line, import_hint, say, seconds, table, together
+from hil.controller.storage.screen.texts import (
+    align_rows,
+    format_seconds,
+    get_first_line,
+    import_hint,
+    keep_together,
+    make_table,
+    print_labelled,
+)
 from hil.controller.workloads.suites.cases.torch_cases import find_tests
 
 
@@ -16,7 +24,7 @@ from hil.controller.workloads.suites.cases.torch_cases import find_tests
     ("text", "line"), [("", "ValueError"), (" \n\n", "ValueError"), ("\n  why \n more", "why"), ("x" * 11, "x" * 10)]
 )
 def test_first_line_returns_first_nonempty_line(text: str, line: str) -> None:
-    assert first_line(ValueError(text), most=10) == line
+    assert get_first_line(ValueError(text), most=10) == line
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,7 @@ def test_first_line_returns_first_nonempty_line(text: str, line: str) -> None:
     [(None, "-"), (0.0, "0 s"), (5.25e-9, "5.25 ns"), (5.95e-5, "59.5 us"), (1.5, "1.5 s"), (125.0, "2 min 05 s")],
 )
 def test_seconds_formats_three_digits_with_unit(value: float | None, text: str) -> None:
-    assert seconds(value) == text
+    assert format_seconds(value) == text
 
 
 def test_import_hint_explains_torchvision_mismatch(tmp_path, monkeypatch) -> None:
@@ -43,7 +51,7 @@ def test_import_hint_explains_torchvision_mismatch(tmp_path, monkeypatch) -> Non
 
 def printed(width: int, *args: object, **settings: object) -> list[str]:
     out = StringIO()
-    Console(file=out, width=width).print(table(*args, **settings))
+    Console(file=out, width=width).print(make_table(*args, **settings))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -64,7 +72,7 @@ def test_table_omits_empty_header() -> None:
 
 def test_aligned_uses_display_width() -> None:
     rows = [["name", "shape", "n"], ["漢字", "2x3", "10"], ["[x]", "2", "9"]]
-    assert list(aligned(rows, left=2, gap=1)) == ["name shape  n", "漢字 2x3   10", "[x]  2      9"]
+    assert list(align_rows(rows, left=2, gap=1)) == ["name shape  n", "漢字 2x3   10", "[x]  2      9"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,10 @@ def test_aligned_uses_display_width() -> None:
         ("it does not fit in one line", ["  note         it does not fit in one", "               line"]),
         ("a" * 30, [f"  note         {'a' * 25}", f"               {'a' * 5}"]),
         ("the first line's end is 25 ms", ["  note         the first line's end is", "               25 ms"]),
-        (f"the first lines are {together('not it')}", ["  note         the first lines are", "               not it"]),
+        (
+            f"the first lines are {keep_together('not it')}",
+            ["  note         the first lines are", "               not it"],
+        ),
         ("[red]no markup[/] :smile:", ["  note         [red]no markup[/] :smile:"]),
         ("two\nlines", ["  note         two", "               lines"]),
         ("a\ttab", ["  note         a       tab"]),
@@ -90,5 +101,5 @@ def test_say_ignores_width_of_narrow_terminal() -> None:
 
 def said(width: int, text: str) -> list[str]:
     shown = StringIO()
-    say(Console(file=shown, width=width), "note", text)
+    print_labelled(Console(file=shown, width=width), "note", text)
     return shown.getvalue().splitlines()

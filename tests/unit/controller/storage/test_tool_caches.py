@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage.tool_caches import matplotlib_directory, tool_environment
+from hil.controller.storage.tool_caches import make_tool_environment, set_matplotlib_directory
 
 VARIABLES = ("KERAS_HOME", "MPLCONFIGDIR", "ZIG_GLOBAL_CACHE_DIR")
 
@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tool_environment_points_to_cache(home: Path) -> None:
-    found = tool_environment()
+    found = make_tool_environment()
     assert sorted(found) == sorted(VARIABLES)
     assert {Path(path).parent for path in found.values()} == {home / "cache"}
 
@@ -30,13 +30,13 @@ def test_tool_environment_points_to_cache(home: Path) -> None:
 def test_tool_environment_uses_absolute_paths(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     monkeypatch.setenv("HIL_CACHE_DIR", "cache")
-    assert tool_environment()["KERAS_HOME"] == str(home / "cache" / "keras")
+    assert make_tool_environment()["KERAS_HOME"] == str(home / "cache" / "keras")
 
 
 def test_tool_environment_omits_variables_set_by_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", "/mine")
-    assert "MPLCONFIGDIR" not in tool_environment()
-    with matplotlib_directory():
+    assert "MPLCONFIGDIR" not in make_tool_environment()
+    with set_matplotlib_directory():
         assert os.environ["MPLCONFIGDIR"] == "/mine"
     assert os.environ["MPLCONFIGDIR"] == "/mine"
 
@@ -44,11 +44,11 @@ def test_tool_environment_omits_variables_set_by_user(monkeypatch: pytest.Monkey
 def test_tool_environment_respects_keras_settings_of_user(home: Path) -> None:
     (home / ".keras").mkdir()
     (home / ".keras" / "keras.json").write_text("{}")
-    assert "KERAS_HOME" not in tool_environment()
+    assert "KERAS_HOME" not in make_tool_environment()
 
 
 def test_matplotlib_directory_applies_only_in_context(home: Path) -> None:
-    with matplotlib_directory():
+    with set_matplotlib_directory():
         assert os.environ["MPLCONFIGDIR"] == str(home / "cache" / "matplotlib")
     assert "MPLCONFIGDIR" not in os.environ
 

@@ -18,7 +18,7 @@ from support.fake_farm_client import FakeFarm, busy_farm
 from support.web import ADDRESS, asking, write_run
 
 from hil.controller.web.access import peers, security, visitors
-from hil.controller.web.access.peers import Peer, find_peer, peer_of, user_of_peer
+from hil.controller.web.access.peers import Peer, find_peer, find_peer_of, find_peer_user
 
 TOKEN = "the server's token"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -116,11 +116,11 @@ def test_cookie_works_only_on_issuing_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", [TOKEN, "a"])
 def test_cookie_works_only_for_logged_in_user(shown: TestClient, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    monkeypatch.setattr(security, "peer_of", lambda scope: Peer("1000", "1000"))
+    monkeypatch.setattr(security, "find_peer_of", lambda scope: Peer("1000", "1000"))
     kept = login(shown, token)
     assert shown.get("/boards", headers=kept).status_code == 200
     # Browsers send the cookie to a server of another user on another port of this host too.
-    monkeypatch.setattr(security, "peer_of", lambda scope: Peer("65534", "65534"))
+    monkeypatch.setattr(security, "find_peer_of", lambda scope: Peer("65534", "65534"))
     assert shown.get("/boards", headers=kept).status_code == 401
     drain = {"origin": ADDRESS, **kept}
     assert shown.post("/board/drain", data={"name": "pi"}, headers=drain).status_code == 401
@@ -160,8 +160,8 @@ def test_user_of_peer_returns_owner_of_connection(host: str) -> None:
         pytest.skip(f"no {host} here")
     with listener, socket.create_connection(listener.getsockname()[:2]) as client:
         here, there = client.getsockname()[:2], listener.getsockname()[:2]
-        assert user_of_peer(here, there) == str(os.getuid())
-        assert not user_of_peer(there, (here[0], 1))
+        assert find_peer_user(here, there) == str(os.getuid())
+        assert not find_peer_user(there, (here[0], 1))
 
 
 @LINUX
@@ -194,7 +194,7 @@ def test_find_peer_trusts_no_closed_connection(end: str) -> None:
             if end != "shutdown":
                 client.close()
             found = [find_peer(connection, address, listener.getsockname()) for _ in range(2)]
-            assert end == "reset" or user_of_peer(address, listener.getsockname()) is None
+            assert end == "reset" or find_peer_user(address, listener.getsockname()) is None
     assert found[0].user != found[1].user
     assert all(one.user.startswith("unknown") and one.name == "unknown" for one in found)
 
@@ -207,12 +207,12 @@ def test_find_peer_rejects_port_of_earlier_connection() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         with connection, socket.create_connection(listener.getsockname(), source_address=address):
-            assert user_of_peer(address, listener.getsockname()) == str(os.getuid())
+            assert find_peer_user(address, listener.getsockname()) == str(os.getuid())
             assert find_peer(connection, address, listener.getsockname()).user.startswith("unknown")
 
 
 def test_find_peer_asks_no_kernel_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "user_of_peer", None)
+    monkeypatch.setattr(peers, "find_peer_user", None)
     with socket.socket() as connection:
         assert find_peer(connection, ("192.0.2.7", 5), ("192.0.2.1", 80)) == Peer("", "192.0.2.7")
 
@@ -228,17 +228,17 @@ def test_find_peer_asks_no_kernel_for_other_machines(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_peer_of_names_client_by_address(client: Any, name: str) -> None:
-    assert peer_of({"client": client}) == Peer("", name)
-    assert peer_of({"client": client, peers.PEER: Peer("1", "1")}) == Peer("1", "1")
+    assert find_peer_of({"client": client}) == Peer("", name)
+    assert find_peer_of({"client": client, peers.PEER: Peer("1", "1")}) == Peer("1", "1")
 
 
 @pytest.mark.parametrize("client", [None, ("testclient", 50000), ("", 1)])
 def test_user_of_peer_returns_none_without_address(client: Any) -> None:
-    assert user_of_peer(client, ("127.0.0.1", 8790)) is None
-    assert user_of_peer(("127.0.0.1", 1), None) is None
+    assert find_peer_user(client, ("127.0.0.1", 8790)) is None
+    assert find_peer_user(("127.0.0.1", 1), None) is None
 
 
 def test_user_of_peer_returns_empty_for_unlisted_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert user_of_peer(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""
+    assert find_peer_user(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""
     monkeypatch.setattr(peers, "_TABLES", {4: Path("/nowhere"), 6: Path("/nowhere")})
-    assert user_of_peer(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""
+    assert find_peer_user(("127.0.0.1", 1), ("127.0.0.1", 8790)) == ""

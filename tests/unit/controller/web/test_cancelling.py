@@ -10,7 +10,7 @@ import pytest
 
 from hil.controller.web.files.cached import Results
 from hil.controller.web.index.index import IndexReader, IndexWriter
-from hil.core.cancellation import WorkCancelled, cancelled_by
+from hil.core.cancellation import WorkCancelled, cancel_on
 
 
 def test_database_query_stops_when_cancelled(tmp_path: Path) -> None:
@@ -19,9 +19,9 @@ def test_database_query_stops_when_cancelled(tmp_path: Path) -> None:
     threading.Timer(0.2, flag.set).start()
     with (
         IndexWriter(tmp_path / "index.sqlite"),
-        cancelled_by(flag),
+        cancel_on(flag),
         pytest.raises(sqlite3.OperationalError, match="interrupted"),
-        IndexReader(tmp_path / "index.sqlite").reading() as database,
+        IndexReader(tmp_path / "index.sqlite").open_snapshot() as database,
     ):
         database.execute(endless).fetchall()
 
@@ -40,7 +40,7 @@ def test_results_wait_stops_when_cancelled() -> None:
     thread = threading.Thread(target=results.get, args=["key", make])
     thread.start()
     begun.wait(60)
-    with cancelled_by(cancelled):
+    with cancel_on(cancelled):
         for key in ("key", "another"):  # the first is being made, the second waits for its turn
             with pytest.raises(WorkCancelled):
                 results.get(key, lambda: ("x", 1))

@@ -17,9 +17,9 @@ from hil.controller.web.compare import side_cases
 from hil.controller.web.compare.comparing import MOVES, NOTHING, SAME, compare_sides
 from hil.controller.web.index.index import IndexReader, IndexWriter
 from hil.controller.web.index.indexer import Indexer
-from hil.controller.web.session.sides import ComparedSide, baseline_of, choose_side, session_of
-from hil.controller.workloads.suites.reports.changes import Numbers, changes
-from hil.controller.workloads.suites.reports.diff import diff_runs
+from hil.controller.web.session.sides import ComparedSide, choose_side, find_baseline, get_session
+from hil.controller.workloads.suites.reports.changes import Numbers, iter_changes
+from hil.controller.workloads.suites.reports.diff import compare_runs
 from hil.errors import UsageError
 
 
@@ -29,8 +29,8 @@ def compared(tmp_path):
 
     def compare(a, b, only_a=None, only_b=None):
         with IndexWriter(tmp_path / "index.sqlite") as writer:
-            Indexer(writer, [tmp_path / "runs"]).look()
-        with IndexReader(tmp_path / "index.sqlite").reading() as database:
+            Indexer(writer, [tmp_path / "runs"]).scan()
+        with IndexReader(tmp_path / "index.sqlite").open_snapshot() as database:
             sides = [choose_side(database, ids, only or {}) for ids, only in ((a, only_a), (b, only_b))]
             return compare_sides(database, *sides)
 
@@ -59,7 +59,7 @@ def test_comparison_matches_suite_diff(tmp_path, compared):
     ]
     a = suite_run(tmp_path / "runs" / "a", records[:-3], missing=(records[-1].id,))
     b = suite_run(tmp_path / "runs" / "b", other, missing=(records[0].id,))
-    told, found = diff_runs(a, b), compared(["a"], ["b"])
+    told, found = compare_runs(a, b), compared(["a"], ["b"])
     for kind in MOVES[:-1]:
         expected = {(one.id, one.before, one.after) for one in getattr(told, kind)}
         assert {(one.name, one.before.word, one.after.word) for one in found.pairs if one.move == kind} == expected
@@ -85,7 +85,7 @@ def test_comparison_matches_outputs_by_name(tmp_path, compared):
     assert told == [(138.0, 98.5, "prob", True), (1.19e-7, 8.58e-6, "prob", True)]
     only = found["one", "sqnr_db"]
     assert (only.before, only.after, only.output, only.decided) == (133.0, 132.8, "features", False)
-    assert {(one.id, one.what, one.output) for one in diff_runs(a, b).changed} == {
+    assert {(one.id, one.what, one.output) for one in compare_runs(a, b).changed} == {
         ("m", "sqnr_db", "prob"),
         ("m", "max_abs", "prob"),
     }
@@ -115,7 +115,7 @@ def test_comparison_of_multiple_outputs_matches_suite_diff(tmp_path, compared, s
 
     a = [case(f"m{number}", outputs=outputs()) for number in range(60)]
     b = [case(f"m{number}", outputs=outputs()) for number in range(60)]
-    told = diff_runs(suite_run(tmp_path / "runs" / "a0", a), suite_run(tmp_path / "runs" / "b0", b))
+    told = compare_runs(suite_run(tmp_path / "runs" / "a0", a), suite_run(tmp_path / "runs" / "b0", b))
     for number in range(1, sessions):
         suite_run(tmp_path / "runs" / f"a{number}", a)
         suite_run(tmp_path / "runs" / f"b{number}", b)
@@ -196,7 +196,7 @@ def test_sets_are_compared_case_by_case(tmp_path, compared):
             values = [[getattr(one, what) for one in side] for side in (was, now)]
             medians = [Numbers(**{what: statistics.median(one)}) for one in values]
             apart = max(values[0]) < min(values[1]) or max(values[1]) < min(values[0])
-            assert movers[what, pair.name].decided == (apart and any(changes(*medians)))
+            assert movers[what, pair.name].decided == (apart and any(iter_changes(*medians)))
 
 
 def _well_timed(records):
@@ -211,7 +211,7 @@ def _verdict_on_times(was, now):
     if found := compare_samples(*times, min_effect=DEFAULT_EFFECT):
         return SAME if found.verdict == "no difference" else found.verdict
     numbers = (Numbers(statistics.median(one), 1.2e5, 5) for one in times)
-    told = next(iter(changes(*numbers)), None)
+    told = next(iter(iter_changes(*numbers)), None)
     return SAME if told is None else "slower" if told.worse else "faster"
 
 
@@ -227,7 +227,7 @@ def test_comparison_reloads_changed_session(tmp_path, compared):
 def test_comparison_rejects_side_above_sample_limit(tmp_path, compared, monkeypatch):
     times(tmp_path, "a", [1e5] * 3)
     times(tmp_path, "b", [1e5] * 2)
-    monkeypatch.setattr(side_cases, "MOST_SAMPLES", 4)
+    monkeypatch.setattr(side_cases, "MAX_SAMPLES", 4)
     assert compared(["a"], ["b"]).total == 3
     with pytest.raises(UsageError, match="more than 4 case results"):
         compared(["a", "b"], ["b"])
@@ -254,9 +254,9 @@ def test_baseline_selects_previous_session_of_same_kind(tmp_path):
     for number, (name, flow) in enumerate([("a", "iree"), ("b", "tflite"), ("c", "iree"), ("d", "iree")]):
         suite_run(tmp_path / "runs" / name, [case("c")], flow=flow, started=1e9 + number)
     with IndexWriter(tmp_path / "index.sqlite") as writer:
-        Indexer(writer, [tmp_path / "runs"]).look()
-    with IndexReader(tmp_path / "index.sqlite").reading() as database:
-        told = {name: baseline_of(database, session_of(database, name)) for name in "abcd"}
+        Indexer(writer, [tmp_path / "runs"]).scan()
+    with IndexReader(tmp_path / "index.sqlite").open_snapshot() as database:
+        told = {name: find_baseline(database, get_session(database, name)) for name in "abcd"}
     assert {name: one and one.id for name, one in told.items()} == {"a": None, "b": None, "c": "a", "d": "c"}
 
 

@@ -83,9 +83,9 @@ def test_csv_streams_long_table_and_reports_row_limit(root: Path, monkeypatch: p
         monkeypatch.setattr(csv_answer, "AT_A_TIME", 2)
         assert client.get("/session.csv?id=a").text == whole
         # Omitted rows are reported, even a single one.
-        monkeypatch.setattr(csv_answer, "MOST_ROWS", len(FORMULAS))
+        monkeypatch.setattr(csv_answer, "MAX_ROWS", len(FORMULAS))
         cut = client.get("/session.csv?id=a").text
-        monkeypatch.setattr(csv_answer, "MOST_ROWS", len(FORMULAS) - 2)
+        monkeypatch.setattr(csv_answer, "MAX_ROWS", len(FORMULAS) - 2)
         sides = [client.get(f"/compare.csv?a=a&b=b{one}").text for one in ("", "&show=broke")]
     assert whole.startswith(cut.rpartition(f"truncated after {len(FORMULAS)} rows")[0])
     for text, most in ((cut, len(FORMULAS)), *((one, len(FORMULAS) - 2) for one in sides)):

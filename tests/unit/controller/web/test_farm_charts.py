@@ -7,8 +7,8 @@ import json
 import pytest
 from support.fake_farm_client import FakeFarm, at, job, parsed
 
-from hil.controller.farm.timeline import stays
-from hil.controller.web.pages.farm.charts import PARTS, stays_chart, wait_chart
+from hil.controller.farm.timeline import find_lease_periods
+from hil.controller.web.pages.farm.charts import PARTS, make_use_chart, wait_chart
 
 HOUR = 3600.0
 
@@ -17,7 +17,7 @@ def test_stays_chart_shows_board_use_in_percent() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(HOUR / 2))
     farm.happen("lease.ended", board="pi", job="1", lease=1, at=at(HOUR / 2 + 50))
-    chart = stays_chart(stays(parsed("events", farm.events)), False, ["pi", "nano"], 1, now=HOUR)
+    chart = make_use_chart(find_lease_periods(parsed("events", farm.events)), False, ["pi", "nano"], 1, now=HOUR)
     assert chart.times == pytest.approx([part * 150.0 for part in range(PARTS)])
     assert [(number, use) for number, use in enumerate(chart.lines["pi"]) if use] == [(12, 33.3)]
     assert set(chart.lines["nano"]) == {0.0}
@@ -28,7 +28,10 @@ def test_stays_chart_shows_board_use_in_percent() -> None:
 def test_stays_chart_marks_start_of_known_events() -> None:
     farm = FakeFarm()
     farm.happen("job.granted", board="pi", job="1", lease=1, at=at(1800))
-    assert stays_chart(stays(parsed("events", farm.events)), True, ["pi"], 1, now=HOUR).known_since == 1800.0
+    assert (
+        make_use_chart(find_lease_periods(parsed("events", farm.events)), True, ["pi"], 1, now=HOUR).known_since
+        == 1800.0
+    )
 
 
 def test_wait_chart_shows_waits_of_jobs() -> None:

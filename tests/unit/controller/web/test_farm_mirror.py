@@ -32,7 +32,7 @@ def test_mirror_downloads_ended_jobs_without_duplicates(tmp_path: Path) -> None:
     farm.end("2.2", {"run.json": b"{}"}, Kind.BUNDLE)
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == [
             "1/digits/outputs/0-y.npy",
             "1/run.json",
@@ -43,8 +43,8 @@ def test_mirror_downloads_ended_jobs_without_duplicates(tmp_path: Path) -> None:
         assert (mirror.runs / "1/run.json").read_bytes() == RUN
         assert sorted(farm.fetched) == sorted(farm.files) and len(farm.fetched) == 3
         asked = len(farm.asked)
-        mirror.look()
-        FarmMirror(link, tmp_path).look()
+        mirror.fetch_new()
+        FarmMirror(link, tmp_path).fetch_new()
         assert len(farm.fetched) == 3 and [what for _, what in farm.asked[asked:] if what == "result"] == []
 
 
@@ -54,7 +54,7 @@ def test_mirror_skips_incomplete_and_empty_submissions(tmp_path: Path) -> None:
     farm.jobs += [job("1.2", "running"), job("2", "cancelled"), job("3", "done", kind="lease"), job("4")]
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == [] and farm.fetched == []
 
 
@@ -66,10 +66,10 @@ def test_mirror_skips_unavailable_and_unsafe_files(tmp_path: Path) -> None:
     farm.results["3"]["files"]["gone"] = "nonsense"
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path / "farm")
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["1/run.json"] and not (tmp_path / "evil").exists()
         count = len(farm.asked)
-        mirror.look()
+        mirror.fetch_new()
         assert [what for _, what in farm.asked[count:] if what != "events"] == ["jobs"]
 
 
@@ -81,12 +81,12 @@ def test_mirror_ignores_directory_names_from_farm(tmp_path: Path) -> None:
     farm.results["2.2"]["name"] = "../../../evil"
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path / "farm")
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["1/run.json"] and not list(tmp_path.rglob("evil"))
         farm.jobs[0]["submission"] = "../../other"
         (tmp_path / "other").mkdir()
         with pytest.raises(FarmError, match="submission"):
-            mirror.look()
+            mirror.fetch_new()
         assert (tmp_path / "other").exists()
 
 
@@ -107,10 +107,10 @@ def test_mirror_retries_after_farm_outage(tmp_path: Path) -> None:
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
         with pytest.raises(FarmUnreachable):
-            mirror.look()
+            mirror.fetch_new()
         assert names(mirror.runs) == []
         farm.keep(data)
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["1/more", "1/run.json"]
         assert len(farm.fetched) == 2
 
@@ -121,7 +121,7 @@ def test_mirror_replaces_job_of_other_farm(tmp_path: Path) -> None:
         farm.end("1", {"run.json": text})
         farm.jobs[0]["queued_at"] = queued
         with farm.link() as link:
-            FarmMirror(link, tmp_path).look()
+            FarmMirror(link, tmp_path).fetch_new()
         assert (tmp_path / "runs/1/run.json").read_bytes() == text
 
 
@@ -140,7 +140,7 @@ def test_mirror_fetches_suite(tmp_path: Path) -> None:
     end_suite(farm, "1", started=1.0)
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
-        mirror.look()
+        mirror.fetch_new()
         assert "1/junit.xml" in names(mirror.runs)
 
 
@@ -183,7 +183,7 @@ def test_mirror_rejects_deep_paths(tmp_path: Path) -> None:
     farm.end("2", {"a/" * 20 + "x": b"x"})
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["2/" + "a/" * 20 + "x"]
 
 
@@ -201,7 +201,7 @@ def test_mirror_counts_directories_before_creation(tmp_path: Path) -> None:
         mirror = FarmMirror(link, tmp_path, most_bytes=2_000_000)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Path, "mkdir", count)
-            mirror.look()
+            mirror.fetch_new()
         assert names(mirror.runs) == [] and len(made) < 100
 
 
@@ -212,17 +212,17 @@ def test_mirror_keeps_free_space_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("hil.controller.web.farm.mirror_room.has_room", lambda folder, more: more <= room[0])
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path)
-        mirror.look()
+        mirror.fetch_new()
         farm.end("2", {"run.json": b"=" * 10_000})
         room[0] = 20_000  # less than the file's charge
-        mirror.look()
+        mirror.fetch_new()
         farm.end("3", {"run.json": RUN})
         room[0] = -1
         with pytest.raises(DiskFull):
-            mirror.look()
+            mirror.fetch_new()
         assert names(mirror.runs) == ["1/run.json"]
         room[0] = 1 << 20
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["1/run.json", "3/run.json"]
 
 
@@ -238,13 +238,13 @@ def test_mirror_deletes_oldest_submissions_at_limit(tmp_path: Path) -> None:
         mirror = FarmMirror(link, tmp_path, most_bytes=200_000)
         for name in map(str, range(1, 9)):
             farm.end(name, {"run.json": name.encode() * 30_000, "both": b"=" * 100})
-            mirror.look()
+            mirror.fetch_new()
             assert room_used(tmp_path) <= 200_000
         kept = [path.name for path in mirror.runs.iterdir()]
         assert "8" in kept and "1" not in kept
         assert len(list((tmp_path / "blobs").iterdir())) == len(kept) + 1
         fetched = len(farm.fetched)
-        mirror.look()
+        mirror.fetch_new()
         assert len(farm.fetched) == fetched
 
 
@@ -254,12 +254,12 @@ def test_mirror_downloads_newest_submissions_within_limit(tmp_path: Path) -> Non
         farm.end(name, {"run.json": name.encode() * 30_000})
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path, most_bytes=400_000)
-        mirror.look()
+        mirror.fetch_new()
         kept = {path.name for path in mirror.runs.iterdir()}
         assert {"8", "7", "6"} <= kept and "1" not in kept
         assert room_used(tmp_path) <= 400_000
         fetched = len(farm.fetched)
-        mirror.look()
+        mirror.fetch_new()
         assert len(farm.fetched) == fetched
 
 
@@ -274,7 +274,7 @@ def test_mirror_rejects_submission_above_limit(tmp_path: Path, monkeypatch: pyte
     farm.end("1", {"run.json": RUN})
     with farm.link() as link:
         mirror = FarmMirror(link, tmp_path, most_bytes=400_000)
-        mirror.look()
+        mirror.fetch_new()
         files = {
             "one large file": {"run.json": b"=" * 10_000_000},
             "many small files": {f"{number}": str(number).encode() for number in range(300)},
@@ -283,9 +283,9 @@ def test_mirror_rejects_submission_above_limit(tmp_path: Path, monkeypatch: pyte
         farm.end("2", files)
         written: list[int] = []
         monkeypatch.setattr("shutil.copyfile", lambda have, to: written.append(to.write_bytes(have.read_bytes())))
-        mirror.look()
+        mirror.fetch_new()
         assert names(mirror.runs) == ["1/run.json"]
         assert room_used(tmp_path) < 10_000 and sum(written) <= 200_000
         count = len(farm.asked)
-        mirror.look()
+        mirror.fetch_new()
         assert [what for _, what in farm.asked[count:] if what == "result"] == []

@@ -176,7 +176,7 @@ def test_job_log_ends_despite_repeated_pieces(
 def test_job_log_text_ends_despite_endless_output(
     client: TestClient, farm: FakeFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farm_events, "_LOG_S", 0.3)
+    monkeypatch.setattr(farm_events, "_LOG_SECONDS", 0.3)
     monkeypatch.setattr(farm, "printed_after", lambda number: [piece(number + 1, "line\n")])
     text = client.get("/job/log.txt?name=3").text
     assert text.startswith("line\nline\n") and text.endswith("[truncated: hil farm logs 3 prints the full log]\n")

@@ -88,19 +88,19 @@ def test_farm_past_matches_farm(small: None, seed: int) -> None:
         board = farm.rng.choice(("a", "b", "c"))
         found, told = past.events(farm.ask, board), farm.ask("events", limit=300, board=board)
         assert found == told or (len(every) < 300 and found == [one for one in told if one.id >= every[0].id])
-        assert times(past.jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
+        assert times(past.list_jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
 
 
 def test_farm_past_queries_only_recent_rows(small: None) -> None:
     farm, past = Farm(), FarmPast()
     farm.go_on(2000)
     past.prepare(farm.ask)
-    past.jobs(farm.ask)
+    past.list_jobs(farm.ask)
     farm.go_on(10)
     farm.asked.clear()
     past.events(farm.ask)
     assert farm.asked == [("events", 40)]
-    past.jobs(farm.ask)
+    past.list_jobs(farm.ask)
     assert max(many for _, many in farm.asked) == 40 and len(farm.asked) < 8
 
 
@@ -109,7 +109,7 @@ def test_farm_past_reloads_recreated_farm(small: None) -> None:
     for farm in (Farm(1), Farm(2)):
         farm.go_on(500)
         assert past.events(farm.ask) == farm.ask("events", limit=300)
-        assert times(past.jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
+        assert times(past.list_jobs(farm.ask)) == times(farm.ask("jobs", limit=80))
         farm.now = 9000.0
 
 
@@ -117,7 +117,7 @@ def test_farm_past_drops_deleted_job(small: None) -> None:
     farm, past = Farm(), FarmPast()
     farm.jobs = {str(number): job(str(number), queued_at=at(number)) for number in range(60)}
     farm.happen("job.queued", "3")
-    assert len(past.jobs(farm.ask)) == 60
+    assert len(past.list_jobs(farm.ask)) == 60
     farm.happen("job.granted", "3")
     del farm.jobs["3"]
-    assert "3" not in {one.name for one in past.jobs(farm.ask)}
+    assert "3" not in {one.name for one in past.list_jobs(farm.ask)}

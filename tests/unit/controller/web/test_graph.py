@@ -75,8 +75,8 @@ def test_graph_colors_bisect_nodes_by_error(tmp_path):
         drawn = pane(client, "id=bisected")
     scale = ColourScale.of("max_abs", [NodeValue(max_abs=1e-6), NodeValue(max_abs=1e-2)])
     colours = by_name(drawn, "colours")
-    assert colours["stem"] == scale.colour(NodeValue(max_abs=1e-6))
-    assert colours["block/add"] == scale.colour(NodeValue(max_abs=1e-2))
+    assert colours["stem"] == scale.choose_colour(NodeValue(max_abs=1e-6))
+    assert colours["block/add"] == scale.choose_colour(NodeValue(max_abs=1e-2))
     assert colours["pool"] == ""
     assert by_name(drawn, "texts")["block/add"] == "0.01"
     assert [drawn["names"][place] for place in drawn["failing"]] == ["block/add"]
@@ -158,8 +158,8 @@ def test_graph_shows_profile_times_and_operations(tmp_path):
         chosen = client.get("/graph?id=run&of2=dispatches&node=stem_norm").text
         only = client.get("/graph/node-data?id=run&by=time_ns").json()
     scale = ColourScale.of("time_ns", [NodeValue(time_ns=50.0)])
-    assert by_name(drawn, "colours")["stem_norm"] == scale.colour(NodeValue(time_ns=50.0))
-    assert by_name(drawn, "colours")["block/conv1"] == scale.colour(NodeValue(time_ns=10.0))
+    assert by_name(drawn, "colours")["stem_norm"] == scale.choose_colour(NodeValue(time_ns=50.0))
+    assert by_name(drawn, "colours")["block/conv1"] == scale.choose_colour(NodeValue(time_ns=10.0))
     assert beside["names"] == ["dispatch_0", "dispatch_1"]
     assert beside["edges"] == [[0, 1]]
     assert beside["match"][0] == ["dispatch_0", "stem", "stem_norm"]
@@ -179,8 +179,8 @@ def test_graph_panes_share_color_scale(tmp_path):
         left, right = (pane(client, "id=bisected&id2=0:other", number) for number in (0, 1))
         table = client.get("/graph?id=bisected&id2=0:other&order=place").text
     scale = ColourScale.of("max_abs", [NodeValue(max_abs=value) for value in (1e-6, 1e-2, 1.0)])
-    assert by_name(left, "colours")["block/add"] == scale.colour(NodeValue(max_abs=1e-2))
-    assert by_name(right, "colours")["stem"] == scale.colour(NodeValue(max_abs=1.0))
+    assert by_name(left, "colours")["block/add"] == scale.choose_colour(NodeValue(max_abs=1e-2))
+    assert by_name(right, "colours")["stem"] == scale.choose_colour(NodeValue(max_abs=1.0))
     assert "max abs error in comparison" in table
 
 
@@ -357,9 +357,11 @@ def test_graph_draws_cached_conversion_of_other_format(tmp_path, monkeypatch):
     bisect(tmp_path, *LAYERS, model="net.pt2")
     monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
     # This test has no real torch program, so it uses ONNX.
-    as_onnx, made = models.as_onnx, []
+    as_onnx, made = models.convert_to_onnx, []
     monkeypatch.setattr(models, "import_model", functools.partial(models.import_model, format="onnx"))
-    monkeypatch.setattr(models, "as_onnx", lambda model, **how: made.append(model.path) or as_onnx(model, **how))
+    monkeypatch.setattr(
+        models, "convert_to_onnx", lambda model, **how: made.append(model.path) or as_onnx(model, **how)
+    )
     with asking(tmp_path) as client:
         assert "net.pt2 is not an ONNX file" in client.get("/graph?id=bisected").text
         assert pane(client, "id=bisected")["names"] == ["stem", "stem_relu", "block/add"]

@@ -6,13 +6,13 @@ import pytest
 from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.steps import find_steps
-from hil.controller.web.history.charts import case_chart
-from hil.controller.web.history.regressions import RegressionFilter, list_regressions, since_of
-from hil.controller.web.history.remarks import NAME, annotate, correct, read_annotations
+from hil.controller.web.history.charts import make_case_chart
+from hil.controller.web.history.regressions import RegressionFilter, list_regressions, parse_since
+from hil.controller.web.history.remarks import NAME, annotate, correct_remark, read_annotations
 from hil.controller.web.history.suite_history import read_suite
 from hil.controller.web.index.index import IndexReader, IndexWriter
 from hil.controller.web.index.indexer import Indexer
-from hil.controller.web.index.series import MEASURES, HistoryFilter, identities, judge, read_series
+from hil.controller.web.index.series import MEASURES, HistoryFilter, judge, list_identities, read_series
 from hil.errors import UsageError
 
 DAY = 86400.0
@@ -42,21 +42,21 @@ def database(tmp_path):
     nightly(runs, 3, name="other", board="rpi5")
     with IndexWriter(tmp_path / "index.sqlite") as writer:
         indexer = Indexer(writer, [runs])
-        indexer.look()
-        indexer.look()
-    with IndexReader(tmp_path / "index.sqlite").reading() as found:
+        indexer.scan()
+        indexer.scan()
+    with IndexReader(tmp_path / "index.sqlite").open_snapshot() as found:
         yield found
 
 
 def test_history_separates_boards(database):
-    found = identities(database, HistoryFilter(case="slow"))
+    found = list_identities(database, HistoryFilter(case="slow"))
     assert [(one["board"], count) for one, count in found] == [("sim", 22), ("rpi5", 3)]
     series = read_series(database, "slow", found[1][0], MEASURES["device"])
     assert [one.id for one in series.points] == ["other-00", "other-01", "other-02"]
 
 
 def test_history_locates_step_of_measure(database, tmp_path):
-    identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
+    identity = list_identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
     series = read_series(database, "slow", identity, MEASURES["device"])
     (step,) = series.steps
     assert (step.index, step.worse, series.flips) == (SLOW, True, [])
@@ -70,21 +70,21 @@ def test_history_locates_step_of_measure(database, tmp_path):
 
 
 def test_history_chart_spaces_whole_commits_evenly(database):
-    identity = identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
+    identity = list_identities(database, HistoryFilter(case="slow", board="sim"))[0][0]
     series = read_series(database, "slow", identity, MEASURES["device"])
     # The commits share their first characters.
-    chart = case_chart(series, MEASURES["device"], HistoryFilter(case="slow", x="commit"), {3: ["remark"]})
+    chart = make_case_chart(series, MEASURES["device"], HistoryFilter(case="slow", x="commit"), {3: ["remark"]})
     assert chart["x"] == [float(one) for one in range(22)] and len(chart["labels"]) == 22
     assert (chart["remarks"], chart["steps"]) == ([3], [{"at": SLOW, "worse": True}])
     assert chart["values"] == [one.value for one in series.points]
     backwards = [*series.points[11:], *series.points[:11]]
-    chart = case_chart(judge({}, backwards, 22, MEASURES["device"]), MEASURES["device"], HistoryFilter(), {})
+    chart = make_case_chart(judge({}, backwards, 22, MEASURES["device"]), MEASURES["device"], HistoryFilter(), {})
     assert chart["x"] == sorted(one.created for one in backwards)
     assert chart["values"] == [one.value for one in series.points]
 
 
 def test_history_marks_single_flip_of_failing_case(database):
-    identity = identities(database, HistoryFilter(case="broken", board="sim"))[0][0]
+    identity = list_identities(database, HistoryFilter(case="broken", board="sim"))[0][0]
     series = read_series(database, "broken", identity, MEASURES["device"])
     assert (series.flips, series.steps) == ([BROKEN], [])
 
@@ -98,9 +98,9 @@ def test_regressions_list_broken_and_slower_cases(database):
     ]
     assert list_regressions(database, RegressionFilter(since="2020-01-01", what="broke")).total == 1
     assert list_regressions(database, RegressionFilter()).total == 0
-    assert since_of("1970-01-02") == DAY
+    assert parse_since("1970-01-02") == DAY
     with pytest.raises(UsageError, match="invalid date"):
-        since_of("yesterday")
+        parse_since("yesterday")
 
 
 def test_regressions_exclude_outlier_session(tmp_path):
@@ -122,16 +122,16 @@ def test_regressions_mark_fixed_and_drop_deleted_cases(tmp_path):
         write_suite(runs, f"s{number}", [{"outcome": outcome}], started=1.7e9 + number)
     with IndexWriter(tmp_path / "index.sqlite") as writer:
         indexer = Indexer(writer, [runs])
-        indexer.look()
+        indexer.scan()
         reader = IndexReader(tmp_path / "index.sqlite")
-        with reader.reading() as database:
+        with reader.open_snapshot() as database:
             (one,) = list_regressions(database, RegressionFilter(since="2020-01-01")).found
             assert (one.over, one.compare) == (True, "a=s0&b=s1")
         (runs / "s1" / "suite.json").unlink()
         (runs / "s1" / "results.jsonl").unlink()
-        indexer.look()
-        indexer.look()
-        with reader.reading() as database:
+        indexer.scan()
+        indexer.scan()
+        with reader.open_snapshot() as database:
             assert not list_regressions(database, RegressionFilter(since="2020-01-01")).found
 
 
@@ -233,7 +233,7 @@ def test_annotation_correction_preserves_identity(tmp_path):
     annotate(tmp_path, "s", "case", "a")
     (one,) = read_annotations([tmp_path])
     for told in ("b", "c"):
-        correct(tmp_path, one.id, told)
+        correct_remark(tmp_path, one.id, told)
     (now,) = read_annotations([tmp_path])
     assert (now.id, now.session, now.case, now.text, now.created) == (one.id, "s", "case", "c", one.created)
     assert now.corrected and one.corrected is None

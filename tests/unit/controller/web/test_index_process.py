@@ -14,12 +14,12 @@ from support.web import write_suite
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.index_process import IndexProcess
 from hil.controller.web.index.sessions import SessionFilter, list_sessions
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.errors import StorageError
 
 
 def ids(index: Path) -> list[str]:
-    with IndexReader(index).reading() as database:
+    with IndexReader(index).open_snapshot() as database:
         return sorted(one.id for one in list_sessions(database, SessionFilter()).sessions)
 
 
@@ -55,7 +55,9 @@ def test_index_process_restarts_after_kill(tmp_path: Path) -> None:
 def test_index_process_exits_during_large_session(tmp_path: Path) -> None:
     """Regression: after the server was killed, the process read a large session to its end."""
     write_suite(tmp_path / "runs", "large", [{"id": f"case{number}"} for number in range(60_000)])
-    command = module_command("hil.controller.web.index.index_process", str(tmp_path / "index"), str(tmp_path / "runs"))
+    command = make_module_command(
+        "hil.controller.web.index.index_process", str(tmp_path / "index"), str(tmp_path / "runs")
+    )
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         process.stdout.readline()

@@ -53,7 +53,7 @@ class Desk:
 
     def seen(self) -> dict[str, list[str]]:
         """Return the cases and outcomes of each session."""
-        with self.reader.reading() as database:
+        with self.reader.open_snapshot() as database:
             found = list_sessions(database, SessionFilter()).sessions
             return {
                 one.id: [f"{case['name']} {case['outcome']}" for case in list_cases(database, one, CaseFilter()).cases]
@@ -62,7 +62,7 @@ class Desk:
 
     def look(self) -> dict[str, list[str]]:
         """Index again and return the sessions."""
-        self.indexer.look()
+        self.indexer.scan()
         return self.seen()
 
 
@@ -83,7 +83,7 @@ def test_indexer_reads_appended_suite_lines(desk: Desk) -> None:
         file.write(line("c")[9:] + "damaged\n" + line("a", "FAIL"))
     # The last line of an id counts, as in hil itself.
     assert sorted(desk.look()["s"]) == ["a FAIL", "b FAIL", "c PASS"]
-    with desk.reader.reading() as database:
+    with desk.reader.open_snapshot() as database:
         assert find_session(database, "s").damaged == 1
 
 
@@ -115,7 +115,7 @@ def test_indexer_reads_new_session_between_batches(desk: Desk, monkeypatch: pyte
     expected = ["a FAIL", *(f"{name} PASS" for name in "bcdefg")]
     assert desk.look() == {"large": expected, "late": ["m PASS"]}
     assert read[:3] == ["large", "late", "large"]
-    with desk.reader.reading() as database:
+    with desk.reader.open_snapshot() as database:
         assert find_session(database, "large").damaged == 1
         assert [row[0] for row in database.execute("select number from cases order by number")] == [0, 1, *range(3, 9)]
 
@@ -127,7 +127,7 @@ def test_indexer_stops_between_batches_and_resumes(desk: Desk, monkeypatch: pyte
     assert desk.look() == {"large": ["a PASS", "b PASS"]}
     assert read == ["large"] and not desk.indexer.progress.first_done
     monkeypatch.setattr(indexer, "read_session", read_session)
-    Indexer(desk.writer, [desk.root]).look()
+    Indexer(desk.writer, [desk.root]).scan()
     assert desk.seen() == {"large": [f"{one} PASS" for one in "abcdefg"]}
 
 
@@ -211,7 +211,7 @@ def test_indexer_shows_known_record_during_partial_write(desk: Desk) -> None:
     long_ago = time.time() - 60
     os.utime(folder / "run.json", (long_ago, long_ago))
     desk.look()
-    with desk.reader.reading() as database:
+    with desk.reader.open_snapshot() as database:
         assert "cannot be read" in find_session(database, "a").error
     (folder / "run.json").write_text(whole)
     assert desk.look() == {"a": ["m PASS"]}
@@ -236,7 +236,7 @@ def test_indexer_rebuilds_deleted_or_damaged_database(desk: Desk) -> None:
     desk.index.write_bytes(b"no database" * 4000)
     for suffix in ("-wal", "-shm"):
         Path(f"{desk.index}{suffix}").unlink(missing_ok=True)
-    desk.indexer.look()  # this pass detects the damage
+    desk.indexer.scan()  # this pass detects the damage
     assert desk.look().keys() == {"a", "b"}
 
 
@@ -246,7 +246,7 @@ def test_index_without_a_table_is_rebuilt(desk: Desk) -> None:
     with contextlib.closing(sqlite3.connect(desk.index)) as database:
         database.execute("drop table cases")
     write_run(desk.root, "b")
-    desk.indexer.look()  # this scan finds the damage
+    desk.indexer.scan()  # this scan finds the damage
     assert desk.look().keys() == {"a", "b"}
 
 
@@ -265,15 +265,15 @@ def test_indexer_runs_single_writer_with_takeover(desk: Desk) -> None:
     write_run(desk.root, "a")
     with IndexWriter(desk.index) as second:
         other = Indexer(second, [desk.root])
-        other.look()
+        other.scan()
         assert not second.take() and other.progress.first_done
         told = other.progress.generation
         desk.look()
-        other.look()
+        other.scan()
         assert other.progress.generation > told
         desk.writer.__exit__()
         write_run(desk.root, "b")
-        other.look()
+        other.scan()
         assert desk.seen().keys() == {"a", "b"} and second.take()
 
 
@@ -308,6 +308,6 @@ def test_indexer_pause_ignores_slow_reads(desk: Desk, monkeypatch: pytest.Monkey
     for number in range(3):
         os.utime(write_run(desk.root, f"r{number}") / "run.json", (1e9, 1e9 + number % 2))
     assert len(desk.look()) == 3
-    assert desk.indexer.pause_s == indexer.POLL_S
+    assert desk.indexer.pause_s == indexer.POLL_SECONDS
     # The newest session is read first.
     assert read[0] == "r1"

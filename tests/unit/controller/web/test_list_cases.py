@@ -33,8 +33,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Conne
     write_suite(folder / "runs", "one", CASES)
     write_suite(folder / "runs", "other", CASES[:20])
     with IndexWriter(folder / "index.sqlite") as writer:
-        Indexer(writer, [folder / "runs"]).look()
-    with IndexReader(folder / "index.sqlite").reading() as found:
+        Indexer(writer, [folder / "runs"]).scan()
+    with IndexReader(folder / "index.sqlite").open_snapshot() as found:
         yield found
 
 

@@ -23,7 +23,7 @@ def fill(cache: Cache, kind: str, number: int) -> str:
 
 
 def test_check_room_evicts_oldest_page_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(made, "MAX_BYTES", 35_000)
     cache = Cache(tmp_path)
     program = fill(cache, "artifact", 0)
     keys = [fill(cache, kind, number) for number in range(3) for kind in made.KINDS]
@@ -40,11 +40,11 @@ def test_check_room_rejects_new_entries_on_full_disk(tmp_path: Path, monkeypatch
         made.check_room(cache)
     assert [entry.key for entry in cache.ls()] == [program]
     with pytest.raises(StorageError, match="disk is full"):
-        graphs.graph_of("hil.formats.nothing:call", "blake3:x", path="x")
+        graphs.read_graph("hil.formats.nothing:call", "blake3:x", path="x")
     (tmp_path / "run").mkdir()
     for name in perfetto.HEAD, perfetto.TABLE:
         (tmp_path / "run" / name).write_text("{}")
     monkeypatch.setattr(perfetto, "open_profile", lambda roots, one: one)
     one = StoredProfile("run", tmp_path / "run", "0/run")
     with pytest.raises(StorageError, match="disk is full"):
-        perfetto.comparison([tmp_path], one, one)
+        perfetto.make_comparison([tmp_path], one, one)

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.web import asking, write_record, write_run, write_suite
 
-from hil.controller.web.text.names import command_text, meant, said
+from hil.controller.web.text.names import escape_name, quote_command, unescape_name
 
 _NAMES = st.binary(min_size=1, max_size=40).map(lambda one: os.fsdecode(one.replace(b"\0", b".")))
 
@@ -26,24 +26,24 @@ _NAMES = st.binary(min_size=1, max_size=40).map(lambda one: os.fsdecode(one.repl
 @example("\\\\x80\\")
 @example("\u202egnp.exe")
 def test_escaped_name_decodes_to_original(name: str) -> None:
-    text = said(name)
-    assert meant(text) == name and text.isprintable()
+    text = escape_name(name)
+    assert unescape_name(text) == name and text.isprintable()
     assert text == name or not name.isprintable() or "\\" in name
 
 
 @given(_NAMES, _NAMES)
 def test_escaped_names_are_unique(one: str, other: str) -> None:
-    assert (said(one) == said(other)) == (one == other)
+    assert (escape_name(one) == escape_name(other)) == (one == other)
 
 
 def test_command_text_quotes_unprintable_names(tmp_path: Path) -> None:
     for name in (b"\xff'\n\\", b"\x1b[31m", b"plain", b"a b"):
         path = tmp_path / os.fsdecode(name)
         path.write_text("here")
-        command = command_text(["cat", str(path)])
+        command = quote_command(["cat", str(path)])
         assert command.isprintable()
         assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout == "here"
-    assert command_text(["cat", "a b"]) == shlex.join(["cat", "a b"])
+    assert quote_command(["cat", "a b"]) == shlex.join(["cat", "a b"])
 
 
 @pytest.mark.ci
@@ -75,7 +75,7 @@ def test_pages_link_sessions_and_files_with_any_name(tmp_path: Path) -> None:
         found = links("/", r"session\?id=")
         assert len(found) == len(names) + 2
         shown = unescape(client.get("/").text)
-        assert all(said(name) in shown for name in names)
+        assert all(escape_name(name) in shown for name in names)
         assert "/session?id=matrix+%5Cxff%2Fx" in links("/session?id=matrix+%5Cxff", r"session\?")
         assert "/session?id=matrix+%5Cxff" in links("/session?id=matrix+%5Cxff%2Fx", r"session\?")
         for session in [one for one in found if "matrix" not in one]:

@@ -8,7 +8,7 @@ import pytest
 from support.shown_profile import example
 
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.web.pages.traces.operations import TableQuery, diff_of, page_of_diffs, page_of_totals, totals_of
+from hil.controller.web.pages.traces.operations import TableQuery, read_diff, read_totals, select_diffs, select_totals
 from hil.errors import UsageError
 
 
@@ -20,35 +20,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_operations_table_sorts_and_pages(folder):
-    found = totals_of(folder / "monday", "node")
+    found = read_totals(folder / "monday", "node")
 
     def names(order: str, page: int = 1, rows: int = 10) -> list[str]:
-        return [one.name for one in page_of_totals(found, TableQuery(order=order, page=page), rows).rows]
+        return [one.name for one in select_totals(found, TableQuery(order=order, page=page), rows).rows]
 
     assert names("") == names("-time")[:2] + names("")[2:] == ["fc1, relu1", "fc2", "fc3", "(runtime)"]
     assert names("time")[-1] == "fc1, relu1"
     # The runtime's row has no estimate, so it is last in both orders.
     assert names("speed")[-1] == names("-speed")[-1] == "(runtime)"
     assert names("name") == sorted(names(""))
-    page = page_of_totals(found, TableQuery(page=9), 3)
+    page = select_totals(found, TableQuery(page=9), 3)
     assert (page.total, page.pages, [one.name for one in page.rows]) == (4, 2, ["(runtime)"])
     for wrong in ("nothing", "-", "__class__"):
         with pytest.raises(UsageError, match="invalid order"):
             names(wrong)
     with pytest.raises(UsageError, match="invalid grouping"):
-        totals_of(folder / "monday", "moon")
+        read_totals(folder / "monday", "moon")
 
 
 def test_operations_totals_follow_rewritten_profile(folder):
-    before = totals_of(folder / "monday", "op")
-    assert totals_of(folder / "monday", "op") is before
+    before = read_totals(folder / "monday", "op")
+    assert read_totals(folder / "monday", "op") is before
     write_profile(example("monday", slower=3), folder / "monday")
-    assert totals_of(folder / "monday", "op") != before
+    assert read_totals(folder / "monday", "op") != before
 
 
 def test_operations_diff_compares_profiles(folder):
-    diff = diff_of(folder / "monday", folder / "tuesday")
-    rows = page_of_diffs(diff.ops, TableQuery(order="-b"), 2).rows
+    diff = read_diff(folder / "monday", folder / "tuesday")
+    rows = select_diffs(diff.ops, TableQuery(order="-b"), 2).rows
     assert [(one.name, one.b.p50_ns) for one in rows] == [("fc1;relu1", 60_000), ("fc2", 40_000)]
 
 

@@ -13,14 +13,14 @@ from hil.controller.web.index import profiles
 from hil.controller.web.index.index import IndexReader, IndexWriter
 from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.index.profiles import (
-    file_of,
+    classify_profile,
     find_profile,
-    how_to_show,
-    kind_of,
+    find_stored_profiles,
+    list_named_profiles,
     list_profiles,
-    named_profiles,
+    make_show_hint,
     open_profile,
-    stored_profiles,
+    resolve_file,
     trace_file,
 )
 from hil.errors import UsageError
@@ -71,29 +71,29 @@ def test_profile_rejects_symlinked_files(root, tmp_path):
 
 def test_profile_rejects_oversized_and_special_files(root, monkeypatch):
     one = find_profile([root], "0/profiles/monday")
-    monkeypatch.setitem(profiles._MOST, "ops.csv", 10)
+    monkeypatch.setitem(profiles._MAX_FILE_BYTES, "ops.csv", 10)
     with pytest.raises(UsageError, match="exceeds the size limit") as caught:
         open_profile([root], one)
     assert "hil profile show" in caught.value.hint
     (one.folder / "trace.pftrace.gz").unlink()
     os.mkfifo(one.folder / "trace.pftrace.gz")
     with pytest.raises(UsageError, match=r"trace.* not found"):
-        file_of([root], one, "trace.pftrace.gz")
+        resolve_file([root], one, "trace.pftrace.gz")
 
 
 def test_stored_profiles_prefer_first_existing_directory(root, tmp_path):
     inside, outside = root / "profiles" / "monday", tmp_path / "outside"
     write_profile(example("monday"), outside)
-    found = stored_profiles([root], {"run": [root / "none", inside], "compile": [outside, root / "none"]})
+    found = find_stored_profiles([root], {"run": [root / "none", inside], "compile": [outside, root / "none"]})
     assert [(one.kind, one.folder, one.key) for one in found] == [
         ("run", inside, "0/profiles/monday"),
         ("compile", outside, ""),
     ]
-    assert str(outside) in how_to_show(found[1]) and "hil web --runs DIR" in how_to_show(found[1])
+    assert str(outside) in make_show_hint(found[1]) and "hil web --runs DIR" in make_show_hint(found[1])
     # A symlink counts as its target.
     (root / "link").symlink_to(outside)
-    assert [one.key for one in stored_profiles([root], {"run": [root / "link"]})] == [""]
-    assert stored_profiles([root], {"run": [root / "none"]}) == []
+    assert [one.key for one in find_stored_profiles([root], {"run": [root / "link"]})] == [""]
+    assert find_stored_profiles([root], {"run": [root / "none"]}) == []
 
 
 def test_named_profiles_resolve_paths_from_project_directory(root, tmp_path):
@@ -102,7 +102,7 @@ def test_named_profiles_resolve_paths_from_project_directory(root, tmp_path):
     write_profile(example("net"), root / "times" / "net")
 
     def found(way, case="net"):
-        return [one.key for one in named_profiles([root], session, case, {"run": [way]})]
+        return [one.key for one in list_named_profiles([root], session, case, {"run": [way]})]
 
     assert found("profiles/monday") == ["0/profiles/monday"] and found("times") == ["0/times/net"]
     assert found(str(root / "times" / "net"), "other") == ["0/times/net"]
@@ -122,8 +122,8 @@ def test_list_profiles_sorts_newest_first_without_symlinks(root, tmp_path):
     for number, name in enumerate(("both.pftrace.gz", "compiling/passes.csv", "tuesday/profile.json")):
         os.utime(root / name, (number, number))
     with IndexWriter(tmp_path / "index.sqlite") as writer:
-        Indexer(writer, [root]).look()
-    with IndexReader(tmp_path / "index.sqlite").reading() as database:
+        Indexer(writer, [root]).scan()
+    with IndexReader(tmp_path / "index.sqlite").open_snapshot() as database:
         listed, newest = (list_profiles(database, [root], most) for most in (9, 2))
         runs = list_profiles(database, [root], 9, kind="run", but="0/tuesday")
     assert [(one.key, one.kind) for one in listed.found] == [
@@ -138,5 +138,5 @@ def test_list_profiles_sorts_newest_first_without_symlinks(root, tmp_path):
 
 
 def test_kind_of_detects_profile_directories(root, tmp_path):
-    assert kind_of(root / "profiles" / "monday") == "run"
-    assert kind_of(tmp_path) == kind_of(tmp_path / "none") == kind_of(tmp_path / "\0") == ""
+    assert classify_profile(root / "profiles" / "monday") == "run"
+    assert classify_profile(tmp_path) == classify_profile(tmp_path / "none") == classify_profile(tmp_path / "\0") == ""

@@ -20,7 +20,7 @@ from support.web import asking, write_run
 
 from hil.controller.web.files import quota
 from hil.controller.web.publish import parcels, published
-from hil.core.cancellation import WorkCancelled, cancelled_by
+from hil.core.cancellation import WorkCancelled, cancel_on
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
@@ -112,7 +112,7 @@ def put_part(store: published.PublishedStore, number: int) -> Path:
 
 def test_new_upload_replaces_oldest_incomplete_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: 256 incomplete uploads blocked all uploads for a day."""
-    monkeypatch.setattr(published, "_MOST_PARTIAL", 3)
+    monkeypatch.setattr(published, "_MAX_PARTIAL", 3)
     store = published.PublishedStore(tmp_path)
     paths = [put_part(store, number) for number in range(3)]
     store.put(digest_of(b"0"), 1, 100, b"x")  # now the first upload is the newest
@@ -248,21 +248,21 @@ def test_upload_rejects_oversized_piece(client: TestClient) -> None:
 
 
 def test_store_enforces_quota_and_deletes_unused_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "_COUNT_S", 0.0)
+    monkeypatch.setattr(published, "_COUNT_SECONDS", 0.0)
     store = published.PublishedStore(tmp_path, most=OVERHEAD + quota.INODE_BYTES)
     store.put(digest_of(b"a" * 600), 0, 600, b"a" * 600)
     with pytest.raises(published.Refused, match="storage limit") as refused:
         store.put(digest_of(b"b" * 600), 0, 600, b"b" * 600)
     assert refused.value.status == 507
     # Blobs without a session are deleted after a while.
-    monkeypatch.setattr(published, "KEEP_S", -1.0)
+    monkeypatch.setattr(published, "KEEP_SECONDS", -1.0)
     assert store.put(digest_of(b"b" * 600), 0, 600, b"b" * 600) == 600
 
 
 def test_store_spares_blobs_of_sessions_at_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "KEEP_S", -1.0)
-    monkeypatch.setattr(published, "_COUNT_S", 0.0)
-    session = quota.charge(0) + quota.NAME_BYTES + quota.charge_name("run.json", 600)
+    monkeypatch.setattr(published, "KEEP_SECONDS", -1.0)
+    monkeypatch.setattr(published, "_COUNT_SECONDS", 0.0)
+    session = quota.count_bytes(0) + quota.NAME_BYTES + quota.count_name_bytes("run.json", 600)
     store = published.PublishedStore(tmp_path, most=OVERHEAD + session + quota.INODE_BYTES)
     store.put(digest_of(b"a" * 600), 0, 600, b"a" * 600)
     store.finish(parcels.Parcel("one", [parcels.FileEntry("run.json", digest_of(b"a" * 600), 600)]))
@@ -302,7 +302,7 @@ def test_parcel_limits_number_of_directories() -> None:
     names = ["run.json", *("/".join(f"{n:x}" for _ in range(15)) + "/x" for n in range(2000))]
     entries = [[name, digest_of(RECORD), 1] for name in names]
     with pytest.raises(UsageError, match="directories"):
-        parcels.parcel_of({"schema": 1, "id": "one", "files": entries})
+        parcels.check_parcel({"schema": 1, "id": "one", "files": entries})
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV])
@@ -415,7 +415,7 @@ def test_store_recounts_after_damaged_counter(tmp_path: Path) -> None:
 def test_store_lock_wait_ends_when_client_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, flag = published.PublishedStore(tmp_path), threading.Event()
     put_whole(store, b"one")
-    with (tmp_path / ".hil-web/used").open("rb") as other, cancelled_by(flag):
+    with (tmp_path / ".hil-web/used").open("rb") as other, cancel_on(flag):
         fcntl.flock(other, fcntl.LOCK_EX)
         monkeypatch.setattr(published.time, "sleep", lambda _: flag.set())
         with pytest.raises(WorkCancelled):
@@ -473,10 +473,10 @@ def test_upload_reports_full_disk(client: TestClient, monkeypatch: pytest.Monkey
 
 
 def test_session_limits_files_and_size(monkeypatch: pytest.MonkeyPatch, client: TestClient) -> None:
-    monkeypatch.setattr(parcels, "MOST_FILES", 1)
+    monkeypatch.setattr(parcels, "MAX_FILES", 1)
     assert "allowed" in finish(client, {"run.json": RECORD, "a": b"a"}).json()["error"]
-    monkeypatch.setattr(parcels, "MOST_FILES", 10)
-    monkeypatch.setattr(parcels, "MOST_SESSION", 40)
+    monkeypatch.setattr(parcels, "MAX_FILES", 10)
+    monkeypatch.setattr(parcels, "MAX_SESSION", 40)
     assert "allowed" in finish(client, {"run.json": RECORD, "a": b"aaaaaa"}).json()["error"]
 
 

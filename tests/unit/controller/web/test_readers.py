@@ -22,7 +22,7 @@ from hil.controller.web.text.entries import CaseEntry, SessionEntry
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.traces.trace import ModuleCall, Trace
-from hil.core.text import jsonable
+from hil.core.text import convert_to_json
 
 PASSED = {"name": "cnn", "outcome": "PASS", "artifact": {"runtime": "iree", "compiler": "iree 3.1", "bytes": 7}}
 
@@ -41,7 +41,7 @@ def read(folder: Path, record: str) -> tuple[SessionEntry, list[CaseEntry]]:
 
 def test_run_reader_returns_origin_and_command(tmp_path: Path) -> None:
     job = Job((Path("a b.onnx"),), "pi", seed=3, dims={"N": 2}, input_range=(-1.0, 0.5), labels=("x",), recompute=True)
-    run = RunStore(tmp_path).create("a", jsonable(vars(job)))
+    run = RunStore(tmp_path).create("a", convert_to_json(vars(job)))
     info = {"runtimes": [{"name": "iree", "version": "3"}]}
     run.record.board = RunBoard(name="pi", hw_type="rpi", info=info)
     program = {**run_case().to_json()["artifact"], **PASSED["artifact"]}
@@ -168,7 +168,7 @@ def test_suite_reader_returns_command_for_whole_suite(tmp_path: Path) -> None:
 
 
 def test_read_lines_starts_at_offset_and_skips_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.web.readers.suites.MOST_LINE", 64)
+    monkeypatch.setattr("hil.controller.web.readers.suites.MAX_LINE", 64)
     path = tmp_path / "results.jsonl"
     lines = [b'{"id": "a"}\n', b"nonsense\n", b'{"id": "' + b"x" * 200 + b'"}\n', b'{"id": "b"}\n', b'{"id": "c"']
     path.write_bytes(b"".join(lines))

@@ -9,7 +9,7 @@ import json
 import re
 
 from hil.controller.web.files.inner import InnerResponse
-from hil.controller.web.files.saving import needs_of, one_file
+from hil.controller.web.files.saving import make_single_file, needs_of
 
 STYLE = InnerResponse(200, "text/css", b"p { color: red }")
 SCRIPT = InnerResponse(200, "text/javascript", b'"use strict"; const end = "</script><!--";')
@@ -36,7 +36,7 @@ def test_needs_of_lists_unique_resources_in_order():
 
 def test_saved_page_inlines_styles_and_scripts_with_policy():
     head = '<link rel="stylesheet" href="/a.css"><script src="/a.js" defer></script><script src="/htmx.js"></script>'
-    made = one_file(page(head=head), {"/a.css": STYLE, "/a.js": SCRIPT})
+    made = make_single_file(page(head=head), {"/a.css": STYLE, "/a.js": SCRIPT})
     (style,), (script,) = re.findall("<style>(.*?)</style>", made), re.findall("<script>(.*?)</script>", made)
     assert style == STYLE.body.decode()
     assert script == r'"use strict"; const end = "\x3c/script>\x3c!--";'
@@ -63,7 +63,7 @@ def test_saved_page_inlines_images_and_data_by_address():
     text = page('<img alt="x" src="/p.png"><div data-src="/api/d?a=1&amp;b=2" data-src-raw="/api/raw"></div>')
     raw = InnerResponse(200, "application/octet-stream", b"\0\1\2")
     json_answer = InnerResponse(200, "application/json", json.dumps(data).encode())
-    made = one_file(text, {"/p.png": PICTURE, "/api/d?a=1&b=2": json_answer, "/api/raw": raw})
+    made = make_single_file(text, {"/p.png": PICTURE, "/api/d?a=1&b=2": json_answer, "/api/raw": raw})
     assert f'<img alt="x" src="data:image/png;base64,{base64.b64encode(PICTURE.body).decode()}">' in made
     (held,) = re.findall('<script type="application/json" data-url="/api/d\\?a=1&amp;b=2">(.*?)</script>', made)
     assert json.loads(held) == data and "<" not in held
@@ -72,10 +72,10 @@ def test_saved_page_inlines_images_and_data_by_address():
 
 def test_saved_page_notes_missing_resources():
     text = page('<!-- what was left out --><img alt="the difference" src="/p.png"><p data-src="/api/d"></p>')
-    made = one_file(text, {}, ["2 <were> left out"])
+    made = make_single_file(text, {}, ["2 <were> left out"])
     assert '<ul class="note"><li>2 &lt;were&gt; left out</li></ul>' in made
     assert '<img alt="the difference">' in made and "data-url" not in made
-    assert "left out" not in one_file(text, {})
+    assert "left out" not in make_single_file(text, {})
 
 
 def test_saved_page_removes_links_to_server():
@@ -84,7 +84,7 @@ def test_saved_page_removes_links_to_server():
         '<a href="javascript:alert(1)">four</a><form action="/" method="get"><input name="q"><button>go</button></form>'
         '<input type="range"><div data-live="/x">now</div><iframe src="/perfetto/"><p>inner</p></iframe><p>after</p>'
     )
-    made = one_file(text, {})
+    made = make_single_file(text, {})
     assert '<a>one</a><a href="#main">two</a><a href="https://example.org/">three</a><a>four</a>' in made
     assert '<form><input name="q" disabled><button disabled>go</button></form><input type="range">' in made
     assert "<div>now</div>" in made and "inner" not in made and "<p>after</p>" in made
@@ -94,9 +94,9 @@ def test_saved_page_removes_links_to_server():
 def test_saved_page_preserves_other_markup():
     body = '<p title="a &quot;b&quot; &lt;c&gt;" CLASS=x>1 &lt; 2 &amp;&#x27; ü<br>'
     body += '<svg viewBox="0 0 1 1"><path d="M0 0"/></svg>'
-    assert body in one_file(page(body), {})
+    assert body in make_single_file(page(body), {})
     # Model names and board messages remain escaped text.
     hostile = html.escape("</p><script>alert(1)</script><img src=x onerror=alert(1)>")
-    assert hostile in one_file(page(f"<p>{hostile}</p>"), {})
+    assert hostile in make_single_file(page(f"<p>{hostile}</p>"), {})
     attribute = f'<a title="{hostile}" href="/x">'
-    assert f'<a title="{hostile}">' in one_file(page(attribute), {})
+    assert f'<a title="{hostile}">' in make_single_file(page(attribute), {})

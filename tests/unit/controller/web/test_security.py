@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 from support.web import asking, write_run
 
 from hil.controller.cli.stored.web import web
-from hil.controller.web.access.security import COOKIE, HEADERS, MOST_BODY, AccessRules
-from hil.controller.web.server.server import listener, reached_at
+from hil.controller.web.access.security import COOKIE, HEADERS, MAX_BODY, AccessRules
+from hil.controller.web.server.server import choose_url_host, open_listener
 from hil.errors import UsageError
 
 TOKEN = "a token of some length"
@@ -79,20 +79,20 @@ def test_server_reports_wrong_token_to_programs(root: Path, host: str) -> None:
     [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("192.0.2.7", "192.0.2.7"), ("::1", "::1")],
 )
 def test_reached_at_returns_listening_address(host: str, told: str) -> None:
-    assert reached_at(host) == told
+    assert choose_url_host(host) == told
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_reached_at_replaces_wildcard_address(host: str) -> None:
-    assert reached_at(host) not in ("", "0.0.0.0", "::")
+    assert choose_url_host(host) not in ("", "0.0.0.0", "::")
 
 
 def test_listener_suggests_fix_for_unusable_address() -> None:
-    with listener("127.0.0.1", 0) as taken:
+    with open_listener("127.0.0.1", 0) as taken:
         with pytest.raises(UsageError) as of_port:
-            listener("127.0.0.1", taken.getsockname()[1])
+            open_listener("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(UsageError) as of_host:
-            listener("192.0.2.7", 0)
+            open_listener("192.0.2.7", 0)
     assert "--port" in of_port.value.hint
     assert "--host" in of_host.value.hint and "--port" not in of_host.value.hint
 
@@ -166,7 +166,7 @@ def test_server_rejects_embedding_by_other_sites(ours: TestClient, site: str) ->
 
 
 def test_server_limits_request_size(ours: TestClient) -> None:
-    assert ours.post("/", headers=BEARER, content=b"x" * (MOST_BODY + 1)).status_code == 413
+    assert ours.post("/", headers=BEARER, content=b"x" * (MAX_BODY + 1)).status_code == 413
     for length in ("-1", "1e3", "9" * 30, "\xb2".encode("latin-1"), b"0x10"):
         assert ours.get("/", headers={"content-length": length}).status_code == 413
 

@@ -99,7 +99,7 @@ def test_series_csv_has_intervals(client: TestClient, series_id: str) -> None:
 def test_series_page_is_limited_to_newest_runs(
     client: TestClient, series_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_series, "MOST_RUNS", 4)
+    monkeypatch.setattr(run_series, "MAX_RUNS", 4)
     page = client.get("/series", params={"id": series_id}).text
     assert "4 runs, the newest of 32" in page and "r28" in page and "r27" not in page
 

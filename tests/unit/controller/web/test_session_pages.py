@@ -19,9 +19,9 @@ from support.web import asking, write_record, write_run, write_suite
 from hil.controller.web import tables
 from hil.controller.web.readers import RECORDS
 from hil.controller.web.session import session_view
-from hil.controller.web.session.session_view import comparison_text
-from hil.controller.workloads.traces.comparing import compare_traces, judged
-from hil.controller.workloads.traces.stored import TraceComparison, title_of
+from hil.controller.web.session.session_view import format_comparison
+from hil.controller.workloads.traces.comparing import compare_traces, judge_trace
+from hil.controller.workloads.traces.stored import TraceComparison, make_title
 from hil.controller.workloads.traces.trace import COMPARISON, ModuleCall, Trace
 
 BEFORE = "\u202e<img src=x onerror=alert(1)>\n\x00\ud800"
@@ -82,7 +82,7 @@ def test_bench_page_shows_faster_side_with_interval(tmp_path: Path) -> None:
         assert "B takes 1.08 times as long as A (99% interval 1.05 to 1.11): slower" in text
         case = text_of(get(client, "/case", id="b", case="m"))
         assert "Compiler iree 3" in case and "Grade F: throttled" in case
-    assert comparison_text({"verdict": "faster", "ratio": "x"}) == "faster"
+    assert format_comparison({"verdict": "faster", "ratio": "x"}) == "faster"
 
 
 def test_matrix_page_links_targets_in_both_directions(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_trace_page_shows_outcomes_of_comparison(tmp_path: Path) -> None:
         assert "call_0_predict" in text and "not run" not in text and "ran by IREE 3" in text
         assert "Method predict" in text_of(get(client, "/case", id="t", case="call_0_predict"))
     calls = tuple(compare_traces(reference, made))
-    TraceComparison(title_of(made, reference), *judged(calls), calls).save(folder)
+    TraceComparison(make_title(made, reference), *judge_trace(calls), calls).save(folder)
     kept = (folder / COMPARISON).read_text()
     with asking(tmp_path) as client:
         text = text_of(get(client, "/session", id="t"))
@@ -285,7 +285,7 @@ def test_trace_tensors_use_names_of_comparison(tmp_path: Path) -> None:
     wrong = replace(call, outputs=({**given, "b": np.float32([9])},))
     reference, made = (Trace("M", name, "t", calls=[one]) for name, one in (("tf", call), ("sim", wrong)))
     calls = tuple(compare_traces(reference, made))
-    TraceComparison("n", *judged(calls), calls).save(made.save(tmp_path / "t"))
+    TraceComparison("n", *judge_trace(calls), calls).save(made.save(tmp_path / "t"))
     with asking(tmp_path) as client:
         page = get(client, "/case", id="t", case="call_0_f")
         links = [unescape(one) for one in re.findall(r'href="(/tensors[?][^"]*)"', page)]

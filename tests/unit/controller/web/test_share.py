@@ -95,14 +95,14 @@ def test_share_rejects_page_with_server_error(root, monkeypatch, caplog):
         def fail(*_: object) -> None:
             raise KeyError("a fault of our own")
 
-        monkeypatch.setattr("hil.controller.web.pages.traces.traces.site_of", fail)
+        monkeypatch.setattr("hil.controller.web.pages.traces.traces.get_site", fail)
         answer = client.get("/share", params={"page": "/traces"})
     assert answer.status_code == 404 and "open it to see the error" in answer.text
     assert "a fault of our own" in caplog.text and "/traces" in caplog.text
 
 
 def test_share_rejects_page_above_size_limit(client, monkeypatch):
-    monkeypatch.setattr(share, "MOST_BYTES", 1000)
+    monkeypatch.setattr(share, "MAX_BYTES", 1000)
     answer = client.get("/share", params={"page": "/"})
     assert answer.status_code == 404 and "the page is larger than 1 kB" in answer.text
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from hil.controller.web.access.peers import PEER, Peer
-from hil.controller.web.access.sharing import MOST_OF_CLIENT, FairShare
+from hil.controller.web.access.sharing import MAX_OF_CLIENT, FairShare
 
 
 class App:
@@ -43,7 +43,7 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("kind", "most"), [(b"text/html", MOST_OF_CLIENT), (b"text/event-stream", 20)])
+@pytest.mark.parametrize(("kind", "most"), [(b"text/html", MAX_OF_CLIENT), (b"text/event-stream", 20)])
 def test_fair_share_limits_client_requests_except_events(kind: bytes, most: int) -> None:
     async def run() -> None:
         app = App(kind)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hil.controller.web.templating import environment
+from hil.controller.web.templating import make_environment
 
-FILTERS = environment().filters
+FILTERS = make_environment().filters
 
 
 def test_statistic_filter_preserves_digits_of_cosine():

@@ -19,9 +19,9 @@ from support.web_tensors import write_tensors
 
 from hil.controller.web.files.cached import Results
 from hil.controller.web.tensors import view
-from hil.controller.web.tensors.view import MOST_BYTES, TensorView
+from hil.controller.web.tensors.view import MAX_BYTES, TensorView
 from hil.core.npy import save_npy
-from hil.core.tensors import DTYPES, dtype_of
+from hil.core.tensors import DTYPES, parse_dtype
 from hil.errors import UsageError
 
 NAN, INF = float("nan"), float("inf")
@@ -40,7 +40,7 @@ def test_tensor_page_opens_every_dtype(tmp_path, dtype):
     if dtype == "string":
         a, b = (np.array([["a", "<b>"], ["\x1b", other]], object) for other in ("x", "y"))
     else:
-        a, b = (random.integers(0, 2, (3, 4)).astype(dtype_of(dtype)) for _ in range(2))
+        a, b = (random.integers(0, 2, (3, 4)).astype(parse_dtype(dtype)) for _ in range(2))
     write_tensors(tmp_path, {"y": a}, {"y": b}, {"x": a})
     with asking(tmp_path) as client:
         text = page(client, "y")
@@ -273,7 +273,7 @@ def test_tensor_page_stays_below_memory_limit(tmp_path):
         tracemalloc.start()
         try:
             text = page(client, "y", now="all")
-            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES < 160 << 20
+            assert tracemalloc.get_traced_memory()[1] < MAX_BYTES < 160 << 20
         finally:
             tracemalloc.stop()
     assert "map-difference" in text

@@ -9,7 +9,7 @@ import pytest
 
 from hil.controller.farm.messages import Role
 from hil.controller.web.access import visitors
-from hil.controller.web.access.visitors import TRUST_S, Visitor, VisitorLookup, Visitors
+from hil.controller.web.access.visitors import TRUST_SECONDS, Visitor, VisitorLookup, Visitors
 from hil.errors import AccessRefused, FarmUnreachable
 
 ANN = Visitor("ann", Role.SUBMITTER, "t")
@@ -37,23 +37,23 @@ def test_visitors_cache_lookup_for_trust_period() -> None:
     for token, whom in (("t", ANN), ("x", None)):
         farm.count = 0
         assert [farm.visitors.find(token) for _ in range(3)] == [whom] * 3
-        assert farm.count == 1 and farm.visitors.known(token) == (True, whom)
-        farm.now += TRUST_S
-        assert farm.visitors.known(token)[0] is False
+        assert farm.count == 1 and farm.visitors.get_cached(token) == (True, whom)
+        farm.now += TRUST_SECONDS
+        assert farm.visitors.get_cached(token)[0] is False
         assert farm.visitors.find(token) == whom and farm.count == 2
 
 
 def test_visitors_reject_revoked_token_after_trust_period() -> None:
     farm = Asked()
     assert farm.visitors.find("t") == ANN
-    farm.error, farm.now = AccessRefused("revoked"), TRUST_S
+    farm.error, farm.now = AccessRefused("revoked"), TRUST_SECONDS
     assert farm.visitors.find("t") is None
 
 
 def test_visitors_keep_known_users_during_farm_outage() -> None:
     farm = Asked()
     assert farm.visitors.find("t") == ANN
-    farm.error, farm.now = FarmUnreachable("away"), 10 * TRUST_S
+    farm.error, farm.now = FarmUnreachable("away"), 10 * TRUST_SECONDS
     assert farm.visitors.find("t") == ANN
     assert farm.visitors.find("x") is None
     farm.error = None
@@ -65,7 +65,7 @@ def test_refused_tokens_displace_no_valid_tokens(monkeypatch: pytest.MonkeyPatch
     farm = Asked()
     for token in ("t", "1", "2", "3", "4", "5"):
         farm.visitors.find(token)
-    assert farm.visitors.known("t") == (True, ANN)
+    assert farm.visitors.get_cached("t") == (True, ANN)
 
 
 def test_visitor_lookup_limits_unknown_tokens_of_client() -> None:
@@ -81,7 +81,7 @@ def test_visitor_lookup_limits_unknown_tokens_of_client() -> None:
         found = Visitors(ask, lambda: farm.now)
         lookup = VisitorLookup(found)
         found.find("t")
-        farm.now = TRUST_S
+        farm.now = TRUST_SECONDS
         waiting = [asyncio.create_task(lookup.find(str(token), "anna")) for token in (1, 2, 3, 4, 4)]
         await asyncio.sleep(0.1)
         try:
@@ -108,9 +108,9 @@ def test_visitors_reject_malformed_token_without_call(token: str) -> None:
 def test_visitors_cookie_hides_token_and_binds_user_and_server() -> None:
     one, other = Asked().visitors, Asked().visitors
     kept = one.keep("t", "1000")
-    assert "t" != kept == one.keep("t", "1000") and one.token_of(kept, "1000") == "t"
-    assert one.token_of(kept, "65534") == "" and one.keep("t", "65534") != kept
-    assert other.token_of(kept, "1000") == "" and other.keep("t", "1000") != kept
+    assert "t" != kept == one.keep("t", "1000") and one.find_token(kept, "1000") == "t"
+    assert one.find_token(kept, "65534") == "" and one.keep("t", "65534") != kept
+    assert other.find_token(kept, "1000") == "" and other.keep("t", "1000") != kept
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from support.web import write_run
 
 from hil.controller.cli.stored.publish import publish
 from hil.controller.web.publish import web_client
-from hil.controller.web.publish.publisher import Publisher, SessionFolder, read_folder, session_folder
+from hil.controller.web.publish.publisher import Publisher, SessionFolder, find_session_folder, read_folder
 from hil.errors import EXIT_BOARD, EXIT_USAGE, FarmUnreachable, HilError, UsageError
 
 LIMIT_S = 0.5
@@ -341,14 +341,14 @@ def test_publish_encodes_path_of_address(folder: SessionFolder, path: str, encod
 @pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "\udc80", "nothing"])
 def test_session_folder_rejects_invalid_name(name: str) -> None:
     with pytest.raises(UsageError, match=r"session .* not found"):
-        session_folder(name)
+        find_session_folder(name)
 
 
 def test_read_folder_stops_at_file_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, "one")
     for number in range(20):
         (folder / f"{number}.log").write_text(str(number))
-    monkeypatch.setattr("hil.controller.web.publish.publisher.MOST_FILES", 5)
-    monkeypatch.setattr("hil.controller.web.publish.parcels.MOST_FILES", 5)
+    monkeypatch.setattr("hil.controller.web.publish.publisher.MAX_FILES", 5)
+    monkeypatch.setattr("hil.controller.web.publish.parcels.MAX_FILES", 5)
     with pytest.raises(UsageError, match="6 files, at most 5 are allowed"):
         read_folder(folder)

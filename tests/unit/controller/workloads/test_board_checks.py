@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.records.commands.boards import BoardCheck
-from hil.controller.workloads.board_checks import of_info
+from hil.controller.workloads.board_checks import check_info
 
 NOW_NS = 1_790_000_000_000_000_000
 
@@ -21,7 +21,7 @@ def reading(name: str, value: float | str) -> dict:
 
 def look(*readings: dict, off_s: float = 0.0) -> dict[str, BoardCheck]:
     info = {"wall_ns": str(NOW_NS + round(off_s * 1e9)), "readings": list(readings)}
-    return {one.name: one for one in of_info(info, NOW_NS)}
+    return {one.name: one for one in check_info(info, NOW_NS)}
 
 
 def test_good_board_passes_checks():
@@ -39,7 +39,7 @@ def test_good_board_passes_checks():
 
 
 def test_missing_readings_are_not_judged():
-    assert list(of_info({}, NOW_NS)) == []
+    assert list(check_info({}, NOW_NS)) == []
 
 
 @pytest.mark.parametrize(

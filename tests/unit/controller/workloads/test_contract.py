@@ -35,8 +35,8 @@ from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, specs_of
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, list_specs
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import make_record
 from hil.controller.records.bisect import BisectFindings
 from hil.controller.records.farm import JobResultRow
@@ -56,13 +56,13 @@ from hil.controller.workloads.history.automatic import add_results
 from hil.controller.workloads.history.collect import Collector
 from hil.controller.workloads.history.source_state import SourceOptions
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
-from hil.controller.workloads.matrix.targets import targets_of
+from hil.controller.workloads.matrix.targets import combine_targets
 from hil.controller.workloads.matrix.workloads import (
-    bundle_matrix,
-    job_matrix,
     resume_job_matrix,
     resume_suite_matrix,
-    suite_matrix,
+    run_bundle_matrix,
+    run_job_matrix,
+    run_suite_matrix,
     trace_matrix,
 )
 from hil.controller.workloads.run_job import run_job
@@ -269,7 +269,7 @@ def asked(place: Path, *boards: str, **how: Any) -> SuiteRequest:
 def by_suite(place: Path, *boards: str, **how: Any) -> dict[str, str]:
     request = asked(place, *boards, **how)
     run = run_suite(request, out=place / "suite", screen=Quiet())
-    return {record.model: record.outcome for record in run.records()}
+    return {record.model: record.outcome for record in run.read_records()}
 
 
 def by_bench(place: Path, **how: Any) -> dict[str, str]:
@@ -283,7 +283,7 @@ def by_bisect(place: Path) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def look(bench: Any, ways: Any) -> tuple[BisectFindings, list[str]]:
-        trials = [bench.trial(path.stem, path, Options(runtime="onnxruntime"), None, ()) for path in files]
+        trials = [bench.start_trial(path.stem, path, Options(runtime="onnxruntime"), None, ()) for path in files]
         found.update({name: one.outcome for name, one in bench.run(trials).items()})
         return BisectFindings(layers=[], whole=None, exposed=None), []
 
@@ -348,7 +348,7 @@ def by_pytest(place: Path, **how: Any) -> dict[str, str]:
         models(place / "models")
     pytester.makeini(f"[pytest]\nhil_models = {place / 'models'}\n")
     typed = [(name, one) for name, value in how.items() for one in (value if isinstance(value, tuple) else [value])]
-    words = [f"--hil-{flag_of(name, specs_of(CaseSettings)[name])[2:]}={value}" for name, value in typed]
+    words = [f"--hil-{flag_of(name, list_specs(CaseSettings)[name])[2:]}={value}" for name, value in typed]
     words += ["--hil-no-layers", f"--hil-out={place / 'out'}"]
     pytester.inline_run("--hil-board", A, "--hil-flow", "onnxruntime", *words)
     lines = (next((place / "out").glob("**/results.jsonl"))).read_text().splitlines()
@@ -367,7 +367,7 @@ def by_study(place: Path, toolchains: tuple[str, ...] = ("fake",)) -> dict[str, 
     asked = Asked(experiments, toolchains, timeout=60.0, out=place / "study", resume=False, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_run, "TOOLCHAINS", dict.fromkeys(toolchains, fake))
-        patch.setattr(study_run, "needed_version", lambda *_: "1")
+        patch.setattr(study_run, "require_version", lambda *_: "1")
         # TensorFlow's training normally runs in a separate process; its results are read step by step.
         patch.setattr(study_run, "call", lambda *_, **__: None)
         stored = {"batch": {"x": ONE}, "result": {"y": ONE * 2}, "noise": {}}
@@ -607,7 +607,7 @@ def test_filter_without_match_adds_note(fake_boards: FakeBoards, tmp_path: Path)
     said: list[str] = []
     request = replace(asked(tmp_path), filters=("a_*", "nothing*", "=b"))
     run = run_suite(request, out=tmp_path / "suite", screen=Says())
-    assert [record.outcome for record in run.records()] == ["PASS"]
+    assert [record.outcome for record in run.read_records()] == ["PASS"]
     told = [line for line in said if line.startswith("--filter")]
     assert told == [f"--filter {one}: no case matches" for one in ("nothing*", "=b")]
 
@@ -631,7 +631,7 @@ def test_unconfirmed_failure_stays_failure_with_profiles(
     monkeypatch.setattr(collect, "write_profiles", write_profiles)
     models(tmp_path / "models", "a")
     request = replace(asked(tmp_path), confirm=2, profiles={"run": str(tmp_path / "profiles")})
-    (record,) = run_suite(request, out=tmp_path / "suite", screen=Quiet()).records()
+    (record,) = run_suite(request, out=tmp_path / "suite", screen=Quiet()).read_records()
     assert (record.outcome, record.confirmed, written) == ("FAIL", "flaky", [("a_full_model", "FAIL")])
 
 
@@ -640,7 +640,7 @@ def test_resumed_suite_runs_remaining_cases(fake_boards: FakeBoards, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         by_suite(tmp_path)
     run = resume_suite(tmp_path / "suite", screen=Quiet())
-    assert sorted(record.outcome for record in run.records()) == ["PASS"] * 3
+    assert sorted(record.outcome for record in run.read_records()) == ["PASS"] * 3
     before = [board.did.count("run a") for board in fake_boards.opened]
     assert sum(before) == 1
 
@@ -789,7 +789,7 @@ def test_gate_restores_case_of_each_workload(fake_boards: FakeBoards, workload: 
         case = cases.restore(entry.case, cases.job, cases.adapt(entry.case, program))
         fake_boards.opened.clear()
         with BoardPool("again") as pool:
-            found = again.run_once(case, pool.session(choice_of(restorer.choose_job(cases))))
+            found = again.run_once(case, pool.session(choose_board(restorer.choose_job(cases))))
         assert found.outcome is Outcome.PASS and found.verdicts
         assert fake_boards.opened[0].name == A
         functions.add(found.artifact.function)
@@ -798,16 +798,16 @@ def test_gate_restores_case_of_each_workload(fake_boards: FakeBoards, workload: 
     assert functions == set("abc")
 
 
-BOTH = targets_of({"board": (A, B)})
+BOTH = combine_targets({"board": (A, B)})
 
 
 def matrix_of_run(place: Path) -> MatrixReport:
     job = Job(models=models(place / "models"), runtime="onnxruntime", out=place / "runs")
-    return job_matrix(job, BOTH, screen=Quiet())[1]
+    return run_job_matrix(job, BOTH, screen=Quiet())[1]
 
 
 def matrix_of_bundle(place: Path) -> MatrixReport:
-    return bundle_matrix(Job(models=(three_methods(place),), out=place / "runs"), BOTH, (), None, screen=Quiet())[1]
+    return run_bundle_matrix(Job(models=(three_methods(place),), out=place / "runs"), BOTH, (), None, screen=Quiet())[1]
 
 
 def matrix_of_trace(place: Path) -> MatrixReport:
@@ -817,7 +817,7 @@ def matrix_of_trace(place: Path) -> MatrixReport:
 def matrix_of_suite(place: Path) -> MatrixReport:
     models(place / "models")
     request = SuiteRequest(str(place / "models"), "onnxruntime", layers=False)
-    return suite_matrix(request, BOTH, out=place / "suite", screen=Quiet())[1]
+    return run_suite_matrix(request, BOTH, out=place / "suite", screen=Quiet())[1]
 
 
 def matrix_of_pytest(place: Path) -> MatrixReport:

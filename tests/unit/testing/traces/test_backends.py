@@ -6,12 +6,12 @@ import pytest
 
 from hil.errors import UsageError
 from hil.testing.traces.backends import (
+    count_option,
+    find_relation,
     parse_backend,
     parse_reference,
     parse_targets,
     refuse_second,
-    relation_between,
-    times_given,
 )
 
 
@@ -65,7 +65,7 @@ def test_parse_backend_accepts_references_for_model_files():
 
 def test_target_option_given_twice_raises_usage_error():
     words = ["--target_backends", "tf", "-k", "x", "--target_backends=tflite", "--", "--target_backends"]
-    assert times_given(words, "--target_backends") == 2
+    assert count_option(words, "--target_backends") == 2
     refuse_second("--target_backends", 1)
     with pytest.raises(UsageError, match="--target_backends is specified 2 times"):
         refuse_second("--target_backends", 2)
@@ -84,5 +84,5 @@ def test_target_option_given_twice_raises_usage_error():
 )
 def test_relation_between_backends_follows_runtimes(target, reference, relation):
     names = ("onnxruntime", "iree-llvm-cpu")
-    found = relation_between(parse_backend(target, names), parse_reference(reference, names))
+    found = find_relation(parse_backend(target, names), parse_reference(reference, names))
     assert found.value == relation

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from hil.errors import UsageError
-from hil.testing.traces.folders import claim, module_name, owner_of
+from hil.testing.traces.folders import choose_module_name, claim_folder, identify_owner
 
 
 def test_claim_gives_modules_separate_stable_directories(tmp_path):
@@ -15,31 +15,31 @@ def test_claim_gives_modules_separate_stable_directories(tmp_path):
         (tmp_path / file).touch()
     artifacts = tmp_path / "made"
     first, second = "../test_a.py::Test", "../test_b.py::Test"
-    assert claim(artifacts, "ResNet50/cifar10", first) == artifacts / "ResNet50" / "cifar10"
+    assert claim_folder(artifacts, "ResNet50/cifar10", first) == artifacts / "ResNet50" / "cifar10"
     (artifacts / "ResNet50" / "cifar10").mkdir(parents=True)
-    assert claim(artifacts, "ResNet50/cifar10", second) == artifacts / "ResNet50" / "cifar10_1"
+    assert claim_folder(artifacts, "ResNet50/cifar10", second) == artifacts / "ResNet50" / "cifar10_1"
     (artifacts / "ResNet50" / "cifar10_1").mkdir()
-    again = [claim(artifacts, "ResNet50/cifar10", owner).name for owner in (second, first)]
+    again = [claim_folder(artifacts, "ResNet50/cifar10", owner).name for owner in (second, first)]
     assert again == ["cifar10_1", "cifar10"]
     # A directory is free after the test or the directory was deleted.
     (tmp_path / "test_a.py").unlink()
-    assert claim(artifacts, "ResNet50/cifar10", "../test_b.py::Other").name == "cifar10"
+    assert claim_folder(artifacts, "ResNet50/cifar10", "../test_b.py::Other").name == "cifar10"
     (artifacts / "modules.json").write_text("[]")
-    assert claim(artifacts, "ResNet50/cifar10", second).name == "cifar10"
+    assert claim_folder(artifacts, "ResNet50/cifar10", second).name == "cifar10"
 
 
 def test_owner_of_returns_path_relative_to_artifacts(tmp_path):
-    owner = owner_of(claim, tmp_path / "hil-traces")
+    owner = identify_owner(claim_folder, tmp_path / "hil-traces")
     assert owner.startswith("../") and owner.endswith("traces/folders.py::claim")
 
 
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "."])
 def test_module_name_rejects_path_outside_artifacts(name):
     with pytest.raises(UsageError, match="invalid module name"):
-        module_name(dict, name)
+        choose_module_name(dict, name)
 
 
 def test_module_name_requires_a_name():
     with pytest.raises(UsageError, match="missing module name for"):
-        module_name(functools.partial(dict, a=1))
-    assert module_name(functools.partial(dict, a=1), "Vision/small") == "Vision/small"
+        choose_module_name(functools.partial(dict, a=1))
+    assert choose_module_name(functools.partial(dict, a=1), "Vision/small") == "Vision/small"

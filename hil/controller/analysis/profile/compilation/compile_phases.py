@@ -18,21 +18,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.compiling import IREE_PHASES, native_compiler
-from hil.core.clock import now_ns
+from hil.controller.models.compiling import IREE_PHASES, find_native_compiler
+from hil.core.clock import get_time_ns
 
 
 class _Compiler:
     """Wrapper for the library's C functions, without their prefix ``ireeCompiler``; pointers are opaque."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._library = ctypes.CDLL(str(native_compiler().parent / "libIREECompiler.so"))
+        self._library = ctypes.CDLL(str(find_native_compiler().parent / "libIREECompiler.so"))
         self("GlobalInitialize")
         arguments = ["iree-compile", *flags]
         texts = (ctypes.c_char_p * len(arguments))(*(text.encode() for text in arguments))
         self("SetupGlobalCL", ctypes.c_int(len(arguments)), texts, b"iree-compile", ctypes.c_bool(False))
-        self._session = self.pointer("SessionCreate")
-        self._invocation = self.pointer("InvocationCreate", self._session)
+        self._session = self.call_for_pointer("SessionCreate")
+        self._invocation = self.call_for_pointer("InvocationCreate", self._session)
         self("InvocationEnableConsoleDiagnostics", self._invocation)
 
     def __call__(self, name: str, *arguments: Any, result: Any = None) -> Any:
@@ -40,12 +40,12 @@ class _Compiler:
         function.restype = result
         return function(*arguments)
 
-    def pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+    def call_for_pointer(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         return ctypes.c_void_p(self(name, *arguments, result=ctypes.c_void_p))
 
     def _open_handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
         opened = ctypes.c_void_p()
-        if error := self.pointer(name, *arguments, ctypes.byref(opened)):
+        if error := self.call_for_pointer(name, *arguments, ctypes.byref(opened)):
             raise OSError(f"{name} failed: {self('ErrorGetMessage', error, result=ctypes.c_char_p).decode()}")
         return opened
 
@@ -61,7 +61,7 @@ class _Compiler:
 
     def write(self, path: str) -> bool:
         out = self._open_handle("OutputOpenFile", path.encode())
-        error = self.pointer("InvocationOutputVMBytecode", self._invocation, out)
+        error = self.call_for_pointer("InvocationOutputVMBytecode", self._invocation, out)
         self("OutputKeep", out)
         self("OutputDestroy", out)
         return not error
@@ -78,9 +78,9 @@ def main(source: str, out: str, reports: str, flags: Sequence[str]) -> int:
     for name, step in steps:
         with (Path(reports) / name).open("wb") as report:
             os.dup2(report.fileno(), 2)
-            begin = now_ns()
+            begin = get_time_ns()
             done = step()
-            print(json.dumps([name, begin, now_ns()]), flush=True)
+            print(json.dumps([name, begin, get_time_ns()]), flush=True)
         if not done:
             return 1
     return 0

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.compilation.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, join_list
-from hil.controller.analysis.profile.sites import Sites, sites_of
-from hil.controller.backends.compilers.iree import as_iree_takes
-from hil.controller.backends.compilers.iree_program import recipe_of
-from hil.controller.models.compiling import CachedCall, call_isolated, compiling
-from hil.controller.models.conversions import as_onnx
-from hil.core.clock import now_ns
+from hil.controller.analysis.profile.sites import Sites, find_sites
+from hil.controller.backends.compilers.iree import convert_for_iree
+from hil.controller.backends.compilers.iree_program import choose_settings
+from hil.controller.models.compiling import CachedCall, call_isolated, convert_compiler_errors
+from hil.controller.models.conversions import convert_to_onnx
+from hil.core.clock import get_time_ns
 from hil.core.files import MAX_FILE_BYTES, read_file, read_text
-from hil.core.processes import module_command
+from hil.core.processes import make_module_command
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.timeline import Span
 from hil.errors import StorageError, UsageError
 
@@ -89,16 +89,20 @@ def profile_compile(
         what = "a precompiled model" if model.format == "vmfb" else f"a model for {runtime}"
         raise UsageError(f"cannot profile the compilation of {what} ({model.format}): IREE does not compile it")
     if runtime == "iree":
-        taken = as_iree_takes(model, flags, {**how, "recompute": False})
+        taken = convert_for_iree(model, flags, {**how, "recompute": False})
         built = taken.model
-        with compiling():
-            recipe = {"format": built.format, "dims": dict(built.dims), "flags": recipe_of(built, taken.flags).flags}
+        with convert_compiler_errors():
+            recipe = {
+                "format": built.format,
+                "dims": dict(built.dims),
+                "flags": choose_settings(built, taken.flags).flags,
+            }
             found = call_isolated(compile_iree, {"model": str(built.path.absolute()), **recipe}, how)
-        sites = sites_of(model, flags, **how)
+        sites = find_sites(model, flags, **how)
         operations, notes = list(_iter_dispatches(sites, found["sources"])), sites.notes
     else:
-        built = as_onnx(model, cache=how["cache"], isolated=how["isolated"], log=how["log"])
-        with compiling():
+        built = convert_to_onnx(model, cache=how["cache"], isolated=how["isolated"], log=how["log"])
+        with convert_compiler_errors():
             found = call_isolated(load_onnxruntime, {"model": str(built.path.absolute())}, how)
         operations = list(_iter_nodes(estimate(built, **how)))
         notes = [f"{runtime} does not compile: the phases are from session creation on this machine"]
@@ -145,7 +149,7 @@ def _iter_dispatches(sites: Sites, sources: Mapping[str, int]) -> Iterator[_Oper
 def _iter_nodes(estimates: Estimates) -> Iterator[_Operation]:
     """Yield the model's nodes, for a runtime with a kernel per node. Nodes that the runtime fuses share a kernel."""
     for name, node in estimates.nodes.items():
-        yield _Operation(0, "", name, (name,), (node.op_type,), estimates.of([name]))
+        yield _Operation(0, "", name, (name,), (node.op_type,), estimates.estimate([name]))
 
 
 def _iter_operation_rows(operations: Sequence[_Operation]) -> Iterator[Sequence[Any]]:
@@ -232,7 +236,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
     from hil.controller.backends.compilers.iree_program import check_target, fail
 
     phases: list[list[Any]] = []
-    with temporary_folder("hil-phases-") as scratch:
+    with make_temporary_folder("hil-phases-") as scratch:
         folder = Path(scratch)
         folders = {name: folder / name for name in ("reports", "sources", "binaries")}
         for each in folders.values():
@@ -241,11 +245,11 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
         if format == "onnx":
             from hil.controller.backends.compilers.onnx_to_mlir import convert
 
-            source, begin = folder / "model.mlirbc", now_ns()
+            source, begin = folder / "model.mlirbc", get_time_ns()
             convert(Path(model), dims, None, source, folder / "params.irpa", None)
-            phases.append(["import", begin, now_ns(), []])
+            phases.append(["import", begin, get_time_ns(), []])
         out = folder / "main.vmfb"
-        command = module_command("hil.controller.analysis.profile.compilation.compile_phases")
+        command = make_module_command("hil.controller.analysis.profile.compilation.compile_phases")
         command += [str(source), str(out), str(folders["reports"]), *flags]
         command += [f"--iree-hal-dump-executable-{kind}-to={folders[kind]}" for kind in ("sources", "binaries")]
         print("$", *command, flush=True)
@@ -278,11 +282,11 @@ def load_onnxruntime(model: str) -> dict[str, Any]:
     """
     import onnxruntime
 
-    with temporary_folder("hil-session-") as folder:
+    with make_temporary_folder("hil-session-") as folder:
         options = onnxruntime.SessionOptions()
         options.enable_profiling = True
         options.profile_file_prefix = f"{folder}/session"
-        begin = now_ns()
+        begin = get_time_ns()
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         events = json.loads(read_file(Path(session.end_profiling())))
     phases = [

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
+from hil.controller.storage.isolation.isolated import convert_errors
 from hil.core.files import read_file
-from hil.core.installed import version
+from hil.core.installed import get_version
 from hil.core.results import Model
 from hil.errors import ImportFailed
 
@@ -132,7 +132,7 @@ class Estimates:
     values: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     results: frozenset[str] = frozenset()  # the model's output names
 
-    def of(self, names: Iterable[str]) -> Estimate:
+    def estimate(self, names: Iterable[str]) -> Estimate:
         """Return the estimate for these nodes together. Unknown names are ignored."""
         nodes = [self.nodes[name] for name in dict.fromkeys(names) if name in self.nodes]
         if not nodes:
@@ -147,7 +147,7 @@ class Estimates:
             if name and (name in self.results or any(user not in inside for user in self._value_users.get(name, ())))
         ]
         return Estimate(
-            total_of(node.flops for node in nodes),
+            sum_counts(node.flops for node in nodes),
             self._count_bytes(nodes, ins, outs),
             f"{self._format_shapes(ins)} -> {self._format_shapes(outs)}" if ins or outs else "",
         )
@@ -183,11 +183,11 @@ def estimate(model: Model, **how: Unpack[CachedCall]) -> Estimates:
 
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
-        with naming_errors("", "reading the model's shapes", ImportFailed, "the model's shapes cannot be read"):
+        with convert_errors("", "reading the model's shapes", ImportFailed, "the model's shapes cannot be read"):
             found = call_isolated(read, arguments, how)
         (folder / _FILE).write_text(json.dumps(found))
 
-    parts = {"model": model.digest, "dims": dict(model.dims), "onnx": version("onnx"), "version": _VERSION}
+    parts = {"model": model.digest, "dims": dict(model.dims), "onnx": get_version("onnx"), "version": _VERSION}
     entry, _ = how["cache"].get_or_make(Cache.key("shapes", **parts), {"model": model.name, "what": "shapes"}, make)
     document = json.loads(read_file(entry / _FILE))
     nodes = {node[0]: Node(*node) for node in document["nodes"]}
@@ -204,10 +204,10 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """
     from onnx import helper
 
-    from hil.controller.analysis.layers.graph import captured, prepared
-    from hil.controller.models.importers.onnx_nodes import nodes_of
+    from hil.controller.analysis.layers.graph import find_captured, prepare_model
+    from hil.controller.models.importers.onnx_nodes import iter_nodes
 
-    graph = prepared(Path(model), dims).graph
+    graph = prepare_model(Path(model), dims).graph
     values: dict[str, tuple[list[int], int]] = {}
     for inner in _iter_graphs(graph):
         for tensor in inner.initializer:
@@ -218,14 +218,16 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
             if kind.HasField("shape") and min(sizes, default=0) >= 0:
                 values[value.name] = (sizes, kind.elem_type)
     nodes = []
-    for node in nodes_of(graph.node):
+    for node in iter_nodes(graph.node):
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         given = {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
         ins, outs = (
             [values[name][0] if name in values else None for name in names] for names in (node.input, node.output)
         )
-        flops = operations(node.op_type, ins, outs, given) if node.domain in ("", "ai.onnx") else None
-        nodes.append([node.name, node.op_type, [*filter(None, node.input), *captured(node)], list(node.output), flops])
+        flops = count_operations(node.op_type, ins, outs, given) if node.domain in ("", "ai.onnx") else None
+        nodes.append(
+            [node.name, node.op_type, [*filter(None, node.input), *find_captured(node)], list(node.output), flops]
+        )
     types = {name: _read_type_and_bytes(shape, number) for name, (shape, number) in values.items()}
     return {
         "nodes": nodes,
@@ -235,30 +237,30 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _iter_graphs(graph: Any) -> Iterator[Any]:
-    from hil.controller.analysis.layers.graph import subgraphs
+    from hil.controller.analysis.layers.graph import list_subgraphs
 
     yield graph
     for node in graph.node:
-        for inner in subgraphs(node):
+        for inner in list_subgraphs(node):
             yield from _iter_graphs(inner)
 
 
 def _read_type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:
-    from hil.core.tensors import SUB_BYTE_BITS, TensorSpec, dtype_of
+    from hil.core.tensors import SUB_BYTE_BITS, TensorSpec, parse_dtype
     from hil.errors import UsageError
-    from hil.formats.iree_values import mlir_type
+    from hil.formats.iree_values import format_mlir_type
     from hil.formats.ort_values import ONNX_TYPES
 
     dtype = next((name for name, known in ONNX_TYPES.items() if known == number), "")
     try:
-        bits = SUB_BYTE_BITS.get(dtype) or dtype_of(dtype).itemsize * 8
-        text = mlir_type(TensorSpec("", dtype, tuple(shape)))
+        bits = SUB_BYTE_BITS.get(dtype) or parse_dtype(dtype).itemsize * 8
+        text = format_mlir_type(TensorSpec("", dtype, tuple(shape)))
     except UsageError:  # strings, and dtypes without an MLIR name
         return None
     return text.removeprefix("tensor<").removesuffix(">"), -(-math.prod(shape) * bits // 8)
 
 
-def operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
+def count_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
     """Count a node's arithmetic operations, in ONNX's default domain.
 
     Args:
@@ -343,7 +345,7 @@ _COUNTS: dict[str, Count] = {
 }
 
 
-def total_of(parts: Iterable[int | None]) -> int | None:
+def sum_counts(parts: Iterable[int | None]) -> int | None:
     """Sum counts; None if any is unknown."""
     counts = list(parts)
     return None if None in counts else sum(filter(None, counts))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from hil.core.clock import ClockFit, by_pairs
+from hil.core.clock import ClockFit, convert_by_pairs
 from hil.core.timeline import InvokeTiming, OpRow, Profile, Span
 from hil.errors import ImportFailed, UsageError
 from hil.formats.etdump import EXECUTE, EtEvent, read_etdump
@@ -28,7 +28,7 @@ def read_events(path: Path) -> list[EtEvent]:
         raise ImportFailed(f"{path.name} cannot be read: {error}") from error
 
 
-def etdump_rows(
+def iter_etdump_rows(
     events: Sequence[EtEvent],
     *,
     run: str,
@@ -46,7 +46,7 @@ def etdump_rows(
     for event in events:
         if event.run < warmup or event.name == EXECUTE:
             continue
-        start, end = (by_pairs(time * unit, clock) for time in (event.start, event.end))
+        start, end = (convert_by_pairs(time * unit, clock) for time in (event.start, event.end))
         yield OpRow(
             run=run,
             iteration=event.run - warmup,
@@ -74,7 +74,7 @@ def profile_of(path: Path, *, model: str, board: str, unit: str = "ns") -> Profi
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     scale = UNITS[unit]
-    rows = list(etdump_rows(events, run=path.stem, board=board, unit=scale))
+    rows = list(iter_etdump_rows(events, run=path.stem, board=board, unit=scale))
     if not rows:
         raise UsageError(f"{path} has no events", hint="profile a run of the method with ExecuTorch's event tracer")
     runs = [(event.start * scale, event.end * scale) for event in events if event.name == EXECUTE]

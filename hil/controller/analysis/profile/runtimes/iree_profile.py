@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hil.controller.models.compiling import IsolatedCall, call_isolated
-from hil.controller.storage.isolation.isolated import naming_errors
-from hil.core.clock import by_pairs
+from hil.controller.storage.isolation.isolated import convert_errors
+from hil.core.clock import convert_by_pairs
 from hil.core.files import map_file
 from hil.core.timeline import Sample
 from hil.errors import RunFailed, UsageError
@@ -84,20 +84,20 @@ class IreeEvents:
 
     def events(self) -> Iterator[IreeEvent]:
         """Yield every event by start, including events outside iterations."""
-        rows = mapped_rows(self.folder / EVENTS, EVENT)
+        rows = map_rows(self.folder / EVENTS, EVENT)
         dispatch = self.names.index(DISPATCH) if DISPATCH in self.names else -1
         for first in range(0, len(self.order), _BATCH):
             batch = self.order[first : first + _BATCH]
             where = (array[batch].tolist() for array in (self.iteration, self.submission, self.ordinal))
             for row, iteration, submission, ordinal in zip(rows[batch].tolist(), *where, strict=True):
                 start, duration, tile_time, size, _, _, _, tiles, op, key = row
-                begin = by_pairs(start, self.clock)
+                begin = convert_by_pairs(start, self.clock)
                 yield IreeEvent(
                     iteration,
                     self.names[op],
                     self.names[key],
                     begin,
-                    by_pairs(start + duration, self.clock) - begin,
+                    convert_by_pairs(start + duration, self.clock) - begin,
                     submission,
                     ordinal if op == dispatch else None,
                     tiles if op == dispatch and tiles > 0 else None,
@@ -105,13 +105,13 @@ class IreeEvents:
                     size,
                 )
 
-    def submitted(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
+    def group_submissions(self) -> tuple[list[list[tuple[str, ...]]], list[int]]:
         """Return the dispatch names of every submission per iteration, in order.
 
         Returns:
             The distinct lists, usually a single list, and for every iteration the index of its list.
         """
-        rows = mapped_rows(self.folder / EVENTS, EVENT)
+        rows = map_rows(self.folder / EVENTS, EVENT)
         own = np.flatnonzero((self.iteration >= 0) & (self.ordinal >= 0))
         own = own[np.lexsort((self.ordinal[own], self.submission[own], self.iteration[own]))]
         pairs = np.stack([self.submission[own], rows["key"][own]], 1)
@@ -131,12 +131,12 @@ class IreeEvents:
                 found.append([tuple(each) for each in keys])
         return found, which
 
-    def memory(self) -> Iterator[Sample]:
+    def iter_memory(self) -> Iterator[Sample]:
         """Yield the device memory reserved by the program in bytes, at every change."""
-        samples = mapped_rows(self.folder / MEMORY, MEMORY_SAMPLE)
+        samples = map_rows(self.folder / MEMORY, MEMORY_SAMPLE)
         order = np.argsort(samples["at"], kind="stable")
         for at, reserved in zip(samples["at"][order], samples["reserved"][order], strict=True):
-            yield Sample(by_pairs(int(at), self.clock), "IREE memory reserved", float(reserved), "bytes")
+            yield Sample(convert_by_pairs(int(at), self.clock), "IREE memory reserved", float(reserved), "bytes")
 
 
 def read_ireeprof(
@@ -154,7 +154,7 @@ def read_ireeprof(
         folder: an existing directory for the events. The directory must exist as long as the events are used.
         warmup: number of warm-up runs before the iterations.
         iterations: number of runs with the same inputs at the profile's end, if known.
-        clock: (profile's time, board's time) pairs, see :func:`hil.core.clock.by_pairs`.
+        clock: (profile's time, board's time) pairs, see :func:`hil.core.clock.convert_by_pairs`.
 
     Raises:
         RunFailed: the file is not an IREE profile, is truncated, or is empty.
@@ -166,10 +166,10 @@ def read_ireeprof(
     if not path.is_file():
         raise RunFailed(f"profile {path.name} not found", hint="see the error of the run that should have written it")
     damaged, failed = partial(RunFailed, hint="the file is damaged"), f"IREE's profile {path.name} cannot be read"
-    with naming_errors("", "reading IREE's profile", damaged, failed):
+    with convert_errors("", "reading IREE's profile", damaged, failed):
         arguments = {"path": str(path.absolute()), "tool": str(tool), "folder": str(folder.absolute())}
         exported = call_isolated(export, arguments, how)
-    rows = mapped_rows(folder / EVENTS, EVENT)
+    rows = map_rows(folder / EVENTS, EVENT)
     if not len(rows):
         raise RunFailed(
             f"IREE's profile {path.name} has no events",
@@ -178,9 +178,9 @@ def read_ireeprof(
     notes = [f"{exported['lost']} invalid events in IREE's profile are ignored"] if exported["lost"] else []
     names: list[str] = exported["names"]
     dispatch = names.index(DISPATCH) if DISPATCH in names else -1
-    ordinals = ordinals_of(rows, dispatch)
-    numbers, kinds = submissions_of(rows, ordinals)
-    per_submission, doubt = by_repetition(kinds, None if iterations is None else warmup + iterations)
+    ordinals = number_events(rows, dispatch)
+    numbers, kinds = find_submissions(rows, ordinals)
+    per_submission, doubt = assign_by_repetition(kinds, None if iterations is None else warmup + iterations)
     notes += [doubt] if doubt else []
     if per_submission.max(initial=SETUP) + 1 > warmup:
         per_submission = np.maximum(per_submission - warmup, SETUP)
@@ -189,7 +189,7 @@ def read_ireeprof(
         names,
         np.argsort(rows["start"], kind="stable"),
         per_submission[numbers],
-        within(per_submission)[numbers],
+        number_within_iterations(per_submission)[numbers],
         ordinals,
         int(per_submission.max(initial=SETUP)) + 1,
         tuple(clock),
@@ -197,12 +197,12 @@ def read_ireeprof(
     )
 
 
-def mapped_rows(path: Path, dtype: Any) -> NDArray[Any]:
+def map_rows(path: Path, dtype: Any) -> NDArray[Any]:
     """Return a file's rows as a memory map."""
     return np.frombuffer(map_file(path), dtype)
 
 
-def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
+def number_events(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
     """Return the index of every event among the dispatches of its submission, int64 [events]; -1 for other events."""
     own = np.flatnonzero(rows["op"] == dispatch)
     # The sort is stable: without known commands, the order of the file remains, which is the execution order.
@@ -212,7 +212,7 @@ def ordinals_of(rows: NDArray[Any], dispatch: int) -> NDArray[np.int64]:
     return ordinals
 
 
-def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_submissions(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return every event's submission number, int64 [events], and each submission's kind, int64 [submissions]."""
     pairs = np.stack([rows["queue"], rows["submission"]], 1)
     unique, numbers = np.unique(pairs, axis=0, return_inverse=True)
@@ -224,7 +224,7 @@ def submissions_of(rows: NDArray[Any], ordinals: NDArray[np.int64]) -> tuple[NDA
     return numbers, kinds
 
 
-def within(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
+def number_within_iterations(per_submission: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the index of every submission within its iteration, int64 [submissions]."""
     order = np.argsort(per_submission, kind="stable")
     within = np.empty(len(per_submission), np.int64)
@@ -243,7 +243,7 @@ def _count_preceding(*keys: NDArray[Any]) -> NDArray[np.int64]:
     return np.arange(count) - np.repeat(firsts, np.diff([*firsts, count]))
 
 
-def by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
+def assign_by_repetition(kinds: NDArray[np.int64], iterations: int | None) -> tuple[NDArray[np.int64], str]:
     """Assign submissions to iterations by repetition.
 
     The function finds the longest sequence that occurs ``iterations`` times at the end of the submissions. If the

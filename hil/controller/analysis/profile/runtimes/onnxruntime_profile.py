@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.analysis.layers.graph import prepared, reads
+from hil.controller.analysis.layers.graph import list_reads, prepare_model
 from hil.controller.models.compiling import IsolatedCall, call_isolated
-from hil.controller.models.importers.onnx_nodes import nodes_of
-from hil.controller.storage.isolation.isolated import naming_errors
+from hil.controller.models.importers.onnx_nodes import iter_nodes
+from hil.controller.storage.isolation.isolated import convert_errors
 from hil.core.bounded_json import parse_json
-from hil.core.clock import by_pairs
+from hil.core.clock import convert_by_pairs
 from hil.core.files import open_file
 from hil.core.results import Model
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed, RunFailed, UsageError
-from hil.formats.iree_values import mlir_type
+from hil.formats.iree_values import format_mlir_type
 from hil.formats.onnx_file import load_onnx
-from hil.formats.ort_values import dtype_of_type
+from hil.formats.ort_values import parse_type
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,7 +76,7 @@ class KernelNodes:
     top: Sequence[Sequence[str]]  # main graph nodes as (name, type), in order
     note: str = ""  # why ``kernels`` is empty, or ""
 
-    def of(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
+    def find_nodes(self, name: str, op_type: str, index: str) -> tuple[str, ...]:
         """Return a kernel's nodes. Return () for a kernel that the optimiser added and that computes nothing.
 
         Args:
@@ -90,7 +90,7 @@ class KernelNodes:
             own, own_type = self.top[int(index)]
             if own_type == op_type:
                 return (own,)
-        found = tuple(by_name(name, self.named))
+        found = tuple(find_by_name(name, self.named))
         return () if op_type in LAYOUT and name not in self.named else found
 
 
@@ -124,8 +124,10 @@ class OnnxRuntimeEvents:
         args = record["args"]
         name = record["name"].removesuffix(_KERNEL)
         op_type = str(args.get("op_name", ""))
-        start, end = (by_pairs(time * 1000, self.clock) for time in (record["ts"], record["ts"] + record["dur"]))
-        nodes = self.nodes.of(name, op_type, str(args.get("node_index")))
+        start, end = (
+            convert_by_pairs(time * 1000, self.clock) for time in (record["ts"], record["ts"] + record["dur"])
+        )
+        nodes = self.nodes.find_nodes(name, op_type, str(args.get("node_index")))
         ins, outs = (_format_types(args.get(key, ())) for key in ("input_type_shape", "output_type_shape"))
         return KernelEvent(run, name, op_type, nodes, bool(nodes), start, end - start, f"{ins} -> {outs}")
 
@@ -157,9 +159,9 @@ def _format_types(listed: Any) -> str:
 
 
 def _format_type(kind: str, shape: tuple[int, ...]) -> str:
-    dtype = dtype_of_type(f"tensor({kind})")
+    dtype = parse_type(f"tensor({kind})")
     try:
-        return mlir_type(TensorSpec("", dtype or kind, shape)).removeprefix("tensor<").removesuffix(">")
+        return format_mlir_type(TensorSpec("", dtype or kind, shape)).removeprefix("tensor<").removesuffix(">")
     except UsageError:  # strings
         return "x".join((*map(str, shape), kind))
 
@@ -178,7 +180,7 @@ def read_onnxruntime(
     Args:
         warmup: number of warm-up runs to skip.
         iterations: number of runs after them; None for all.
-        clock: (profile's time, board's time) pairs in ns, see :func:`hil.core.clock.by_pairs`.
+        clock: (profile's time, board's time) pairs in ns, see :func:`hil.core.clock.convert_by_pairs`.
 
     Raises:
         RunFailed: the file is not an ONNX Runtime profile, or contains no complete run.
@@ -188,7 +190,7 @@ def read_onnxruntime(
     windows = []
     for record in _read_records(path, only=f'"{_RUN}"'):
         begin, end = record["ts"], record["ts"] + record["dur"]
-        windows.append((by_pairs(begin * 1000, clock), by_pairs(end * 1000, clock)))
+        windows.append((convert_by_pairs(begin * 1000, clock), convert_by_pairs(end * 1000, clock)))
     runs = len(windows)
     windows = windows[warmup : None if iterations is None else warmup + iterations]
     if not windows:
@@ -205,8 +207,8 @@ def read_onnxruntime(
         notes.append(f"ONNX Runtime's profile is truncated: {len(windows)} complete runs")
     arguments = {"model": str(model.path.absolute()), "dims": dict(model.dims)}
     try:
-        with naming_errors("", "finding the kernels' nodes", ImportFailed, "the model's nodes cannot be read"):
-            nodes = KernelNodes(**call_isolated(kernel_nodes, arguments, how))
+        with convert_errors("", "finding the kernels' nodes", ImportFailed, "the model's nodes cannot be read"):
+            nodes = KernelNodes(**call_isolated(find_kernel_nodes, arguments, how))
     except ImportFailed as error:
         nodes = KernelNodes({}, {}, (), error.message)
     notes += [nodes.note] if nodes.note else []
@@ -233,15 +235,15 @@ def _is_event(record: Any) -> bool:
     return is_typed and all(abs(record[name]) < _MAX_TIME_US for name in ("ts", "dur"))
 
 
-def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
+def find_kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     """Find the nodes for a session's kernels on this machine; return the fields of :class:`KernelNodes`.
 
     The optimiser fuses nodes, adds layout changes, and renames nodes. Model values that still exist in the optimised
     model delimit the fused nodes. Runs in an isolated process.
     """
-    graph = prepared(Path(model), dims).graph
-    named = {value: node.name for node in nodes_of(graph.node) for value in node.output if value}
-    named.update({node.name: node.name for node in nodes_of(graph.node)})
+    graph = prepare_model(Path(model), dims).graph
+    named = {value: node.name for node in iter_nodes(graph.node) for value in node.output if value}
+    named.update({node.name: node.name for node in iter_nodes(graph.node)})
     note = ""
     kernels: dict[str, list[str]] = {}
     try:
@@ -249,7 +251,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     except Exception as error:  # without the optimised model, kernel names still identify some nodes
         note = f"kernels are matched to nodes by name only: {str(error).strip().splitlines()[0][:200]}"
     else:
-        kernels = _Fusions(graph, left).kernels()
+        kernels = _Fusions(graph, left).map_kernels()
     top = [[node.name, node.op_type] for node in graph.node]
     return {"kernels": kernels, "named": named, "top": top, "note": note}
 
@@ -257,7 +259,7 @@ def kernel_nodes(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
 def _load_optimised_graph(model: str) -> Any:
     import onnxruntime
 
-    with temporary_folder("hil-ort-") as scratch:
+    with make_temporary_folder("hil-ort-") as scratch:
         path = Path(scratch) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(path)
@@ -269,7 +271,7 @@ def _load_optimised_graph(model: str) -> Any:
         return load_onnx(path).graph
 
 
-def by_name(name: str, named: Mapping[str, str]) -> list[str]:
+def find_by_name(name: str, named: Mapping[str, str]) -> list[str]:
     """Return the nodes that a kernel's name contains, such as ``fused Gemm_1`` or ``MatMul_2/MatMulAddFusion``."""
     found: dict[str, None] = {}
     if len(name) > _MAX_NAME:
@@ -309,11 +311,11 @@ class _Fusions:
         self._there = there.union(*self._ends.values())
         self._constant = self._find_constant_nodes(graph)
 
-    def kernels(self) -> dict[str, list[str]]:
+    def map_kernels(self) -> dict[str, list[str]]:
         """Return node of the optimised graph -> model nodes that it computes, in order."""
         own = {name: name for name in self._nodes}
         named = [node for node in self._left if node.name and not self._is_layout_change(node)]
-        found = {node.name: set(by_name(node.name, own)) for node in named}
+        found = {node.name: set(find_by_name(node.name, own)) for node in named}
         taken = set().union(*found.values())
         for node in named:
             was = self._nodes.get(node.name)
@@ -364,7 +366,7 @@ class _Fusions:
         """Return the nodes that do not depend on inputs. The optimiser has already computed these nodes."""
         changing = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
         for node in graph.node:
-            if any(value in changing for value in reads(node)):
+            if any(value in changing for value in list_reads(node)):
                 changing.update(node.output)
         return {node.name for node in graph.node if not any(value in changing for value in node.output)}
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from hil.controller.backends.references.definitions.quantization import wide
+from hil.controller.backends.references.definitions.quantization import widen
 from hil.core.tensors import Array
 
 
@@ -27,7 +27,7 @@ def join_heads(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
-def scaled_dot_product(
+def compute_attention(
     q: Array, k: Array, v: Array, bias: Array, *, scale: float | None = None, softcap: float = 0.0
 ) -> tuple[Array, Array, Array]:
     """Return ``softmax(q k^T * scale + bias) v``, the products ``q k^T * scale``, and the probabilities.
@@ -41,7 +41,7 @@ def scaled_dot_product(
         scale: Scale of the products; None or 0 is ``1 / sqrt(size)``.
         softcap: If not 0, products are replaced by ``softcap * tanh(product / softcap)`` before the bias is added.
     """
-    q, k, v = wide(q), wide(k), wide(v)
+    q, k, v = widen(q), widen(k), widen(v)
     groups = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
     products: Array = q @ k.swapaxes(-1, -2) * (scale or 1 / math.sqrt(q.shape[-1]))
@@ -54,7 +54,9 @@ def scaled_dot_product(
     return probabilities @ v, products, probabilities
 
 
-def window_bias(queries: int, keys: int, first: Array, *, is_causal: bool, left: int = -1, right: int = -1) -> Array:
+def make_window_bias(
+    queries: int, keys: int, first: Array, *, is_causal: bool, left: int = -1, right: int = -1
+) -> Array:
     """Return a bias [batch, 1, queries, keys]: 0 for keys that a query may attend to, -inf for other keys.
 
     Args:
@@ -73,7 +75,7 @@ def window_bias(queries: int, keys: int, first: Array, *, is_causal: bool, left:
     return np.where(allowed, 0.0, -np.inf)
 
 
-def rotary_embedding(
+def rotate_heads(
     x: Array, cos: Array, sin: Array, positions: Array, *, interleaved: bool = False, size: int = 0
 ) -> Array:
     """Return heads rotated by their positions.
@@ -86,10 +88,10 @@ def rotary_embedding(
             half of ``size``.
         size: Number of rotated elements of a head; 0 means all elements.
     """
-    x = wide(x)
+    x = widen(x)
     size = size or x.shape[-1]
     rotated, rest = x[..., :size], x[..., size:]
-    cosine, sine = (wide(table)[positions][:, np.newaxis, :, : size // 2] for table in (cos, sin))
+    cosine, sine = (widen(table)[positions][:, np.newaxis, :, : size // 2] for table in (cos, sin))
     one, other = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else np.split(rotated, 2, axis=-1)
     real, imaginary = cosine * one - sine * other, sine * one + cosine * other
     if interleaved:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from hil.controller.backends.references.definitions.quantization import wide
+from hil.controller.backends.references.definitions.quantization import widen
 from hil.core.tensors import Array
 
 
-def rms_normalization(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5) -> tuple[Array, Array]:
+def normalize_rms(x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5) -> tuple[Array, Array]:
     """Return ``x / sqrt(mean(x^2) + epsilon) * scale``, and ``1 / sqrt(mean(x^2) + epsilon)``.
 
     Args:
         axis: The first axis of the mean. The mean includes all following axes.
     """
-    x = wide(x)
+    x = widen(x)
     first = axis + x.ndim if axis < 0 else axis
     axes = tuple(range(first, x.ndim))
     inverse: Array = 1 / np.sqrt(np.mean(np.square(x), axis=axes, keepdims=True) + epsilon)
-    return x * inverse * wide(scale), inverse
+    return x * inverse * widen(scale), inverse
 
 
 def skip_rms_normalization(
@@ -32,7 +32,7 @@ def skip_rms_normalization(
 
     ``skip`` may lack the batch axis, or have a batch size of 1.
     """
-    total = wide(x) + wide(skip).reshape((1,) * (x.ndim - skip.ndim) + skip.shape)
+    total = widen(x) + widen(skip).reshape((1,) * (x.ndim - skip.ndim) + skip.shape)
     if bias is not None:
-        total = total + wide(bias)
-    return *rms_normalization(total, scale, epsilon=epsilon), total
+        total = total + widen(bias)
+    return *normalize_rms(total, scale, epsilon=epsilon), total

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from hil.controller.backends.references.definitions.quantization import wide
+from hil.controller.backends.references.definitions.quantization import widen
 from hil.core.tensors import Array
 
 _CHANGED = 13
@@ -27,7 +27,7 @@ class _SoftmaxLike(OpRun):
         place = (1 if is_old else -1) if axis is None or not self._has_axis else axis
         place = place + x.ndim if place < 0 else place
         last = tuple(range(place, x.ndim)) if is_old else (place,)
-        moved = np.moveaxis(wide(x), last, range(x.ndim - len(last), x.ndim))
+        moved = np.moveaxis(widen(x), last, range(x.ndim - len(last), x.ndim))
         flat = moved.reshape(*moved.shape[: x.ndim - len(last)], -1)
         y = self.compute(flat).reshape(moved.shape)
         return (np.moveaxis(y, range(x.ndim - len(last), x.ndim), last).astype(x.dtype),)

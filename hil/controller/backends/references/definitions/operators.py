@@ -14,14 +14,18 @@ from onnx.reference.op_run import OpRun
 
 from hil.controller.backends.references.definitions.attention import (
     append_cache,
+    compute_attention,
     join_heads,
-    rotary_embedding,
-    scaled_dot_product,
+    make_window_bias,
+    rotate_heads,
     split_heads,
-    window_bias,
 )
-from hil.controller.backends.references.definitions.normalization import rms_normalization, skip_rms_normalization
-from hil.controller.backends.references.definitions.quantization import dequantize, dequantize_nbits, matmul_nbits
+from hil.controller.backends.references.definitions.normalization import normalize_rms, skip_rms_normalization
+from hil.controller.backends.references.definitions.quantization import (
+    dequantize,
+    dequantize_nbits_weights,
+    multiply_nbits,
+)
 from hil.core.tensors import Array
 
 _CONTRIB = "com.microsoft"
@@ -77,7 +81,9 @@ class MatMulNBits(OpRun):
     ) -> tuple[Array, ...]:
         _refuse(others, "MatMulNBits")
         shape = {"rows": K, "columns": N, "bits": bits, "block_size": block_size}
-        return (matmul_nbits(a, dequantize_nbits(b, scales, zero_points, g_idx, **shape), bias).astype(a.dtype),)
+        return (
+            multiply_nbits(a, dequantize_nbits_weights(b, scales, zero_points, g_idx, **shape), bias).astype(a.dtype),
+        )
 
 
 class SimplifiedLayerNormalization(OpRun):
@@ -89,7 +95,7 @@ class SimplifiedLayerNormalization(OpRun):
         self, x: Array, scale: Array, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, **others: Any
     ) -> tuple[Array, ...]:
         _refuse(others, "SimplifiedLayerNormalization")
-        y, inverse = rms_normalization(x, scale, axis=axis, epsilon=epsilon)
+        y, inverse = normalize_rms(x, scale, axis=axis, epsilon=epsilon)
         return y.astype(scale.dtype), inverse.astype(np.float32)
 
 
@@ -135,7 +141,7 @@ class RotaryEmbedding(OpRun):
         batch, length = heads.shape[0], heads.shape[2]
         where = positions + np.arange(length)[None] if positions.size == 1 else positions
         where = np.broadcast_to(where, (batch, length))
-        y = rotary_embedding(heads, cos, sin, where, interleaved=bool(interleaved), size=rotary_embedding_dim)
+        y = rotate_heads(heads, cos, sin, where, interleaved=bool(interleaved), size=rotary_embedding_dim)
         return ((y if x.ndim == 4 else join_heads(y)).astype(x.dtype),)
 
 
@@ -186,17 +192,17 @@ class GroupQueryAttention(OpRun):
             where = starts[:, None] + np.arange(length)[None] if positions is None else positions
             where = np.minimum(where, cos.shape[0] - 1)  # positions of padding may exceed the table
             turn = {"interleaved": bool(rotary_interleaved), "size": 2 * cos.shape[-1]}
-            q, k = (rotary_embedding(one, cos, sin, where, **turn) for one in (q, k))
+            q, k = (rotate_heads(one, cos, sin, where, **turn) for one in (q, k))
         room = max(total, 0 if past_key is None else past_key.shape[2])
         keys = append_cache(past_key, k.astype(query.dtype), starts, room)
         values = append_cache(past_value, v, starts, room)
         left = local_window_size - 1 if local_window_size > 0 else -1
-        bias = window_bias(length, room, starts, is_causal=True, left=left)
+        bias = make_window_bias(length, room, starts, is_causal=True, left=left)
         if attention_bias is not None:
             more = np.full((*attention_bias.shape[:-1], room), 0.0)
             more[..., : attention_bias.shape[-1]] = attention_bias
             bias = bias + more
-        y, _, _ = scaled_dot_product(q, keys, values, bias, scale=scale, softcap=softcap)
+        y, _, _ = compute_attention(q, keys, values, bias, scale=scale, softcap=softcap)
         return join_heads(y).astype(query.dtype), keys, values
 
 
@@ -247,12 +253,12 @@ class Attention(OpRun):
         else:
             first = np.array([0]) if lengths is None else lengths.ravel() - queries
         windows = {"left": left_window_size, "right": right_window_size}
-        bias = window_bias(queries, count, first, is_causal=bool(is_causal), **windows)
+        bias = make_window_bias(queries, count, first, is_causal=bool(is_causal), **windows)
         if mask is not None:
-            bias = bias + _additive(mask, count)
+            bias = bias + _make_additive(mask, count)
         if lengths is not None:
             bias = bias + np.where(np.arange(count) < lengths.reshape(-1, 1, 1, 1), 0.0, -np.inf)
-        y, products, probabilities = scaled_dot_product(q, keys, values, bias, scale=scale, softcap=softcap or 0.0)
+        y, products, probabilities = compute_attention(q, keys, values, bias, scale=scale, softcap=softcap or 0.0)
         shown = probabilities if qk_matmul_output_mode == 3 else products
         return (join_heads(y) if is_flat else y).astype(dtype), keys, values, shown.astype(dtype)
 
@@ -274,7 +280,7 @@ class GatherElements(OpRun):
         return (x[tuple(index)],)
 
 
-def _additive(mask: Array, keys: int) -> Array:
+def _make_additive(mask: Array, keys: int) -> Array:
     """Return a mask as a bias. If the mask is shorter than the keys, the remaining keys are excluded."""
     bias = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
     missing = keys - bias.shape[-1]

@@ -14,7 +14,7 @@ from hil.core.tensors import Array
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 
 
-def wide(array: Array) -> Array:
+def widen(array: Array) -> Array:
     """Return the values in float64, which represents all values of formats with up to 32 bits exactly."""
     return np.asarray(array).astype(np.float64)
 
@@ -30,9 +30,9 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
     Raises:
         ValueError: the shapes do not match.
     """
-    factor = spread(wide(scale), x.shape, axis, block_size)
-    offset = 0.0 if zero_point is None else spread(wide(zero_point), x.shape, axis, block_size)
-    values: Array = (wide(x) - offset) * factor
+    factor = spread(widen(scale), x.shape, axis, block_size)
+    offset = 0.0 if zero_point is None else spread(widen(zero_point), x.shape, axis, block_size)
+    values: Array = (widen(x) - offset) * factor
     return values
 
 
@@ -86,7 +86,7 @@ def unpack_bits(packed: Array, bits: int, count: int) -> Array:
     return np.asarray(flat[..., :count])
 
 
-def dequantize_nbits(
+def dequantize_nbits_weights(
     b: Array,
     scales: Array,
     zero_points: Array | None = None,
@@ -114,12 +114,12 @@ def dequantize_nbits(
     else:
         offsets = zero_points.reshape(columns, blocks)
     places = np.arange(rows) // block_size if g_idx is None else np.asarray(g_idx)
-    factors = wide(scales).reshape(columns, blocks)
-    weights: Array = (wide(values) - wide(offsets)[:, places]) * factors[:, places]
+    factors = widen(scales).reshape(columns, blocks)
+    weights: Array = (widen(values) - widen(offsets)[:, places]) * factors[:, places]
     return weights
 
 
-def matmul_nbits(a: Array, weights: Array, bias: Array | None = None) -> Array:
-    """Return ``a @ weights.T + bias`` in float64 (MatMulNBits). ``weights``: see :func:`dequantize_nbits`."""
-    product: Array = wide(a) @ weights.T
-    return product if bias is None else product + wide(bias)
+def multiply_nbits(a: Array, weights: Array, bias: Array | None = None) -> Array:
+    """Return ``a @ weights.T + bias`` in float64 (MatMulNBits). ``weights``: see :func:`dequantize_nbits_weights`."""
+    product: Array = widen(a) @ weights.T
+    return product if bias is None else product + widen(bias)

@@ -19,7 +19,7 @@ class _TimeIsUp(BaseException):
 
 
 @contextlib.contextmanager
-def limited_cpu(seconds: float | None) -> Iterator[None]:
+def limit_cpu(seconds: float | None) -> Iterator[None]:
     """Interrupt the ``with`` block after this much CPU time of the process. Calls of native code are not interrupted.
 
     The limit needs a CPU time timer: it has no effect on Windows or outside the main thread.

@@ -15,20 +15,20 @@ import numpy as np
 
 from hil.controller.backends.references.runners.node_evaluator import NodeEvaluator
 from hil.controller.backends.references.runners.onnx import (
-    defined_evaluator,
-    evaluator_text,
-    exact_session,
-    ort_text,
+    format_evaluator_error,
+    format_ort_error,
+    make_evaluator,
+    open_exact_session,
 )
 from hil.controller.backends.references.value_rounding import Names, Rounding
-from hil.controller.models.importers.onnx import spec_of_value
-from hil.controller.models.importers.onnx_nodes import all_graphs, nodes_of
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.importers.onnx import make_value_spec
+from hil.controller.models.importers.onnx_nodes import iter_nodes, list_graphs
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.arithmetic import FLOAT32
 from hil.core.stepped_program import SteppedProgram
 from hil.core.steps import INPUTS, StepsPlan
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 from hil.errors import ReferenceFailed
 from hil.formats.onnx_functions import inline_functions
 from hil.formats.ort_values import to_ort
@@ -49,15 +49,15 @@ def run_decoder(model: str, inputs: str, plan: str, arithmetic: str, output: str
     Raises:
         ReferenceFailed: the model cannot be evaluated in this arithmetic.
     """
-    from hil.controller.models.importers.onnx_data import load_whole
+    from hil.controller.models.importers.onnx_data import load_with_data
 
-    loaded = load_whole(Path(model))
+    loaded = load_with_data(Path(model))
     if loaded.functions:
         loaded = inline_functions(loaded)
-    program = SteppedProgram(_make_program(loaded, arithmetic), StepsPlan.of_json(json.loads(plan)))
+    program = SteppedProgram(_make_program(loaded, arithmetic), StepsPlan.from_json(json.loads(plan)))
     given = load_tensors(Path(inputs))
     # the reference's inputs are float64
-    constant = [given[spec.name].astype(dtype_of(spec.dtype), copy=False) for spec in program.inputs[len(INPUTS) :]]
+    constant = [given[spec.name].astype(parse_dtype(spec.dtype), copy=False) for spec in program.inputs[len(INPUTS) :]]
     program.bind([*(given[name] for name in INPUTS), *constant])
     with np.errstate(all="ignore"):
         program.run()
@@ -70,8 +70,8 @@ class _Steps:
 
     def __init__(self, model: Any, run: Callable[[dict[str, Array]], Mapping[str, Any]]) -> None:
         weights = {one.name for one in model.graph.initializer}
-        self.inputs = tuple(spec_of_value(one) for one in model.graph.input if one.name not in weights)
-        self.outputs = tuple(spec_of_value(one) for one in model.graph.output)
+        self.inputs = tuple(make_value_spec(one) for one in model.graph.input if one.name not in weights)
+        self.outputs = tuple(make_value_spec(one) for one in model.graph.output)
         self.function = ""
         self._run = run
 
@@ -87,27 +87,31 @@ class _Steps:
 
 def _make_program(model: Any, arithmetic: str) -> _Steps:
     if arithmetic == FLOAT64:
-        with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
+        with convert_foreign_errors(
+            ReferenceFailed, "onnx's evaluator cannot load the model", error_text=format_evaluator_error
+        ):
             widen_floats(model)
-            evaluator = defined_evaluator(model)
+            evaluator = make_evaluator(model)
 
         def evaluate(given: dict[str, Array]) -> Mapping[str, Any]:
-            with foreign_errors(ReferenceFailed, "onnx's evaluator failed", error_text=evaluator_text):
+            with convert_foreign_errors(ReferenceFailed, "onnx's evaluator failed", error_text=format_evaluator_error):
                 return dict(zip(evaluator.output_names, evaluator.run(None, given), strict=True))
 
         return _Steps(model, evaluate)
     if arithmetic == FLOAT32:
-        with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
-            session = exact_session(Path(), model)
+        with convert_foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=format_ort_error):
+            session = open_exact_session(Path(), model)
         names = [one.name for one in session.get_outputs()]
 
         def compute(given: dict[str, Array]) -> Mapping[str, Any]:
-            with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=ort_text):
+            with convert_foreign_errors(
+                ReferenceFailed, "ONNX Runtime failed to run the model", error_text=format_ort_error
+            ):
                 values = session.run_with_ort_values(names, {name: to_ort(one) for name, one in given.items()})
                 return dict(zip(names, (value.numpy() for value in values), strict=True))
 
         return _Steps(model, compute)
-    rounding, nodes = Rounding(arithmetic, Names.of_model(model)), NodeEvaluator(model)
+    rounding, nodes = Rounding(arithmetic, Names.from_model(model)), NodeEvaluator(model)
     return _Steps(model, lambda given: nodes.run(given, rounding))
 
 
@@ -121,13 +125,13 @@ def widen_floats(model: Any) -> None:
         if tensor.data_type in narrow:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
 
-    for graph in all_graphs(model.graph):
+    for graph in list_graphs(model.graph):
         for tensor in graph.initializer:
             widen(tensor)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.type.tensor_type.elem_type in narrow:
                 value.type.tensor_type.elem_type = TensorProto.DOUBLE
-    for node in nodes_of(model.graph.node):
+    for node in iter_nodes(model.graph.node):
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
                 attribute.i = TensorProto.DOUBLE

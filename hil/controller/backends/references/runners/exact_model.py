@@ -43,10 +43,10 @@ def needs_rewriting(path: Path) -> bool:
 def make_exact(model: Any) -> None:
     """Rewrite a ModelProto in place: remove accuracy levels and products that saturate."""
     remove_accuracy_levels(model)
-    _shift_products(model.graph, _types(model))
+    _shift_products(model.graph, _infer_types(model))
 
 
-def _types(model: Any) -> dict[str, int]:
+def _infer_types(model: Any) -> dict[str, int]:
     """Return tensor name -> element type, as far as shape inference can determine it."""
     import onnx
 

@@ -11,16 +11,16 @@ import numpy as np
 
 from hil.controller.backends.compilers.iree_program import PACKAGE, compile_program
 from hil.controller.models.compiling import PARAMETER_SCOPE, PARAMETERS, Work, call_isolated
-from hil.controller.storage.isolation.isolated import function_name
-from hil.controller.storage.screen.texts import first_line, foreign_errors
-from hil.controller.storage.tensor_files import on_files
-from hil.core.installed import version
+from hil.controller.storage.isolation.isolated import get_function_name
+from hil.controller.storage.screen.texts import convert_foreign_errors, get_first_line
+from hil.controller.storage.tensor_files import call_on_files
+from hil.core.installed import get_version
 from hil.core.results import Model
-from hil.core.tensors import Array, dtype_of
+from hil.core.tensors import Array, parse_dtype
 from hil.errors import ReferenceFailed
-from hil.formats.iree_buffers import array_of, view_of
+from hil.formats.iree_buffers import read_array, view_of
 from hil.formats.iree_command import is_number
-from hil.formats.iree_values import SCALAR_PREFIX, choose_function, functions_of
+from hil.formats.iree_values import SCALAR_PREFIX, choose_function, list_module_functions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,9 +33,9 @@ _FLAGS = (
 _DEVICE = "local-task"
 
 
-def source() -> str:
+def describe_source() -> str:
     """Return the name and version of the reference."""
-    return f"iree {version(PACKAGE)} llvm-cpu"
+    return f"iree {get_version(PACKAGE)} llvm-cpu"
 
 
 def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> None:
@@ -49,7 +49,9 @@ def compute(model: Model, inputs: Path, outputs: Path, **work: Unpack[Work]) -> 
         "outputs_of_model": [[spec.name, spec.dtype] for spec in model.outputs] if model.outputs else None,
     }
     call_isolated(
-        on_files, {"run": function_name(run), "inputs": str(inputs), "outputs": str(outputs), **arguments}, work
+        call_on_files,
+        {"run": get_function_name(run), "inputs": str(inputs), "outputs": str(outputs), **arguments},
+        work,
     )
 
 
@@ -63,7 +65,9 @@ def run(
     """Run a .vmfb file. Runs in an isolated process. Raises ReferenceFailed if the file cannot be loaded or run."""
     from iree import runtime
 
-    with foreign_errors(ReferenceFailed, "IREE cannot load the program", error_text=partial(first_line, most=400)):
+    with convert_foreign_errors(
+        ReferenceFailed, "IREE cannot load the program", error_text=partial(get_first_line, most=400)
+    ):
         instance = runtime.VmInstance()
         device = runtime.get_device(_DEVICE)
         module = runtime.VmModule.mmap(instance, model)
@@ -73,7 +77,7 @@ def run(
             index.load(parameters)
             modules.append(runtime.create_io_parameters_module(instance, index.create_provider(scope=PARAMETER_SCOPE)))
         context = runtime.VmContext(instance, [*modules, module])
-        takes, gives = choose_function(functions_of(module), function).signature()
+        takes, gives = choose_function(list_module_functions(module), function).make_signature()
         arguments = runtime.VmVariantList(len(given))
         for spec, array in zip(takes, given.values(), strict=True):
             if is_number(spec):
@@ -81,13 +85,15 @@ def run(
             else:
                 arguments.push_ref(view_of(device, array))
     results = runtime.VmVariantList(len(gives))
-    with foreign_errors(ReferenceFailed, "IREE failed to run the program", error_text=partial(first_line, most=400)):
+    with convert_foreign_errors(
+        ReferenceFailed, "IREE failed to run the program", error_text=partial(get_first_line, most=400)
+    ):
         context.invoke(module.lookup_function(function), arguments, results)
     named = outputs_of_model or [[spec.name.removeprefix(SCALAR_PREFIX), spec.dtype] for spec in gives]
     found: dict[str, Array] = {}
     for position, ((name, dtype), spec) in enumerate(zip(named, gives, strict=True)):
         if is_number(spec):
-            found[name] = np.asarray(results.get_variant(position), dtype_of(dtype))
+            found[name] = np.asarray(results.get_variant(position), parse_dtype(dtype))
         else:
-            found[name] = array_of(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
+            found[name] = read_array(device, results.get_as_object(position, runtime.HalBufferView), dtype).copy()
     return found

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.backends.references.runners.onnx import exact_session
+from hil.controller.backends.references.runners.onnx import open_exact_session
 from hil.controller.backends.references.value_rounding import Exact
-from hil.controller.models.importers.onnx_nodes import all_graphs, graphs_of, nodes_of
-from hil.controller.storage.screen.texts import first_line
-from hil.core.tensors import Array, dtype_name
+from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs, list_graphs
+from hil.controller.storage.screen.texts import get_first_line
+from hil.core.tensors import Array, get_dtype_name
 from hil.errors import ReferenceFailed, UsageError
-from hil.formats.ort_values import ONNX_TYPES, dtype_of_type, from_ort, to_ort
+from hil.formats.ort_values import ONNX_TYPES, copy_from_ort, parse_type, to_ort
 
 Env = dict[str, Array]
 _MAX_TRIPS = 10_000
@@ -71,8 +71,8 @@ class Decisions:
         Raises:
             ReferenceFailed: the run takes another path than the recorded run.
         """
-        floats = any(dtype_name(one.dtype) in _FLOATS for one in operands.values())
-        is_float = dtype_name(result.dtype) in _FLOATS
+        floats = any(get_dtype_name(one.dtype) in _FLOATS for one in operands.values())
+        is_float = get_dtype_name(result.dtype) in _FLOATS
         if not floats or node.op_type in _QUANTIZING or (is_float and node.op_type not in _JUMPING):
             return result
         made = _Decision(id(node), tuple(one.shape for one in operands.values()), result)
@@ -97,7 +97,7 @@ class NodeEvaluator:
     def __init__(self, model: Any) -> None:
         self._model = model
         # Keep references to the protobuf objects, so that the results of id() stay unique.
-        self._kept = [*nodes_of(model.graph.node), *all_graphs(model.graph)]
+        self._kept = [*iter_nodes(model.graph.node), *list_graphs(model.graph)]
         self._sessions: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}
         self._constants: dict[int, Env] = {}
 
@@ -111,8 +111,8 @@ class NodeEvaluator:
         return dict(zip([value.name for value in graph.output], outputs, strict=True))
 
     def _run_graph(self, graph: Any, env: Env, rounding: Exact) -> list[Array]:
-        env = {**self._initializers(graph), **env}
-        last = _last_uses(graph)
+        env = {**self._read_initializers(graph), **env}
+        last = _find_last_uses(graph)
         for number, node in enumerate(graph.node):
             results = self._run_node(node, env, rounding)
             for name, result in zip(node.output, results, strict=False):
@@ -122,7 +122,7 @@ class NodeEvaluator:
                 env.pop(name, None)
         return [env[value.name] for value in graph.output]
 
-    def _initializers(self, graph: Any) -> Env:
+    def _read_initializers(self, graph: Any) -> Env:
         from onnx import numpy_helper
 
         if id(graph) not in self._constants:
@@ -133,40 +133,42 @@ class NodeEvaluator:
         if node.op_type in ("If", "Loop", "Scan") and not node.domain:
             evaluate = {"If": self._run_if, "Loop": self._run_loop, "Scan": self._run_scan}[node.op_type]
             return evaluate(node, env, rounding)
-        if any(graphs_of(node)):
+        if any(iter_subgraphs(node)):
             raise ReferenceFailed(
                 f"unsupported operator {node.op_type}: hil can round values only in the subgraphs of If, Loop and Scan"
             )
         names = [name for name in node.input if name]
-        operands = {name: rounding.operand(env[name], node, place) for place, name in enumerate(node.input) if name}
-        session, outputs = self._session(node, {name: operands[name] for name in names})
+        operands = {
+            name: rounding.round_operand(env[name], node, place) for place, name in enumerate(node.input) if name
+        }
+        session, outputs = self._open_session(node, {name: operands[name] for name in names})
         try:
             values = session.run_with_ort_values(outputs, {name: to_ort(one) for name, one in operands.items()})
         except UsageError:
             raise
         except Exception as error:
-            raise ReferenceFailed(f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}") from error
+            raise ReferenceFailed(f"cannot evaluate {node.op_type} {node.name!r}: {get_first_line(error)}") from error
         types = {one.name: one.type for one in session.get_outputs()}
-        arrays = [self._array(value, types[name], node) for name, value in zip(outputs, values, strict=True)]
+        arrays = [self._check_array(value, types[name], node) for name, value in zip(outputs, values, strict=True)]
         made = iter([self._decisions.decide(node, operands, one) for one in arrays])
         return [next(made) if name else np.empty(0) for name in node.output]
 
     @staticmethod
-    def _array(value: Any, kind: str, node: Any) -> Array:
-        dtype = dtype_of_type(kind)
+    def _check_array(value: Any, kind: str, node: Any) -> Array:
+        dtype = parse_type(kind)
         if dtype is None:
             raise ReferenceFailed(f"{node.op_type} {node.name!r} returns a {kind}, which hil cannot round")
-        return from_ort(value, dtype)
+        return copy_from_ort(value, dtype)
 
-    def _session(self, node: Any, operands: Env) -> tuple[Any, list[str]]:
+    def _open_session(self, node: Any, operands: Env) -> tuple[Any, list[str]]:
         """Return a session that runs a single node, and the output names."""
         import onnx
         from onnx import helper
 
-        key = (id(node), *(dtype_name(one.dtype) for one in operands.values()))
+        key = (id(node), *(get_dtype_name(one.dtype) for one in operands.values()))
         if key not in self._sessions:
             inputs = [
-                helper.make_tensor_value_info(name, ONNX_TYPES[dtype_name(one.dtype)], None)
+                helper.make_tensor_value_info(name, ONNX_TYPES[get_dtype_name(one.dtype)], None)
                 for name, one in operands.items()
             ]
             outputs = [name for name in node.output if name]
@@ -176,22 +178,22 @@ class NodeEvaluator:
             model = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=version)
             try:
                 # Use one thread, because idle threads in hundreds of sessions would occupy all cores.
-                session = exact_session(Path(), model, threads=1)
+                session = open_exact_session(Path(), model, threads=1)
             except Exception as error:
-                text = f"cannot evaluate {node.op_type} {node.name!r}: {first_line(error)}"
+                text = f"cannot evaluate {node.op_type} {node.name!r}: {get_first_line(error)}"
                 raise ReferenceFailed(text) from error
             self._sessions[key] = session, outputs
         return self._sessions[key]
 
     def _run_if(self, node: Any, env: Env, rounding: Exact) -> list[Array]:
         chosen = "then_branch" if bool(np.asarray(env[node.input[0]]).reshape(-1)[0]) else "else_branch"
-        return self._run_graph(_attribute(node, chosen).g, dict(env), rounding)
+        return self._run_graph(_get_attribute(node, chosen).g, dict(env), rounding)
 
     def _run_loop(self, node: Any, env: Env, rounding: Exact) -> list[Array]:
-        body = _attribute(node, "body").g
+        body = _get_attribute(node, "body").g
         most = int(env[node.input[0]].reshape(-1)[0]) if node.input[0] else sys.maxsize
         going = bool(env[node.input[1]].reshape(-1)[0]) if len(node.input) > 1 and node.input[1] else True
-        state = [rounding.operand(env[name], node, place) for place, name in enumerate(node.input) if place > 1]
+        state = [rounding.round_operand(env[name], node, place) for place, name in enumerate(node.input) if place > 1]
         names = [value.name for value in body.input]
         scanned: list[list[Array]] = [[] for _ in range(len(body.output) - 1 - len(state))]
         trip = 0
@@ -213,8 +215,8 @@ class NodeEvaluator:
             raise ReferenceFailed(
                 f"Scan {node.name!r} has axes or directions: hil's node evaluator does not support these attributes"
             )
-        body, count = _attribute(node, "body").g, _attribute(node, "num_scan_inputs").i
-        given = [rounding.operand(env[name], node, place) for place, name in enumerate(node.input)]
+        body, count = _get_attribute(node, "body").g, _get_attribute(node, "num_scan_inputs").i
+        given = [rounding.round_operand(env[name], node, place) for place, name in enumerate(node.input)]
         state, sequences = given[: len(given) - count], given[len(given) - count :]
         names = [value.name for value in body.input]
         scanned: list[list[Array]] = [[] for _ in range(len(body.output) - len(state))]
@@ -227,22 +229,22 @@ class NodeEvaluator:
         return [*state, *(np.stack(rows) for rows in scanned)]
 
 
-def _attribute(node: Any, name: str) -> Any:
+def _get_attribute(node: Any, name: str) -> Any:
     return next(one for one in node.attribute if one.name == name)
 
 
-def _names_used(node: Any) -> Iterator[str]:
+def _iter_used_names(node: Any) -> Iterator[str]:
     yield from node.input
-    for graph in graphs_of(node):
+    for graph in iter_subgraphs(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
-            yield from _names_used(inner)
+            yield from _iter_used_names(inner)
 
 
-def _last_uses(graph: Any) -> dict[int, list[str]]:
+def _find_last_uses(graph: Any) -> dict[int, list[str]]:
     """Return node number -> values whose last use is this node."""
     kept = {value.name for value in graph.output}
-    last = {name: number for number, node in enumerate(graph.node) for name in (*_names_used(node), *node.output)}
+    last = {name: number for number, node in enumerate(graph.node) for name in (*_iter_used_names(node), *node.output)}
     found: dict[int, list[str]] = {}
     for name, number in last.items():
         if name and name not in kept:

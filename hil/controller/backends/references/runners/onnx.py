@@ -10,44 +10,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.backends.references.runners.cpu_limit import limited_cpu
+from hil.controller.backends.references.runners.cpu_limit import limit_cpu
 from hil.controller.backends.references.runners.exact_model import make_exact, needs_rewriting
-from hil.controller.storage.screen.texts import first_line, foreign_errors
-from hil.core.installed import version
-from hil.core.tensors import Array, dtype_name
+from hil.controller.storage.screen.texts import convert_foreign_errors, get_first_line
+from hil.core.installed import get_version
+from hil.core.tensors import Array, get_dtype_name
 from hil.errors import ReferenceFailed, UsageError
 from hil.formats.onnx_file import load_onnx
 from hil.formats.onnx_functions import inline_functions
-from hil.formats.ort_values import dtype_of_type, from_ort, plain_options, to_ort
+from hil.formats.ort_values import copy_from_ort, make_plain_options, parse_type, to_ort
 
-_MOST_BYTES = (2 << 30) - 1
+_MAX_BYTES = (2 << 30) - 1
 
 
-def runtime_source() -> str:
+def describe_runtime() -> str:
     """Return the name and version of the reference."""
-    return f"onnxruntime {version('onnxruntime')} CPU"
+    return f"onnxruntime {get_version('onnxruntime')} CPU"
 
 
 def run_runtime(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     """Run a model. Runs in an isolated process. Raises ReferenceFailed if ONNX Runtime rejects the model or fails."""
-    with foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=ort_text):
-        session = exact_session(Path(model))
+    with convert_foreign_errors(ReferenceFailed, "ONNX Runtime cannot load the model", error_text=format_ort_error):
+        session = open_exact_session(Path(model))
     try:
         feeds = {name: to_ort(array) for name, array in given.items()}
     except UsageError as error:  # an unsupported dtype
         raise ReferenceFailed(error.message) from error
-    with foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=ort_text):
+    with convert_foreign_errors(ReferenceFailed, "ONNX Runtime failed to run the model", error_text=format_ort_error):
         values = session.run_with_ort_values(None, feeds)
     results: dict[str, Array] = {}
     for node, value in zip(session.get_outputs(), values, strict=True):
-        dtype = dtype_of_type(node.type)
+        dtype = parse_type(node.type)
         if dtype is None:
             raise ReferenceFailed(f"output {node.name!r} is a {node.type}: hil compares tensors only")
-        results[node.name] = from_ort(value, dtype)
+        results[node.name] = copy_from_ort(value, dtype)
     return results
 
 
-def exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
+def open_exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
     """Open a session that computes a model as specified, without the optimizer and with exact integer products.
 
     Args:
@@ -57,7 +57,7 @@ def exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
     """
     import onnxruntime as ort
 
-    options = plain_options()
+    options = make_plain_options()
     options.intra_op_num_threads = threads
     providers = ["CPUExecutionProvider"]
     if model is None and not needs_rewriting(path):
@@ -69,15 +69,15 @@ def exact_session(path: Path, model: Any = None, *, threads: int = 0) -> Any:
     return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
-def ort_text(error: Exception) -> str:
+def format_ort_error(error: Exception) -> str:
     """Return an ONNX Runtime error message without the error code and source location."""
     text = str(error).removeprefix("[ONNXRuntimeError] : ").split(" : ", 1)[-1]
     return re.sub(r"/onnxruntime_src/.*\) ", "", text).strip()[:400]
 
 
-def evaluator_source() -> str:
+def describe_evaluator() -> str:
     """Return the name and version of the reference."""
-    return f"onnx reference evaluator {version('onnx')}"
+    return f"onnx reference evaluator {get_version('onnx')}"
 
 
 def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | None = None) -> dict[str, Array]:
@@ -94,7 +94,9 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
 
     from hil.controller.models.importers.onnx_data import detach_weights, embed_all
 
-    with foreign_errors(ReferenceFailed, "onnx's evaluator cannot load the model", error_text=evaluator_text):
+    with convert_foreign_errors(
+        ReferenceFailed, "onnx's evaluator cannot load the model", error_text=format_evaluator_error
+    ):
         whole = load_onnx(model)
         # The evaluator would copy each weight several times.
         weights = detach_weights(whole, Path(model).parent)
@@ -102,27 +104,29 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
         # Inline functions: the evaluator ignores default attributes of functions, and does not pass attributes to unary
         # operators. ONNX's inliner only supports models that fit into a protobuf message.
         has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
-        if has_attributes and whole.ByteSize() <= _MOST_BYTES:
+        if has_attributes and whole.ByteSize() <= _MAX_BYTES:
             whole = inline_functions(whole)
-        evaluator = defined_evaluator(whole)
+        evaluator = make_evaluator(whole)
     with (
-        foreign_errors(ReferenceFailed, "onnx's evaluator failed to run the model", error_text=evaluator_text),
+        convert_foreign_errors(
+            ReferenceFailed, "onnx's evaluator failed to run the model", error_text=format_evaluator_error
+        ),
         np.errstate(all="ignore"),
-        limited_cpu(cpu_seconds),
+        limit_cpu(cpu_seconds),
     ):
         values = evaluator.run(None, {**weights, **given})
     results: dict[str, Array] = {}
     for name, value in zip(evaluator.output_names, values, strict=True):
         array = np.asarray(value)
         try:
-            dtype_name(array.dtype)
+            get_dtype_name(array.dtype)
         except UsageError as error:
             raise ReferenceFailed(f"output {name!r} is not a tensor: {error.message}") from error
         results[name] = array.astype(object) if array.dtype.kind in "US" else array
     return results
 
 
-def defined_evaluator(model: Any) -> Any:
+def make_evaluator(model: Any) -> Any:
     """Return ONNX's evaluator for a ModelProto, with definitions for quantized operators and attention.
 
     The function modifies the model: it names omitted outputs. Otherwise, the evaluator would use them as the omitted
@@ -131,15 +135,15 @@ def defined_evaluator(model: Any) -> Any:
     from onnx.reference import ReferenceEvaluator
 
     from hil.controller.backends.references.definitions import old_softmax, operators
-    from hil.controller.models.importers.onnx_nodes import nodes_and_functions
+    from hil.controller.models.importers.onnx_nodes import list_nodes
 
-    for number, node in enumerate(nodes_and_functions(model)):
+    for number, node in enumerate(list_nodes(model)):
         for place, name in enumerate(node.output):
             if not name:
                 node.output[place] = f"hil.omitted.{number}.{place}"
     return ReferenceEvaluator(model, new_ops=[*operators.OPERATORS, *old_softmax.OPERATORS])
 
 
-def evaluator_text(error: Exception) -> str:
+def format_evaluator_error(error: Exception) -> str:
     """Return an error's type and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
+    return f"{type(error).__name__}: {get_first_line(error)}" if str(error).strip() else type(error).__name__

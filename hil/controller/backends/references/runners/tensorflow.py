@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hil.controller.models.tensorflow.graphs import error_text, new_value
-from hil.controller.models.tensorflow.source import array_of, named_outputs, open_model
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.models.tensorflow.graphs import format_error, name_new_value
+from hil.controller.models.tensorflow.source import name_outputs, open_model, read_array
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 
 
-def source() -> str:
+def describe_source() -> str:
     """Return the name and version of the reference."""
-    return f"tensorflow {needed_version('tensorflow', 'tensorflow')}"
+    return f"tensorflow {require_version('tensorflow', 'tensorflow')}"
 
 
 def run(model: str, given: Mapping[str, Array], function: str, dims: Mapping[str, int]) -> dict[str, Array]:
@@ -24,8 +24,8 @@ def run(model: str, given: Mapping[str, Array], function: str, dims: Mapping[str
     opened = open_model(model, function, dims)
     assigned = opened.assigned
     tensors = [tf.constant(array, spec.dtype) for array, spec in zip(given.values(), opened.specs, strict=True)]
-    with foreign_errors(ReferenceFailed, "TensorFlow failed to run the model", error_text=error_text):
+    with convert_foreign_errors(ReferenceFailed, "TensorFlow failed to run the model", error_text=format_error):
         returned = opened.call(tensors)
     names = getattr(opened.model, "output_names", ())
-    results = {name: array_of(tf.convert_to_tensor(leaf)) for name, leaf in named_outputs(returned, names)}
-    return results | {new_value(name): array_of(variable.read_value()) for name, variable in assigned.items()}
+    results = {name: read_array(tf.convert_to_tensor(leaf)) for name, leaf in name_outputs(returned, names)}
+    return results | {name_new_value(name): read_array(variable.read_value()) for name, variable in assigned.items()}

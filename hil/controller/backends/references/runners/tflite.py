@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.packages import require_version
 from hil.core.tensors import Array
 from hil.errors import LoadFailed, ReferenceFailed, RunFailed
 from hil.formats.litert import PACKAGE, open_signature
 
 
-def source(kernels: str) -> str:
+def describe_source(kernels: str) -> str:
     """Return the name and version of the reference, including the kernels."""
-    return f"{PACKAGE} {needed_version(PACKAGE, 'tflite')} {kernels} kernels"
+    return f"{PACKAGE} {require_version(PACKAGE, 'tflite')} {kernels} kernels"
 
 
 def run(model: str, given: Mapping[str, Array], function: str, kernels: str) -> dict[str, Array]:
@@ -28,7 +28,7 @@ def run(model: str, given: Mapping[str, Array], function: str, kernels: str) -> 
         opened = open_signature(Path(model), function, kernels=kernels)
         opened.set_inputs(list(given.values()))
         opened.invoke()
-        arrays = opened.outputs_now()
+        arrays = opened.copy_outputs()
     except (LoadFailed, RunFailed) as error:
         raise ReferenceFailed(error.message, detail=error.detail) from error
     return {spec.name: array for spec, array in zip(opened.outputs, arrays, strict=True)}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, new_values, output_names
+from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, list_new_values, list_output_names
 from hil.controller.models.importers.exported.pt2_archive import load_program
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.screen.texts import foreign_errors
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.screen.texts import convert_foreign_errors
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
-from hil.formats.torch_values import from_torch, to_torch
+from hil.formats.torch_values import convert_from_torch, to_torch
 
 # Threads split sums, so a fixed number of threads gives the same results on all machines.
 _THREADS = 4
 
 
-def source() -> str:
+def describe_source() -> str:
     """Return the name and version of the reference."""
-    return f"torch-eager {needed_version('torch', 'torch')} CPU"
+    return f"torch-eager {require_version('torch', 'torch')} CPU"
 
 
 def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -40,16 +40,16 @@ def run(model: str, given: Mapping[str, Array]) -> dict[str, Array]:
     program = load_program(model)
     tensors = {name: to_torch(array) for name, array in given.items()}
     args, kwargs = call_of(program, tensors)
-    with foreign_errors(ReferenceFailed, "torch failed to run the program"), torch.no_grad():
+    with convert_foreign_errors(ReferenceFailed, "torch failed to run the program"), torch.no_grad():
         module = program.module(check_guards=False)
         returned = module(*args, **kwargs)
     values = torch.utils._pytree.tree_leaves(returned)
     results = {
-        name: from_torch(value)
-        for (name, arg), value in zip(output_names(program), values, strict=True)
+        name: convert_from_torch(value)
+        for (name, arg), value in zip(list_output_names(program), values, strict=True)
         if is_tensor(arg)
     }
-    for name, spec in new_values(program):
+    for name, spec in list_new_values(program):
         value = tensors[spec.arg.name] if spec.target is None else reduce(getattr, spec.target.split("."), module)
-        results[name] = from_torch(value.detach())
+        results[name] = convert_from_torch(value.detach())
     return results

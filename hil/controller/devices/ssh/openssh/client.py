@@ -22,11 +22,11 @@ from pathlib import Path
 
 from hil.controller.devices.ssh.address import SSH_PORT, Address
 from hil.controller.devices.ssh.openssh import mux
-from hil.controller.devices.ssh.openssh.log import KNOWN_HOSTS_HINT, Log, LogReader, config_error
+from hil.controller.devices.ssh.openssh.log import KNOWN_HOSTS_HINT, Log, LogReader, make_config_error
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE, Questions
 from hil.controller.devices.ssh.transport import (
     ALIVE_COUNT,
-    ALIVE_INTERVAL_S,
+    ALIVE_INTERVAL_SECONDS,
     FAST_CIPHERS,
     FAST_KEX,
     CommandSession,
@@ -36,16 +36,16 @@ from hil.controller.devices.ssh.transport import (
 from hil.core.board_config import Connection
 from hil.core.files import read_text
 from hil.core.processes import wait_or_kill
-from hil.core.scratch import new_folder
+from hil.core.scratch import make_folder
 from hil.errors import StorageError, UsageError
 
-_CLOSE_S = 5.0
-_POLL_S = 0.05
+_CLOSE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 _PIECE = 1 << 16
 # Timeouts in seconds: for a silent ssh, for a login without prompts, and for an ssh agent that does not list its keys.
-_SILENCE_S = 120.0
-_LOGIN_S = 300.0
-_AGENT_S = 10.0
+_SILENCE_SECONDS = 120.0
+_LOGIN_SECONDS = 300.0
+_AGENT_SECONDS = 10.0
 _FORCED = {
     "ControlMaster": "yes",
     "ControlPersist": "no",
@@ -61,7 +61,7 @@ _FORCED = {
     "LogLevel": "DEBUG1",
 }
 _DEFAULTS = {
-    "ServerAliveInterval": str(ALIVE_INTERVAL_S),
+    "ServerAliveInterval": str(ALIVE_INTERVAL_SECONDS),
     "Ciphers": "^" + ",".join(FAST_CIPHERS),
     "KexAlgorithms": "^" + ",".join(FAST_KEX),
 }
@@ -95,7 +95,7 @@ class OpenSsh:
     def __init__(
         self, address: Address, settings: Connection, board: str, timeout: float, alive_count: int = ALIVE_COUNT
     ) -> None:
-        self._folder = new_folder("hil-ssh-", for_sockets=True)
+        self._folder = make_folder("hil-ssh-", for_sockets=True)
         self._questions = Questions(self._folder)
         self._log = Log(address, settings, board)
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,9 +105,9 @@ class OpenSsh:
             config = _write_config(
                 self._folder, settings, defaults, is_interactive=asked.is_interactive, can_answer=asked.can_answer
             )
-            self._destination = _destination(address)
+            self._destination = _build_destination(address)
             self._socket = self._folder / "ctl"
-            self._log_in(["-F", str(config), *_options(self._socket, settings), *self._destination])
+            self._log_in(["-F", str(config), *_build_options(self._socket, settings), *self._destination])
         except BaseException:
             self.close()
             raise
@@ -128,16 +128,16 @@ class OpenSsh:
                 near.connect(str(local))
                 # The server responds in order. So after the response to this command, the response to the connection
                 # has arrived.
-                session = self.start("true", _SILENCE_S)
+                session = self.start("true", _SILENCE_SECONDS)
                 with contextlib.suppress(EOFError):
-                    session.wait(_SILENCE_S)
+                    session.wait(_SILENCE_SECONDS)
                 session.close()
                 near.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     if not near.recv(1):
-                        return self._log.refusal() or "no reason given"
+                        return self._log.find_refusal() or "no reason given"
         except ConnectionError:
-            return self._log.refusal() or "no reason given"
+            return self._log.find_refusal() or "no reason given"
         finally:
             forward.close()
         return ""
@@ -168,7 +168,7 @@ class OpenSsh:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            wait_or_kill(self._process, _CLOSE_S, group=True)
+            wait_or_kill(self._process, _CLOSE_SECONDS, group=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _log_in(self, arguments: list[str]) -> None:
@@ -199,10 +199,10 @@ class OpenSsh:
         self._questions.remember()
 
     def _wait(self, waiting: selectors.BaseSelector, reader: LogReader, ssh: int) -> None:
-        deadline = time.monotonic() + _LOGIN_S
+        deadline = time.monotonic() + _LOGIN_SECONDS
         is_open = False
         while True:
-            found = [key.fileobj for key, _ in waiting.select(_POLL_S)]
+            found = [key.fileobj for key, _ in waiting.select(_POLL_SECONDS)]
             if reader.changed in found:
                 reader.changed.recv(_PIECE)
             if self._questions.listener in found:
@@ -223,17 +223,17 @@ class OpenSsh:
                     if reader.has_read_all():
                         return self._log.check_host_key()
             if self.has_ended():
-                reader.join(_CLOSE_S)
+                reader.join(_CLOSE_SECONDS)
                 raise self._log.error()
             silent = time.monotonic() - reader.last
             if self._questions.declined:
-                raise self._log.declined(self._questions.declined)
-            if self._log.is_agent_asked and silent > _AGENT_S:
-                raise self._log.agent_is_silent(_AGENT_S)
-            if silent > _SILENCE_S:
-                raise self._log.is_silent(_SILENCE_S)
+                raise self._log.make_declined_error(self._questions.declined)
+            if self._log.is_agent_asked and silent > _AGENT_SECONDS:
+                raise self._log.make_silent_agent_error(_AGENT_SECONDS)
+            if silent > _SILENCE_SECONDS:
+                raise self._log.is_silent(_SILENCE_SECONDS)
             if time.monotonic() > deadline:
-                raise self._log.login_is_slow(_LOGIN_S)
+                raise self._log.make_slow_login_error(_LOGIN_SECONDS)
 
 
 class _Forward:
@@ -250,45 +250,45 @@ class _Forward:
 
 def look_up(address: Address) -> SshDestination:
     """Resolve an address with the ssh config. Raises UsageError if the config is invalid."""
-    folder = new_folder("hil-ssh-")
+    folder = make_folder("hil-ssh-")
     try:
         config = _write_config(folder, Connection(), {}, is_interactive=False, can_answer=False)
-        command = ["ssh", "-F", str(config), "-G", *_destination(address)]
+        command = ["ssh", "-F", str(config), "-G", *_build_destination(address)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
-        raise config_error(done.stderr)
+        raise make_config_error(done.stderr)
     found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     proxies = [value for key in ("proxyjump", "proxycommand") if (value := found.get(key, "none")) != "none"]
     return SshDestination(found.get("hostname", address.host), int(found.get("port", SSH_PORT)), *proxies[:1])
 
 
-def _destination(address: Address) -> list[str]:
+def _build_destination(address: Address) -> list[str]:
     """Return the ssh arguments for an address."""
     port = ["-p", str(address.port)] if address.port else []
     user = ["-l", address.user] if address.user else []
     return [*port, *user, address.host]
 
 
-def _options(socket_path: Path, settings: Connection) -> list[str]:
+def _build_options(socket_path: Path, settings: Connection) -> list[str]:
     """Return the command-line options, which apply only to the board.
 
     Options in the config file also apply to jump hosts.
     """
-    options = {**_FORCED, "ControlPath": _plain(socket_path)}
+    options = {**_FORCED, "ControlPath": _escape_path(socket_path)}
     if settings.identity:
         # Use only the requested key, from a file or from an agent that has the private part.
-        options |= {"IdentityFile": _quoted(settings.identity), "IdentitiesOnly": "yes"}
+        options |= {"IdentityFile": _quote_path(settings.identity), "IdentitiesOnly": "yes"}
     if settings.known_hosts:
-        options["UserKnownHostsFile"] = _quoted(settings.known_hosts)
-    if _version() >= (8, 7):
+        options["UserKnownHostsFile"] = _quote_path(settings.known_hosts)
+    if _read_version() >= (8, 7):
         options["ForkAfterAuthentication"] = "no"
     return ["-N", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
 
 
 @functools.cache
-def _version() -> tuple[int, int]:
+def _read_version() -> tuple[int, int]:
     """Return the version of ssh, or (0, 0) if unknown."""
     said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stderr
     found = re.match(r"OpenSSH_(?:for_\w+_)?(\d+)\.(\d+)", said)
@@ -310,7 +310,7 @@ def _write_config(
     if settings.known_hosts:
         # Add the known hosts as global files, so that jump hosts also use their own UserKnownHostsFile.
         places = " ".join(f"/etc/ssh/ssh_known_hosts{number}" for number in ("", "2"))
-        forced["GlobalKnownHostsFile"] = f"{_quoted(settings.known_hosts)} {places}"
+        forced["GlobalKnownHostsFile"] = f"{_quote_path(settings.known_hosts)} {places}"
     if settings.accept_new_host_key:
         forced["StrictHostKeyChecking"] = "accept-new"
         if settings.known_hosts:
@@ -325,12 +325,12 @@ def _write_config(
     home = Path(os.environ.get("HOME") or at_home)
     if home != Path(at_home) and (home / ".ssh").is_dir():
         # Include the user's config explicitly, because ssh ignores HOME.
-        includes = [_quoted(home / ".ssh" / "config")]
-        known = " ".join(_quoted(home / ".ssh" / name) for name in ("known_hosts", "known_hosts2"))
+        includes = [_quote_path(home / ".ssh" / "config")]
+        known = " ".join(_quote_path(home / ".ssh" / name) for name in ("known_hosts", "known_hosts2"))
         own = [f"UserKnownHostsFile {known}"]
-        own += [f"IdentityFile {_quoted(home / '.ssh' / key)}" for key in _KEYS if (home / ".ssh" / key).exists()]
-    system = next((place for place in _system_configs() if place.exists()), None)
-    includes += [_quoted(system)] if system else []
+        own += [f"IdentityFile {_quote_path(home / '.ssh' / key)}" for key in _KEYS if (home / ".ssh" / key).exists()]
+    system = next((place for place in _list_system_configs() if place.exists()), None)
+    includes += [_quote_path(system)] if system else []
     lines = [*(f"{key} {value}" for key, value in forced.items()), *(f"Include {place}" for place in includes)]
     lines += ["Host *", *(f"  {key} {value}" for key, value in defaults.items()), *(f"  {line}" for line in own)]
     config = folder / "config"
@@ -346,24 +346,24 @@ def _make_folder(folder: Path) -> None:
         raise StorageError(f"cannot pin a host key in {folder}: {error.strerror}", hint=KNOWN_HOSTS_HINT) from error
 
 
-def _system_configs() -> list[Path]:
+def _list_system_configs() -> list[Path]:
     """Return candidate paths of the system's ssh_config, for system and other installations of ssh."""
     prefix = Path(shutil.which("ssh") or "/usr/bin/ssh").parent.parent
     apart = [] if prefix in (Path("/usr"), Path("/")) else [prefix / "etc/ssh/ssh_config", prefix / "etc/ssh_config"]
     return [*apart, Path("/etc/ssh/ssh_config"), Path("/usr/etc/ssh/ssh_config")]
 
 
-def _plain(path: str | Path) -> str:
+def _escape_path(path: str | Path) -> str:
     """Escape a path against ssh's token expansion. Raises UsageError for ``${``, which has no escape."""
     if "${" in str(path):
         raise UsageError(f"ssh cannot read the path {str(path)!r}", hint="rename the path: ${ is unsupported")
     return str(path).replace("%", "%%")
 
 
-def _quoted(path: str | Path) -> str:
+def _quote_path(path: str | Path) -> str:
     """Quote a path for the ssh config. Raises UsageError if the path cannot be quoted."""
     if _UNQUOTABLE & set(str(path)):
         raise UsageError(
             f"ssh cannot read the path {str(path)!r}", hint="rename the path: quotes and backslashes are unsupported"
         )
-    return f'"{_plain(path)}"'
+    return f'"{_escape_path(path)}"'

@@ -36,7 +36,7 @@ from hil.errors import BoardError, BoardRefused, BoardUnreachable, HilError, Sto
 
 KNOWN_HOSTS_HINT = "set a writable file: --known-hosts FILE"
 _LINES = 200
-_LONGEST = 1000
+_MAX_LINE = 1000
 _DEBUG = "debug1: "
 _PLACE = re.compile(r"Authenticating to (?P<host>.*):(?P<port>\d+) as '(?P<user>.*)'")
 _KEY = re.compile(r"Server host key: (?P<key>(?P<kind>\S+) (?P<print>SHA256:\S+))")
@@ -118,7 +118,7 @@ class Log:
         """Return the log without debug lines."""
         return "\n".join([*self._others.copy(), *self._own.copy()])
 
-    def refusal(self) -> str:
+    def find_refusal(self) -> str:
         """Return the server's reason for the last refused channel, or "" if the server gave no reason."""
         found = [match["why"] for line in self._own.copy() if (match := _OPEN_FAILED.search(line))]
         return found[-1] if found else ""
@@ -132,11 +132,11 @@ class Log:
             StorageError: The key could not be pinned.
         """
         if self.is_contradictory:
-            raise self._imitated()
+            raise self._make_imitated_error()
         if self._is_revoked:
-            raise self._revoked(self._name, f": {self._key}").located(board=self._board)
+            raise self._make_revoked_error(self._name, f": {self._key}").locate(board=self._board)
         if self._is_changed:
-            raise self._changed(self._name)
+            raise self._make_changed_error(self._name)
         if self._settings.accept_new_host_key and (line := self._find(_NOT_PINNED)):
             raise StorageError(
                 f"cannot pin the host key of {self._name}: {line.string}",
@@ -179,17 +179,22 @@ class Log:
     def error(self) -> HilError:
         """Return the error that ended the ssh process."""
         if self.is_contradictory:
-            return self._imitated()
-        found = self._host_key() or self._unreached() or self._refused() or self._broken()
+            return self._make_imitated_error()
+        found = (
+            self._find_host_key_error()
+            or self._find_unreached_error()
+            or self._find_refused_error()
+            or self._make_broken_error()
+        )
         found.detail = self.text()
-        return found.located(board=self._board) if isinstance(found, BoardError) else found
+        return found.locate(board=self._board) if isinstance(found, BoardError) else found
 
-    def declined(self, prompt: str) -> HilError:
+    def make_declined_error(self, prompt: str) -> HilError:
         """Return the error for a prompt without an answer."""
         what = f"{self._place} refused the login: no response to the prompt `{prompt}`"
-        return LoginRefused(what, board=self._board, hint=self._key_hint(), detail=self.text())
+        return LoginRefused(what, board=self._board, hint=self._make_key_hint(), detail=self.text())
 
-    def agent_is_silent(self, seconds: float) -> HilError:
+    def make_silent_agent_error(self, seconds: float) -> HilError:
         """Return the error for an ssh agent that lists no keys."""
         return BoardRefused(
             f"the ssh agent did not respond within {seconds:g} s",
@@ -207,7 +212,7 @@ class Log:
             detail=self.text(),
         )
 
-    def login_is_slow(self, seconds: float) -> HilError:
+    def make_slow_login_error(self, seconds: float) -> HilError:
         """Return the error for a login that exceeds the time limit although the server sends data."""
         what = f"{self._place} did not complete the login within {seconds:g} s"
         return BoardUnreachable(
@@ -231,14 +236,14 @@ class Log:
                     return match
         return None
 
-    def _last(self) -> str:
+    def _find_last_line(self) -> str:
         """Return the last informative line. Before the connection, lines of a proxy take precedence."""
         for lines in (self._others, self._own) if self._proxy and not self._is_greeted else (self._own, self._others):
             if telling := [line for line in lines.copy() if not _DECORATION.search(line)]:
                 return telling[-1]
         return "no reason given by ssh"
 
-    def _host_key(self) -> HilError | None:
+    def _find_host_key_error(self) -> HilError | None:
         if not self._find(_UNVERIFIED) or self._is_trusted:
             return None
         own = any(_UNVERIFIED.search(line) for line in self._own)
@@ -246,19 +251,19 @@ class Log:
         name = unpinned["name"] if unpinned else self._name if own else self._jump or "a jump"
         key = f": {self._key}" if own and self._key else ""
         if self._find(_REVOKED):
-            return self._revoked(name, key)
+            return self._make_revoked_error(name, key)
         if self._find(_CHANGED):
-            return self._changed(name)
+            return self._make_changed_error(name)
         known_hosts = Path(self._settings.known_hosts or "~/.ssh/known_hosts")
         quoted = str(known_hosts) if str(known_hosts).startswith("~") else shlex.quote(str(known_hosts))
-        keyscan = f"{self._keyscan(name)} >> {quoted}, or with " if own and not self._proxy else ""
+        keyscan = f"{self._build_keyscan(name)} >> {quoted}, or with " if own and not self._proxy else ""
         return HostKeyRefused(
             f"unknown host key of {name}{key}",
             hint="compare the fingerprint with the output of `ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub` on the "
             f"board; if both match, pin the key with {keyscan}--accept-new-host-key",
         )
 
-    def _imitated(self) -> HostKeyRefused:
+    def _make_imitated_error(self) -> HostKeyRefused:
         return HostKeyRefused(
             f"the server at {self._address} imitates messages of ssh, so its host key and login name are unreliable",
             board=self._board,
@@ -266,11 +271,11 @@ class Log:
             detail=self.text(),
         )
 
-    def _revoked(self, name: str, key: str) -> HostKeyRefused:
+    def _make_revoked_error(self, name: str, key: str) -> HostKeyRefused:
         what = f"the host key of {name} is revoked{key}"
         return HostKeyRefused(what, hint="see ssh's output below", detail=self.text())
 
-    def _changed(self, name: str) -> HostKeyRefused:
+    def _make_changed_error(self, name: str) -> HostKeyRefused:
         pinned = self._pinned or self._find(_PINNED)
         file = pinned["file"] if pinned else "known_hosts"
         shown = f"it shows {self._key}, " if self._key else ""
@@ -282,12 +287,12 @@ class Log:
             detail=self.text(),
         )
 
-    def _keyscan(self, name: str) -> str:
+    def _build_keyscan(self, name: str) -> str:
         host, _, port = name.removeprefix("[").partition("]:")
         kind = self._key_kind.removeprefix("ssh-").partition("-")[0]
         return shlex.join(["ssh-keyscan", *(["-p", port] if port else []), *(["-t", kind] if kind else []), host])
 
-    def _unreached(self) -> HilError | None:
+    def _find_unreached_error(self) -> HilError | None:
         if self._is_greeted:
             return None
         if match := self._find(_NO_HOST):
@@ -309,17 +314,17 @@ class Log:
             hint = "check that the host is switched on, and that the jump host allows forwarding"
             return BoardUnreachable(f"cannot connect to {where} through {self._jump}: {match['why']}", hint=hint)
         if self._jump and (match := self._find(_DENIED)):
-            return LoginRefused(f"{match['place']} refused the login: {match[0]}", hint=self._key_hint())
+            return LoginRefused(f"{match['place']} refused the login: {match[0]}", hint=self._make_key_hint())
         if self._proxy and self._find(_TIMED_OUT):
             what = f"{self._place} did not respond through {self._jump or 'its ProxyCommand'}"
             return LoginSlow(what, hint="check that the host is switched on and connected to the jump host's network")
         if self._proxy and not self._jump:
             hint = f"run the ProxyCommand of the ssh config manually: `{self._proxy}`"
-            why = self._last() if self._others else "exited without a connection"
+            why = self._find_last_line() if self._others else "exited without a connection"
             return ProxyFailed(f"the ProxyCommand to {self._address.host} failed: {why}", hint=hint)
         return None
 
-    def _refused(self) -> HilError | None:
+    def _find_refused_error(self) -> HilError | None:
         for file in filter(None, [self._settings.identity]):
             if (match := self._find(_NO_IDENTITY)) and match["file"] == file:
                 return UsageError(f"cannot read the identity {file}: {match['why']}")
@@ -344,22 +349,22 @@ class Log:
             tried = ", ".join(self._tried) or "none: no usable key, and no password"
             denied = self._find(_DENIED)
             what = "refused the login" if denied else "closed the connection during login"
-            return LoginRefused(f"{self._place} {what}; tried: {tried}", hint=self._key_hint())
+            return LoginRefused(f"{self._place} {what}; tried: {tried}", hint=self._make_key_hint())
         return None
 
-    def _broken(self) -> HilError:
+    def _make_broken_error(self) -> HilError:
         if not self._is_begun:
-            return config_error(self.text())
+            return make_config_error(self.text())
         if self._find(_TIMED_OUT):
             return BoardUnreachable(
                 f"{self._place} did not respond in time",
                 hint="check with ping that the host is switched on and connected to this network",
             )
         kind = TurnedAway if self._find(_CLOSED) and not self._is_greeted else BoardUnreachable
-        what = f"SSH handshake with {self._place} failed: {self._last()}"
+        what = f"SSH handshake with {self._place} failed: {self._find_last_line()}"
         return kind(what, hint="check that this port belongs to an SSH server")
 
-    def _key_hint(self) -> str:
+    def _make_key_hint(self) -> str:
         """Return a hint for a refused login."""
         if match := self._find(_EXPOSED):
             return f"{match[0]}, and ssh ignores it: chmod 600 {shlex.quote(match['file'])}"
@@ -376,7 +381,7 @@ class Log:
         )
 
 
-def config_error(text: str) -> UsageError:
+def make_config_error(text: str) -> UsageError:
     """Return the error for an ssh that exited before connecting, from the output."""
     telling = [line.strip() for line in text.splitlines() if not _DECORATION.search(line)]
     why = telling[-1] if telling else "no reason given"
@@ -418,10 +423,10 @@ class LogReader(threading.Thread):
                     with self._feeding:
                         piece = os.read(descriptor, 1 << 16)
                         *lines, rest = (begun[descriptor] + piece).split(b"\n")
-                        if not piece or len(rest) > _LONGEST:
+                        if not piece or len(rest) > _MAX_LINE:
                             lines, rest = [*lines, rest], b""
                         for line in filter(None, lines):
-                            text = line[:_LONGEST].decode(errors="replace").strip()
+                            text = line[:_MAX_LINE].decode(errors="replace").strip()
                             self._log.feed(text, is_own=descriptor == self._own)
                     begun[descriptor] = rest
                     if not piece:

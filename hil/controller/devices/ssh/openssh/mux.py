@@ -23,8 +23,8 @@ _LOCAL = 1
 # Port number that stands for a Unix socket, and character code that disables the escape character.
 _NONE = 0xFFFFFFFF - 1
 _NO_ESCAPE = 0xFFFFFFFF
-_ANSWER_S = 20.0
-_LONGEST = 1 << 16
+_ANSWER_SECONDS = 20.0
+_MAX_MESSAGE_BYTES = 1 << 16
 _LOOPBACK = "127.0.0.1"
 
 
@@ -72,13 +72,13 @@ class _Control(socket.socket):
             raise
 
     def send_message(self, kind: int, body: bytes) -> None:
-        self.sendall(_text(_number(kind) + body))
+        self.sendall(_encode_text(_number(kind) + body))
 
     def receive(self, timeout: float) -> tuple[int, bytes]:
         """Return a message's kind and body. Raises EOFError or TimeoutError."""
         self.settimeout(timeout)
         size = int.from_bytes(self._read(4), "big")
-        if not 4 <= size <= _LONGEST:
+        if not 4 <= size <= _MAX_MESSAGE_BYTES:
             raise OSError("invalid message on ssh's control socket")
         message = self._read(size)
         return int.from_bytes(message[:4], "big"), message[4:]
@@ -98,7 +98,7 @@ class _Control(socket.socket):
 
 def check(path: Path) -> None:
     """Test the connection to a control socket. Raises OSError or EOFError if no ssh process serves the socket."""
-    _Control(path, _ANSWER_S).close()
+    _Control(path, _ANSWER_SECONDS).close()
 
 
 def open_session(path: Path, command: str, timeout: float) -> MuxSession:
@@ -110,14 +110,21 @@ def open_session(path: Path, command: str, timeout: float) -> MuxSession:
             opening.callback(ours.close)
             opening.callback(theirs.close)
         # no terminal, no X11, no agent, no subsystem
-        body = [_number(0), _text(b""), *[_number(0)] * 4, _number(_NO_ESCAPE), _text(b""), _text(command.encode())]
+        body = [
+            _number(0),
+            _encode_text(b""),
+            *[_number(0)] * 4,
+            _number(_NO_ESCAPE),
+            _encode_text(b""),
+            _encode_text(command.encode()),
+        ]
         control.send_message(_NEW_SESSION, b"".join(body))
         for _, theirs in pairs:
             socket.send_fds(control, [b"\0"], [theirs.fileno()])
             theirs.close()
         kind, answer = control.receive(timeout)
         if kind in _REFUSALS:
-            raise SessionRefused(_reason(answer))
+            raise SessionRefused(_parse_reason(answer))
         if kind != _OPENED:
             raise EOFError("ssh did not open a session")
         opening.pop_all()
@@ -130,12 +137,12 @@ def open_forward(path: Path, local: Path, remote: str | int) -> Callable[[], Non
     Raises OSError or EOFError if the forward fails.
     """
     host, port = (remote, _NONE) if isinstance(remote, str) else (_LOOPBACK, remote)
-    ends = _text(str(local).encode()) + _number(_NONE) + _text(host.encode()) + _number(port)
+    ends = _encode_text(str(local).encode()) + _number(_NONE) + _encode_text(host.encode()) + _number(port)
 
     def ask(kind: int) -> tuple[int, bytes]:
-        with _Control(path, _ANSWER_S) as control:
+        with _Control(path, _ANSWER_SECONDS) as control:
             control.send_message(kind, _number(0) + _number(_LOCAL) + ends)
-            return control.receive(_ANSWER_S)
+            return control.receive(_ANSWER_SECONDS)
 
     def close() -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -144,11 +151,11 @@ def open_forward(path: Path, local: Path, remote: str | int) -> Callable[[], Non
 
     kind, answer = ask(_OPEN_FORWARD)
     if kind != _OK:
-        raise OSError(f"ssh did not open a tunnel: {_reason(answer)}")
+        raise OSError(f"ssh did not open a tunnel: {_parse_reason(answer)}")
     return close
 
 
-def _reason(answer: bytes) -> str:
+def _parse_reason(answer: bytes) -> str:
     """Return the text of a refusal, which follows the request id and the length of the text."""
     return answer[8:].decode(errors="replace").strip() or "no reason given"
 
@@ -157,5 +164,5 @@ def _number(value: int) -> bytes:
     return struct.pack(">I", value)
 
 
-def _text(data: bytes) -> bytes:
+def _encode_text(data: bytes) -> bytes:
     return _number(len(data)) + data

@@ -11,8 +11,8 @@ from paramiko.agent import SSH2_AGENT_IDENTITIES_ANSWER, cSSH2_AGENTC_REQUEST_ID
 from paramiko.auth_strategy import InMemoryPrivateKey
 
 # Timeout for listing keys. Using a key may require confirmation by the user, so signing has a longer timeout.
-_LIST_S = 10.0
-_SIGN_S = 120.0
+_LIST_SECONDS = 10.0
+_SIGN_SECONDS = 120.0
 # Same limit as in OpenSSH's agent.
 _MAX_MESSAGE_BYTES = 256 << 10
 
@@ -41,7 +41,7 @@ class KeyAgent(paramiko.Agent):
 
     def _connect(self, conn: Any) -> None:
         self._conn = conn
-        conn.settimeout(_LIST_S)
+        conn.settimeout(_LIST_SECONDS)
         try:
             # Missing in paramiko's type stubs.
             kind, answer = self._send_message(cSSH2_AGENTC_REQUEST_IDENTITIES)  # type: ignore[attr-defined]
@@ -49,12 +49,12 @@ class KeyAgent(paramiko.Agent):
                 raise paramiko.SSHException("missing list of keys in the response")
             blobs = _read_blobs(answer.get_remainder())
         except TimeoutError:
-            self.fault = f"did not respond within {_LIST_S:g} s"
+            self.fault = f"did not respond within {_LIST_SECONDS:g} s"
         except (paramiko.SSHException, OSError, TypeError, struct.error) as error:  # an empty reply causes a TypeError
             self.fault = f"failed: {error}"
         else:
             self._keys = tuple(key for blob in blobs if (key := self._make_key(blob)))
-            conn.settimeout(_SIGN_S)
+            conn.settimeout(_SIGN_SECONDS)
 
     def _make_key(self, blob: bytes) -> paramiko.AgentKey | None:
         """Return a key, or None if it is invalid. ssh also skips invalid keys."""

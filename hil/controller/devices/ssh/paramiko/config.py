@@ -55,7 +55,7 @@ class _Value:
     def is_none(self) -> bool:
         return self.text.lower() == "none"
 
-    def wrong(self, what: str, hint: str = "") -> UsageError:
+    def make_error(self, what: str, hint: str = "") -> UsageError:
         """Return the error for an invalid or unsupported value."""
         return UsageError(f"{self.where}: {what}", hint=hint)
 
@@ -65,7 +65,7 @@ class _Value:
 
     def is_yes(self) -> bool:
         if (found := _WORDS.get(self.text.lower())) is None:
-            raise self.wrong(f"expected yes or no, got {self.text!r}")
+            raise self.make_error(f"expected yes or no, got {self.text!r}")
         return found
 
 
@@ -93,7 +93,7 @@ def read_settings(address: Address) -> HostSettings:
     identities: list[_Value] = []
     user = Path.home() / ".ssh"
     for path, folder in ((user / "config", user), (_SYSTEM / "ssh_config", _SYSTEM)):
-        for keyword, value in _settings(path, folder, address.host, is_system=folder is _SYSTEM):
+        for keyword, value in _iter_settings(path, folder, address.host, is_system=folder is _SYSTEM):
             if keyword == "identityfile":
                 identities.append(value)
             elif keyword == "proxyjump" and "proxycommand" in found:
@@ -104,27 +104,27 @@ def read_settings(address: Address) -> HostSettings:
     def get(keyword: str, default: str) -> _Value:
         return found.get(keyword, _Value(default, ""))
 
-    host = _expanded(get("hostname", "%h"), {"h": address.host}).lower()
-    port = address.port or _port(get("port", str(SSH_PORT)))
+    host = _expand_tokens(get("hostname", "%h"), {"h": address.host}).lower()
+    port = address.port or _parse_port(get("port", str(SSH_PORT)))
     login = address.user or get("user", "").text
     tokens = {"h": host, "n": address.host, "p": str(port), "r": login or getpass.getuser(), "u": getpass.getuser()}
     tokens["d"] = str(Path.home())
-    jumps = _jumps(get("proxyjump", "none"))
+    jumps = _parse_jumps(get("proxyjump", "none"))
     proxy = get("proxycommand", "none")
     known = found.get("userknownhostsfile")
     if get("checkhostip", "no").is_yes():
-        raise found["checkhostip"].wrong("`CheckHostIP yes` requires the ssh program", NO_SSH_HINT)
+        raise found["checkhostip"].make_error("`CheckHostIP yes` requires the ssh program", NO_SSH_HINT)
     return HostSettings(
         Address(host, login, port),
-        tuple(_path(one, tokens) for one in identities if not one.is_none) if identities else None,
+        tuple(_parse_path(one, tokens) for one in identities if not one.is_none) if identities else None,
         get("identitiesonly", "no").is_yes(),
-        tuple(_path(one, tokens) for one in known.split()) if known else None,
+        tuple(_parse_path(one, tokens) for one in known.split()) if known else None,
         # A pattern may also match the jump host, which must not jump through itself.
         () if any(hop.host == address.host for hop in jumps) else jumps,
-        "" if proxy.is_none else _expanded(proxy, tokens),
+        "" if proxy.is_none else _expand_tokens(proxy, tokens),
         _accepts_new(get("stricthostkeychecking", "ask")),
         frozenset(method for keyword, method in _METHODS.items() if not get(keyword, "yes").is_yes()),
-        _seconds(get("connecttimeout", "none")),
+        _parse_seconds(get("connecttimeout", "none")),
     )
 
 
@@ -140,7 +140,7 @@ def route(address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]
     return (*route(jumps[0], (*passed, address.host)), *jumps[1:], address)
 
 
-def _settings(
+def _iter_settings(
     path: Path, folder: Path, host: str, depth: int = 0, *, is_system: bool = False
 ) -> Iterator[tuple[str, _Value]]:
     """Yield the settings for a host from a file and the included files, in order."""
@@ -170,9 +170,9 @@ def _settings(
             continue
         elif keyword == "include":
             for pattern in shlex.split(value):
-                place = folder / _path(_Value(pattern, where), {})
+                place = folder / _parse_path(_Value(pattern, where), {})
                 for name in _find_files(str(place), where):
-                    yield from _settings(Path(name), folder, host, depth + 1)
+                    yield from _iter_settings(Path(name), folder, host, depth + 1)
         elif keyword in _READ:
             yield keyword, _Value(value, where)
         elif not _HARMLESS.fullmatch(keyword):
@@ -254,43 +254,43 @@ def _check_owner(path: Path) -> None:
         )
 
 
-def _expanded(value: _Value, tokens: dict[str, str]) -> str:
+def _expand_tokens(value: _Value, tokens: dict[str, str]) -> str:
     def replace(match: re.Match[str]) -> str:
         name = match[1]
         if name != "%" and name not in tokens:
-            raise value.wrong(f"`%{name}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
+            raise value.make_error(f"`%{name}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
         return "%" if name == "%" else tokens[name]
 
     if "${" in value.text:
-        raise value.wrong(f"`${{...}}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
+        raise value.make_error(f"`${{...}}` in {value.text!r} requires the ssh program", NO_SSH_HINT)
     return re.sub(r"%(.|$)", replace, value.text)
 
 
-def _path(value: _Value, tokens: dict[str, str]) -> Path:
+def _parse_path(value: _Value, tokens: dict[str, str]) -> Path:
     try:
-        return Path(_expanded(value, tokens)).expanduser()
+        return Path(_expand_tokens(value, tokens)).expanduser()
     except RuntimeError as error:  # unknown user in ~USER
-        raise value.wrong(str(error)) from error
+        raise value.make_error(str(error)) from error
 
 
-def _jumps(value: _Value) -> tuple[Address, ...]:
+def _parse_jumps(value: _Value) -> tuple[Address, ...]:
     try:
         return () if value.is_none else tuple(parse_address(hop.strip()) for hop in value.text.split(","))
     except UsageError as error:
-        raise value.wrong(error.message, error.hint) from error
+        raise value.make_error(error.message, error.hint) from error
 
 
-def _port(value: _Value) -> int:
+def _parse_port(value: _Value) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", value.text) or not 0 < int(value.text) < 65536:
-        raise value.wrong(f"invalid port {value.text!r}", "expected a number from 1 to 65535")
+        raise value.make_error(f"invalid port {value.text!r}", "expected a number from 1 to 65535")
     return int(value.text)
 
 
-def _seconds(value: _Value) -> float | None:
+def _parse_seconds(value: _Value) -> float | None:
     if value.is_none:
         return None
     if not re.fullmatch(r"[0-9]{1,6}", value.text) or not int(value.text):
-        raise value.wrong(f"the time {value.text!r} requires the ssh program", "expected 1 to 999999 seconds")
+        raise value.make_error(f"the time {value.text!r} requires the ssh program", "expected 1 to 999999 seconds")
     return float(value.text)
 
 
@@ -298,5 +298,5 @@ def _accepts_new(value: _Value) -> bool:
     """Return whether to pin a new host key. A changed key is always refused."""
     known = {"yes": False, "true": False, "ask": False, "accept-new": True, "no": True, "false": True, "off": True}
     if (found := known.get(value.text.lower())) is None:
-        raise value.wrong(f"invalid StrictHostKeyChecking {value.text!r}")
+        raise value.make_error(f"invalid StrictHostKeyChecking {value.text!r}")
     return found

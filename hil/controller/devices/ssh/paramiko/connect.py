@@ -23,17 +23,17 @@ from paramiko.auth_strategy import AuthFailure
 from hil.controller.devices.ssh.address import Address, name_of
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed, TurnedAway
 from hil.controller.devices.ssh.paramiko import config
-from hil.controller.devices.ssh.paramiko.hosts import KnownHosts, user_files
-from hil.controller.devices.ssh.paramiko.login import PATIENCE_S, Login
+from hil.controller.devices.ssh.paramiko.hosts import KnownHosts, list_user_files
+from hil.controller.devices.ssh.paramiko.login import PATIENCE_SECONDS, Login
 from hil.controller.devices.ssh.paramiko.transport import (
-    END_S,
+    END_SECONDS,
     Hop,
     ParamikoLogin,
     TunedTransport,
     close_hops,
 )
 from hil.controller.devices.ssh.questions import PASSWORD_VARIABLE
-from hil.controller.devices.ssh.transport import SLOW_LOGIN_CONNECT_S
+from hil.controller.devices.ssh.transport import SLOW_LOGIN_CONNECT_SECONDS
 from hil.core.board_config import Connection
 from hil.core.processes import wait_or_kill
 from hil.errors import BoardUnreachable, UsageError
@@ -96,13 +96,13 @@ class _MachineLogin:
         self._via = via
         self._host = host = config.read_settings(address)
         # The proxy command may connect through a machine that checks logins slowly.
-        patience = max(timeout, SLOW_LOGIN_CONNECT_S) if host.proxy_command else timeout
+        patience = max(timeout, SLOW_LOGIN_CONNECT_SECONDS) if host.proxy_command else timeout
         self._timeout = host.connect_timeout or patience
         # The user's settings apply only to the board. For jump hosts, also read keys from the default files.
         self._is_board = is_board
         self._identity = Path(settings.identity) if is_board and settings.identity else None
         given = [Path(settings.known_hosts)] if settings.known_hosts else []
-        usual = user_files() if host.known_hosts is None else host.known_hosts
+        usual = list_user_files() if host.known_hosts is None else host.known_hosts
         usual = () if is_board and given else usual
         direct = not via and not host.proxy_command
         accept = settings.accept_new_host_key or host.accept_new_host_key
@@ -136,20 +136,20 @@ class _MachineLogin:
             "transport_factory": self._make_transport,
             **dict.fromkeys(("banner_timeout", "channel_timeout"), self._timeout),
             # Allow a long time, because the server may query a slow directory service.
-            "auth_timeout": PATIENCE_S,
+            "auth_timeout": PATIENCE_SECONDS,
         }
         if self._host.proxy_command and not self._via:
-            proxy, connection.connect_kwargs["sock"] = _through(self._host.proxy_command)
+            proxy, connection.connect_kwargs["sock"] = _start_proxy(self._host.proxy_command)
         try:
             connection.open()
         except BaseException as error:
-            translated = self._translated(error, connection, login)
+            translated = self._translate_error(error, connection, login)
             connection.client.close()
             if proxy:
                 if isinstance(translated, BoardUnreachable):
-                    translated = self._proxy_failed(proxy) or translated
+                    translated = self._make_proxy_error(proxy) or translated
                 proxy.terminate()
-                wait_or_kill(proxy, END_S)
+                wait_or_kill(proxy, END_SECONDS)
             if translated is error:
                 raise
             raise translated from error
@@ -161,18 +161,18 @@ class _MachineLogin:
         place = self._host.address
         security = transport.get_security_options()
         kinds = tuple(security.key_types)
-        pinned = self._known_hosts.preferred_kinds(name_of(place.host, place.port))
+        pinned = self._known_hosts.list_preferred_kinds(name_of(place.host, place.port))
         security.key_types = tuple(dict.fromkeys([*(kind for kind in pinned if kind in kinds), *kinds]))
         return transport
 
-    def _translated(self, error: BaseException, connection: fabric.Connection, login: Login) -> BaseException:
+    def _translate_error(self, error: BaseException, connection: fabric.Connection, login: Login) -> BaseException:
         place = Address(connection.host, connection.user, connection.port)
         server = name_of(connection.host, connection.port)
         kind: type[BoardUnreachable] = BoardUnreachable
         if isinstance(error, AuthFailure):
             transport = connection.client.get_transport()
             hung_up = transport is None or not transport.is_active()
-            return login.refused(error.result, str(place), hung_up).located(board=self._board)
+            return login.make_refused_error(error.result, str(place), hung_up).locate(board=self._board)
         # Python raises UnicodeError for a host name with empty or overlong labels.
         if isinstance(error, (socket.gaierror, UnicodeError)):
             kind, what = NoSuchHost, f"host {connection.host!r} not found"
@@ -205,10 +205,10 @@ class _MachineLogin:
             kind = TurnedAway
         return kind(what, board=self._board, hint=hint)
 
-    def _proxy_failed(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
+    def _make_proxy_error(self, proxy: subprocess.Popen[bytes]) -> ProxyFailed | None:
         """Return the error for a ProxyCommand that has exited, or None if the command still runs."""
         try:
-            code = proxy.wait(END_S)
+            code = proxy.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return None
         command = self._host.proxy_command
@@ -223,7 +223,7 @@ class _MachineLogin:
         )
 
 
-def _through(command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_proxy(command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Run a ProxyCommand on a socket pair. paramiko's ProxyCommand does not detect the end of the command."""
     ours, its = socket.socketpair()
     with its:

@@ -66,7 +66,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
         self._direct = direct
         self._lines = [line for path in (*files, *_OF_THE_MACHINE) for line in _read_lines(path)]
 
-    def preferred_kinds(self, name: str) -> list[str]:
+    def list_preferred_kinds(self, name: str) -> list[str]:
         """Return the algorithms of a server's pinned keys, for the negotiation."""
         kinds = dict.fromkeys(line.key.get_name() for line in self._lines if not line.marker and line.is_for(name))
         return [algorithm for kind in kinds for algorithm in (_RSA if kind == "ssh-rsa" else (kind,))]
@@ -78,7 +78,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
             HostKeyRefused: The key is unknown, changed or revoked.
             UsageError: The check needs a host certificate, which hil does not support.
         """
-        for name in _names(hostname):
+        for name in _list_names(hostname):
             found = [line for line in self._lines if line.is_for(name)]
             if any(line.marker == _REVOKED and line.key == key for line in found):
                 raise HostKeyRefused(f"the host key of {hostname} is revoked: {_describe(key)}", board=self._board)
@@ -90,11 +90,11 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
                     what = f"host certificates are unsupported without ssh, and {hostname} may have one"
                     raise UsageError(f"{line.file}, line {line.number}: {what}", hint=NO_SSH_HINT)
             if pinned and name == hostname:
-                raise self._changed(hostname, key, pinned[0])
+                raise self._make_changed_error(hostname, key, pinned[0])
         if self._accept_new:
             return self._pin(hostname, key)
         place = shlex.quote(str(self._files[0] if self._files else _OF_THE_MACHINE[0]))
-        keyscan = f"{_keyscan(hostname, key)} >> {place}, or with " if self._direct else ""
+        keyscan = f"{_build_keyscan(hostname, key)} >> {place}, or with " if self._direct else ""
         raise HostKeyRefused(
             f"unknown host key of {hostname}: {_describe(key)}",
             board=self._board,
@@ -102,7 +102,7 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
             f"board; if both match, pin the key with {keyscan}--accept-new-host-key",
         )
 
-    def _changed(self, name: str, shown: paramiko.PKey, pinned: _Line) -> HostKeyRefused:
+    def _make_changed_error(self, name: str, shown: paramiko.PKey, pinned: _Line) -> HostKeyRefused:
         return HostKeyRefused(
             f"the host key of {name} has changed: it shows {_describe(shown)}, "
             f"pinned in {pinned.file} is {_describe(pinned.key)}",
@@ -132,13 +132,13 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
             ) from error
 
 
-def user_files() -> tuple[Path, ...]:
+def list_user_files() -> tuple[Path, ...]:
     """Return the user's known_hosts files."""
     folder = Path.home() / ".ssh"
     return (folder / "known_hosts", folder / "known_hosts2")
 
 
-def _names(name: str) -> tuple[str, ...]:
+def _list_names(name: str) -> tuple[str, ...]:
     """Return the names to search for a server's keys. Like OpenSSH, also try the name without a port."""
     host, separator, _ = name.removeprefix("[").partition("]:")
     return (name, host) if separator else (name,)
@@ -173,7 +173,7 @@ def _read_lines(path: Path) -> Iterator[_Line]:
         yield _Line(path, number, marker, words[0], key)
 
 
-def _keyscan(name: str, key: paramiko.PKey) -> str:
+def _build_keyscan(name: str, key: paramiko.PKey) -> str:
     host, _, port = name.removeprefix("[").partition("]:")
     kind = key.get_name().removeprefix("ssh-").partition("-")[0]
     return shlex.join(["ssh-keyscan", *(["-p", port] if port else []), "-t", kind, host])

@@ -46,7 +46,7 @@ _KEY, _PASSWORD, _QUESTIONS = "publickey", "password", "keyboard-interactive"
 # Number of prompts for a passphrase or a password, as in ssh.
 _SECRET_TRIES = 3
 # Timeout in seconds for authentication, which may wait for user input. sshd itself waits two minutes.
-PATIENCE_S = 120.0
+PATIENCE_SECONDS = 120.0
 # Errors for keys that paramiko does not support, such as keys in a hardware token.
 _FOREIGN = (UnknownKeyType, UnsupportedAlgorithm)
 # Type of a key in cryptography -> type in paramiko.
@@ -115,7 +115,7 @@ class PromptAuth(AuthSource):
                 raise paramiko.SSHException("nobody answered")
             return answers
 
-        transport.auth_timeout = PATIENCE_S
+        transport.auth_timeout = PATIENCE_SECONDS
         with ThreadPoolExecutor(1, thread_name_prefix="hil-ssh-questions") as pool:
             ending = pool.submit(transport.auth_interactive, self.username, hand_over)
             ending.add_done_callback(lambda _: asked.put(None))
@@ -189,7 +189,7 @@ class Login:
                     allowed[:] = error.allowed_types
             tried.append(SourceResult(source, further))
 
-        for method, make in self._methods():
+        for method, make in self._iter_methods():
             if method in self._forbidden:
                 continue
             if method != _KEY and not allowed:
@@ -206,7 +206,7 @@ class Login:
                 break
         raise AuthFailure(result=tried)
 
-    def refused(self, tried: AuthResult, place: str, hung_up: bool) -> LoginRefused:
+    def make_refused_error(self, tried: AuthResult, place: str, hung_up: bool) -> LoginRefused:
         """Return the error for a server that accepted no method or closed the connection."""
         sources = [one.source for one in tried if getattr(one.source, "came", not isinstance(one.source, NoneAuth))]
         unsigned = [one.source for one in tried if isinstance(one.source, AgentKey) and _is_unsigned(one.result)]
@@ -234,26 +234,26 @@ class Login:
             what += ": the server requires multiple login methods"
         return LoginRefused(f"{place} {what}; tried: {ways}", hint=hint)
 
-    def _methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
+    def _iter_methods(self) -> Iterator[tuple[str, Callable[[], AuthSource | None]]]:
         """Yield SSH's name of every method with a function that prepares it. Preparing may prompt the user."""
         agent = KeyAgent()
         self._agent_fault = agent.fault
         try:
             offered = {key.blob: AgentKey(self._user, key) for key in agent.get_keys()}
             for path in self._files:
-                held = [offered.pop(blob) for blob in _public_parts(path) if blob in offered]
+                held = [offered.pop(blob) for blob in _iter_public_parts(path) if blob in offered]
                 for one in held or (None,):
-                    yield _KEY, partial(self._key, path, one)
-                yield _KEY, partial(self._plain_key, path)
+                    yield _KEY, partial(self._choose_key, path, one)
+                yield _KEY, partial(self._make_plain_key, path)
             if not self._only_identities:
                 for one in offered.values():
-                    yield _KEY, partial(self._key, Path(), one)
+                    yield _KEY, partial(self._choose_key, Path(), one)
         finally:
             agent.close()
-        yield from ((_PASSWORD, self._typed) for _ in range(_SECRET_TRIES))
-        yield _QUESTIONS, self._questions
+        yield from ((_PASSWORD, self._choose_password) for _ in range(_SECRET_TRIES))
+        yield _QUESTIONS, self._choose_prompt_auth
 
-    def _key(self, path: Path, held: AgentKey | None) -> FileKey | AgentKey | None:
+    def _choose_key(self, path: Path, held: AgentKey | None) -> FileKey | AgentKey | None:
         """Return the key from the agent, or else from the file. Return None if the file's key is not usable."""
         if held is not None:
             return held
@@ -290,7 +290,7 @@ class Login:
         self.locked[path] = "needs a passphrase"
         return None
 
-    def _plain_key(self, path: Path) -> FileKey | None:
+    def _make_plain_key(self, path: Path) -> FileKey | None:
         """Return the key without the certificate, after the server rejected the certificate."""
         if (key := self._certified.get(path)) is None:
             return None
@@ -298,7 +298,7 @@ class Login:
         plain.public_blob = None
         return FileKey(self._user, path, plain)
 
-    def _typed(self) -> GivenPassword | None:
+    def _choose_password(self) -> GivenPassword | None:
         """Return the configured password, or prompt for a password.
 
         After an empty reply, do not prompt a second time.
@@ -310,11 +310,11 @@ class Login:
         self._silent = not password or password == self._password
         return GivenPassword(self._user, password, prompt) if password else None
 
-    def _questions(self) -> PromptAuth | None:
+    def _choose_prompt_auth(self) -> PromptAuth | None:
         answerable = self._password or prompts.can_ask()
-        return PromptAuth(self._user, self._answer) if answerable else None
+        return PromptAuth(self._user, self._answer_prompt) if answerable else None
 
-    def _answer(self, prompt: str, echo: bool) -> str:
+    def _answer_prompt(self, prompt: str, echo: bool) -> str:
         """Answer a prompt of the server. The configured password answers the first hidden prompt."""
         if not echo and self._password:
             password, self._password = self._password, ""
@@ -364,7 +364,7 @@ def _read(path: Path, passphrase: str = "") -> paramiko.PKey:
     return key
 
 
-def _public_parts(path: Path) -> Iterator[bytes]:
+def _iter_public_parts(path: Path) -> Iterator[bytes]:
     """Yield the certificate and public key of a key file, if available.
 
     The certificate and the public key identify the key in an agent.

@@ -21,15 +21,15 @@ from paramiko.auth_handler import AuthHandler
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_EOF, cMSG_CHANNEL_OPEN
 
 from hil.controller.devices.guard import Guard
-from hil.controller.devices.ssh.transport import ALIVE_COUNT, ALIVE_INTERVAL_S, FAST_CIPHERS, SessionRefused
+from hil.controller.devices.ssh.transport import ALIVE_COUNT, ALIVE_INTERVAL_SECONDS, FAST_CIPHERS, SessionRefused
 from hil.core.processes import wait_or_kill
 from hil.protocol.local_socket import LocalSocket, NotCarried
 
 _STREAMLOCAL = "direct-streamlocal@openssh.com"
 # Timeout for the end of a terminated ProxyCommand.
-END_S = 2.0
-_SILENCE_S = ALIVE_INTERVAL_S * ALIVE_COUNT
-_OPEN_S = 20.0
+END_SECONDS = 2.0
+_SILENCE_SECONDS = ALIVE_INTERVAL_SECONDS * ALIVE_COUNT
+_OPEN_SECONDS = 20.0
 _PIECE = 1 << 20
 _LOOPBACK = "127.0.0.1"
 # Exit code of a command that an unknown signal ended.
@@ -164,13 +164,13 @@ class TunedTransport(paramiko.Transport):
         with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
             while self.is_active():
                 self.global_request("keepalive@openssh.com", wait=True)
-                pause.wait(ALIVE_INTERVAL_S)
+                pause.wait(ALIVE_INTERVAL_SECONDS)
 
     def _judge(self, give_up: Callable[[], None]) -> None:
         # Count ticks instead of clock time, so that a suspended process does not time out after it resumes.
         pause = threading.Event()
         silent = 0
-        while self.is_active() and silent < _SILENCE_S:
+        while self.is_active() and silent < _SILENCE_SECONDS:
             pause.wait(1.0)
             silent = 0 if self._listened.heard else silent + 1
             self._listened.heard = False
@@ -178,14 +178,14 @@ class TunedTransport(paramiko.Transport):
             give_up()
 
 
-def _opening_bytes() -> bytes:
+def _encode_opening() -> bytes:
     message = paramiko.Message()
     message.add_byte(cMSG_CHANNEL_OPEN)
     message.add_string(_STREAMLOCAL)
     return message.asbytes()
 
 
-_OPEN_STREAMLOCAL = _opening_bytes()
+_OPEN_STREAMLOCAL = _encode_opening()
 _ENDS_OF_A_CHANNEL = (cMSG_CHANNEL_EOF, cMSG_CHANNEL_CLOSE)
 
 
@@ -208,7 +208,7 @@ class Hop:
         self.connection.client.close()
         if self.proxy:
             self.proxy.terminate()
-            wait_or_kill(self.proxy, END_S)
+            wait_or_kill(self.proxy, END_SECONDS)
 
 
 def close_hops(hops: Sequence[Hop]) -> None:
@@ -218,7 +218,7 @@ def close_hops(hops: Sequence[Hop]) -> None:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Translate paramiko's errors to Python's built-in errors."""
     try:
         yield
@@ -260,10 +260,10 @@ class ParamikoLogin:
 
     def start(self, command: str, timeout: float) -> ChannelSession:
         """Run a command line in the login shell."""
-        with _plain_errors():
+        with _translate_errors():
             channel = self._transport.open_session(timeout=timeout)
             guard = Guard(channel.close)  # paramiko has no timeout here
-            guard.within(timeout)
+            guard.set_timeout(timeout)
             try:
                 channel.exec_command(command)
             except (OSError, paramiko.SSHException):
@@ -277,7 +277,7 @@ class ParamikoLogin:
     def refusal(self, remote: str | int) -> str:
         """Return the server's reason for refusing a connection to a board's socket; "" if accepted."""
         try:
-            with _plain_errors():
+            with _translate_errors():
                 self._connect(remote).close()
         except SessionRefused as error:
             return str(error)
@@ -289,7 +289,7 @@ class ParamikoLogin:
 
     def interactive(self, command: str) -> int:
         """Run a command line or the login shell on the terminal. Return the exit code."""
-        with _plain_errors():
+        with _translate_errors():
             code: int = self._hops[-1].connection.run(command or 'exec "$SHELL" -l', pty=True, warn=True).exited
             return code
 
@@ -305,8 +305,8 @@ class ParamikoLogin:
 
     def _connect(self, remote: str | int) -> paramiko.Channel:
         if isinstance(remote, str):
-            return self._transport.open_streamlocal(remote, _OPEN_S)
-        return self._transport.open_channel("direct-tcpip", (_LOOPBACK, remote), (_LOOPBACK, 0), timeout=_OPEN_S)
+            return self._transport.open_streamlocal(remote, _OPEN_SECONDS)
+        return self._transport.open_channel("direct-tcpip", (_LOOPBACK, remote), (_LOOPBACK, 0), timeout=_OPEN_SECONDS)
 
 
 class _ChannelForward:
@@ -320,14 +320,14 @@ class _ChannelForward:
         ended: Callable[[], bool],
     ) -> None:
         self._remote, self._connect, self._ended = remote, connect, ended
-        self._socket = LocalSocket(local, self._carry, "hil-ssh-tunnel")
+        self._socket = LocalSocket(local, self._relay_connection, "hil-ssh-tunnel")
         self.log, self.close = self._socket.log, self._socket.close
 
     def alive(self) -> bool:
         """Return whether the connection is open."""
         return not self._ended() and self._socket.alive()
 
-    def _carry(self, near: socket.socket) -> None:
+    def _relay_connection(self, near: socket.socket) -> None:
         try:
             with contextlib.closing(self._connect(self._remote)) as far:
                 back = threading.Thread(target=_copy_back, args=(far, near), daemon=True)

@@ -12,8 +12,8 @@ from hil.controller.records.base import make_record
 from hil.controller.records.history import StoredProgram
 from hil.controller.storage.history.programs import RECORD, ProgramSource, check_record
 from hil.core.bounded_json import parse_json
-from hil.core.files import within
-from hil.core.storage_errors import full_disk_error
+from hil.core.files import resolve_within
+from hil.core.storage_errors import make_full_disk_error
 from hil.errors import HilError, StorageError, UsageError
 
 # Limits for all records of a job, and for a record. A host may send any files.
@@ -72,7 +72,7 @@ class JobPrograms:
             except HilError as error:
                 self._skipped.append(f"program {record.digest}: {error.message}")
             except OSError as error:  # a host may send any file name
-                if full := full_disk_error(error):
+                if full := make_full_disk_error(error):
                     raise full from error
                 self._skipped.append(f"program {record.digest}: {error.strerror}")
             else:
@@ -98,7 +98,7 @@ class JobPrograms:
         if size > most:
             raise UsageError(f"the programs of the job exceed the quota: {size} bytes, {most} left")
         for name, digest in record.files.items():
-            target = within(folder, folder / name)
+            target = resolve_within(folder, folder / name)
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 file.writelines(self._artifacts.read(digest))

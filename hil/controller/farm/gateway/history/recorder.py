@@ -13,17 +13,17 @@ from pathlib import Path
 
 from hil.controller.farm.client.results import EndedJob
 from hil.controller.farm.database.database import DatabaseAway
-from hil.controller.farm.database.notifications import drained
+from hil.controller.farm.database.notifications import drain_queue
 from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.history.job_entries import make_job_entries
 from hil.controller.farm.gateway.history.job_programs import JobPrograms
 from hil.controller.farm.store import event_log, queries
-from hil.controller.farm.store.records import JOBS, NAME, fetched, storable
+from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.records.history import AddedEntries
 from hil.controller.storage.history.store import HistoryStore
-from hil.core.storage_errors import storage_errors
+from hil.core.storage_errors import convert_os_errors
 from hil.errors import HilError, StorageError
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -50,10 +50,10 @@ class HistoryRecorder:
 
     async def run(self) -> None:
         """Task: add finished jobs. An error never changes the job's result."""
-        with self._context.pubsub.subscribed() as queue:
+        with self._context.pubsub.subscribe() as queue:
             while True:
                 if await self._add_pending_jobs():
-                    await drained(queue, _LOOK_S)
+                    await drain_queue(queue, _LOOK_S)
                     # Add the jobs of a burst of changes together.
                     await asyncio.sleep(_GATHER_S)
                 else:
@@ -64,7 +64,7 @@ class HistoryRecorder:
         trouble, last = "", 0
         while True:
             async with self._context.db.transaction() as tx:
-                rows = await fetched(tx, _PENDING, [last])
+                rows = await fetch_rows(tx, _PENDING, [last])
             for row in rows:
                 try:
                     await self._add_job(row["id"], row["name"])
@@ -82,7 +82,7 @@ class HistoryRecorder:
         try:
             async with self._context.db.transaction() as tx:
                 [row] = await queries.result(tx, name, specs=True)
-            job = EndedJob.of_row(row)
+            job = EndedJob.from_row(row)
             report = await asyncio.to_thread(add_job, job, self._settings, self._context.store)
             added, problems = report.added, report.skipped
         except (StorageError, DatabaseAway):
@@ -103,7 +103,7 @@ class HistoryRecorder:
             _LOG.warning("history.unavailable", extra={"reason": trouble})
             async with self._context.db.transaction() as tx:
                 await event_log.note_host(
-                    tx, "history", self._context.name, storable(trouble[:_MAX_REASON]), kind="gateway"
+                    tx, "history", self._context.name, make_storable(trouble[:_MAX_REASON]), kind="gateway"
                 )
         self._reported = trouble
 
@@ -120,7 +120,7 @@ def add_job(job: EndedJob, settings: HistorySettings, artifacts: ArtifactStore) 
     records = programs.list_records()
     entries = make_job_entries(job, records)
     with (
-        storage_errors("cannot add to the history", "free disk space, and check the permissions of HIL_FARM_HOME"),
+        convert_os_errors("cannot add to the history", "free disk space, and check the permissions of HIL_FARM_HOME"),
         HistoryStore.open(settings.place, create=True, quota=settings.quota, baseline=settings.baseline) as store,
         tempfile.TemporaryDirectory(prefix="hil-history-") as folder,
     ):

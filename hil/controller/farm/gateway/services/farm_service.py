@@ -17,17 +17,17 @@ import psycopg
 from hil.controller.farm import telemetry
 from hil.controller.farm.database import notifications
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.database.notifications import Change, drained
+from hil.controller.farm.database.notifications import Change, drain_queue
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, submissions, sweeper
 from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, json_message, status_message, submission_of
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
-from hil.controller.farm.store.records import JOBS, NAME, fetched
+from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
 from hil.controller.records.farm import (
     CancelledJobs,
     CleanedFarm,
@@ -45,7 +45,7 @@ E = TypeVar("E", Priority, Role)
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
 # Maximum length of a text argument in characters. The audit stores the complete text.
-_LONGEST_TEXT = 1000
+_MAX_TEXT_LENGTH = 1000
 
 
 class FarmService:
@@ -57,12 +57,14 @@ class FarmService:
 
     async def submit(self, request: pb.SubmitRequest, call: GatewayCall) -> pb.SubmitReply:
         """Queue jobs, and assign free boards."""
-        context, wanted = self._context, submission_of(request.submission)
+        context, wanted = self._context, decode_submission(request.submission)
         if context.keeps_programs:
             specs = (spec.replace(options={**spec.options, KEEP_PROGRAMS: True}) for spec in wanted.specs)
             wanted = replace(wanted, specs=tuple(specs))
         trace = request.trace if len(request.trace) <= 100 and request.trace.isprintable() else ""
-        with telemetry.span("submit", trace, user=call.who.user, title=wanted.title, jobs=len(wanted.specs)) as span:
+        with telemetry.record_span(
+            "submit", trace, user=call.who.user, title=wanted.title, jobs=len(wanted.specs)
+        ) as span:
             async with context.db.transaction() as tx:
                 done = await submissions.submit(
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
@@ -70,14 +72,14 @@ class FarmService:
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
                 fields = {**same, "jobs": len(done.jobs)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
-            context.dispatch.poke()
+            context.dispatch.trigger_check()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
         return pb.SubmitReply(submission=done.submission, jobs=done.jobs)
 
     async def ask(self, request: pb.AskRequest, call: GatewayCall) -> pb.Answer:
         """Run a query."""
         what = request.WhichOneof("question") or "nothing"
-        call.admit(what)
+        call.check_permission(what)
         try:
             async with self._context.db.transaction() as tx:
                 answer = await queries.ask(
@@ -85,19 +87,19 @@ class FarmService:
                 )
         except psycopg.DataError as error:
             raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
-        return pb.Answer(answer=json_message(msgspec.to_builtins(answer)))
+        return pb.Answer(answer=encode_json(msgspec.to_builtins(answer)))
 
     async def do(self, request: pb.DoRequest, call: GatewayCall) -> pb.Answer:
         """Run an action."""
         action = request.WhichOneof("action") or "nothing"
-        call.admit(action)
+        call.check_permission(action)
         answer = await self._actions.do(action, getattr(request, action), call)
-        return pb.Answer(answer=json_message(msgspec.to_builtins(answer)))
+        return pb.Answer(answer=encode_json(msgspec.to_builtins(answer)))
 
     async def follow(self, request: pb.FollowRequest, call: GatewayCall) -> None:
         """Stream the states and logs of jobs."""
-        if len(request.jobs) > MOST_NAMES:
-            raise UsageError(f"at most {MOST_NAMES} names can be followed per call", hint="use the submission's name")
+        if len(request.jobs) > MAX_NAMES:
+            raise UsageError(f"at most {MAX_NAMES} names can be followed per call", hint="use the submission's name")
         if not request.jobs:
             raise UsageError("missing names of jobs to follow")
         await JobFollower(self._context, call, logs=request.logs, after=request.after).run(list(request.jobs))
@@ -114,16 +116,16 @@ class FarmService:
         lease = int(given)
         async with context.db.transaction() as tx:
             held = await leases.renew_holder(tx, lease, call.metadata.get(LEASE_SECRET_KEY, ""), context.settings)
-            grant = await leases.grant_of(tx, lease, context.settings) if held else None
+            grant = await leases.read_grant(tx, lease, context.settings) if held else None
         if grant is None:
             raise AccessRefused(f"lease {lease} has ended, or the key is invalid")
-        with context.tunnels.opened(lease) as tunnel:
-            if (owner := context.dispatch.owner(grant.board)) is not None:
-                owner.dial(tunnel.id, lease, "")
+        with context.tunnels.open_tunnel(lease) as tunnel:
+            if (owner := context.dispatch.find_owner(grant.board)) is not None:
+                owner.request_dial(tunnel.id, lease, "")
             else:
                 where = {"board": grant.board, "lease": lease, "id": tunnel.id, "gateway": context.advertise}
                 async with context.db.transaction() as tx:
-                    await notifications.tell(tx, {"kind": "dial", **where})
+                    await notifications.publish_change(tx, {"kind": "dial", **where})
             await tunnel.serve(requests, call)
 
 
@@ -151,7 +153,7 @@ class AdminActions:
             detail = {key: value for key, value in arguments.items() if key not in ("name", "user")}
             thing = str(arguments.get("name") or arguments.get("user") or "")
             await access.note_audit(tx, call.who, f"{call.name} {action}", thing, True, detail)
-        context.dispatch.poke()
+        context.dispatch.trigger_check()
         if action == "revoke":
             context.access.forget()
         _LOG.info("done", extra={"action": action, "object": thing, "user": call.who.user})
@@ -163,10 +165,12 @@ class AdminActions:
 
     async def _set_priority(self, tx: Tx, request: pb.PriorityAction, call: GatewayCall) -> Any:
         priority = _parse_choice(Priority, "priority", request.priority)
-        return {"jobs": await submissions.prioritise(tx, call.who, _read_text(request, "name"), priority)}
+        return {"jobs": await submissions.set_priority(tx, call.who, _read_text(request, "name"), priority)}
 
     async def _drain_board(self, tx: Tx, request: pb.DrainAction, call: GatewayCall) -> Any:
-        await boards.drain(tx, call.who, _read_text(request, "name"), _read_text(request, "reason", optional=True))
+        await boards.drain_board(
+            tx, call.who, _read_text(request, "name"), _read_text(request, "reason", optional=True)
+        )
         return EmptyReply()
 
     async def _resume_board(self, tx: Tx, request: pb.NameQuestion, call: GatewayCall) -> Any:
@@ -206,7 +210,7 @@ class AdminActions:
             await tx.execute("set local idle_in_transaction_session_timeout = '1min'")
             async with context.db.transaction() as own:
                 await boards.forget_absent(own, days * _DAY_S, context.settings)
-        cleaned = await sweeper.gc(tx, days * _DAY_S, delete, dry_run=dry_run)
+        cleaned = await sweeper.delete_old(tx, days * _DAY_S, delete, dry_run=dry_run)
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
@@ -232,9 +236,9 @@ def _read_fields(message: Any) -> dict[str, Any]:
 
 def _read_text(request: Any, name: str, *, optional: bool = False) -> str:
     value: str = getattr(request, name)
-    if len(value) > _LONGEST_TEXT or (not value and not optional):
+    if len(value) > _MAX_TEXT_LENGTH or (not value and not optional):
         missing = "" if value else ", not empty"
-        raise UsageError(f"{name} must be a string of at most {_LONGEST_TEXT} characters{missing}")
+        raise UsageError(f"{name} must be a string of at most {_MAX_TEXT_LENGTH} characters{missing}")
     return value
 
 
@@ -244,11 +248,11 @@ def _check_number(name: str, value: float, most: float) -> float:
     return value
 
 
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 # Same limit as for a submission.
-_MOST_JOBS = 100_000
+_MAX_JOBS = 100_000
 # Poll interval, in case a notification is lost.
-_LOOK_S = 5.0
+_LOOK_SECONDS = 5.0
 _GATHER_S, _LATE_S = 0.05, 0.2
 # If at most this many jobs changed, read each job separately. Otherwise, read whole submissions.
 _FEW = 16
@@ -265,7 +269,7 @@ class JobFollower:
 
     async def run(self, names: Collection[str]) -> None:
         """Stream while any job is active."""
-        with self._context.pubsub.subscribed() as queue:
+        with self._context.pubsub.subscribe() as queue:
             async with self._context.db.transaction() as tx:
                 await self._find_jobs(tx, names)
             self._open = set(self._names.values())
@@ -275,11 +279,11 @@ class JobFollower:
             while self._open:
                 # Process bursts of changes together.
                 await asyncio.sleep(looked + _GATHER_S - loop.time())
-                changes, looked = await drained(queue, _LOOK_S), loop.time()
-                await self._call.still_good()
+                changes, looked = await drain_queue(queue, _LOOK_SECONDS), loop.time()
+                await self._call.recheck_token()
                 touched = self._find_changed_jobs(changes)
                 # Poll board states, which change often but rarely affect a job.
-                if looked - whole >= _LOOK_S:
+                if looked - whole >= _LOOK_SECONDS:
                     touched = None
                 whole = looked if touched is None else whole
                 if touched is None or touched:
@@ -307,13 +311,13 @@ class JobFollower:
         """Find the requested jobs. A submission's name selects all its jobs."""
         wanted = {(*parse_job(name), name) for name in names}
         query = f"select job.id, job.submission, job.number, {NAME} as name from {JOBS} where job.submission = any(%s)"
-        rows = await fetched(tx, query, [list({submission for submission, _, _ in wanted})])
+        rows = await fetch_rows(tx, query, [list({submission for submission, _, _ in wanted})])
         for submission, number, name in wanted:
             found = [row for row in rows if row["submission"] == submission and number in (None, row["number"])]
             if not found:
                 raise UsageError(f"job {name} not found", hint="hil farm status lists all jobs; old jobs are deleted")
-            if len(self._names) + len(found) > _MOST_JOBS:
-                raise UsageError(f"at most {_MOST_JOBS} jobs can be followed per call")
+            if len(self._names) + len(found) > _MAX_JOBS:
+                raise UsageError(f"at most {_MAX_JOBS} jobs can be followed per call")
             self._names |= {row["id"]: row["name"] for row in found}
 
     async def _send_updates(self, touched: set[str] | None) -> None:
@@ -325,16 +329,16 @@ class JobFollower:
             found = await self._read_jobs(tx, touched)
             hopeless = await unrunnable(tx, found)
             waiting = await blocked(tx, found, self._context.settings)
-            printed = await event_log.output_after(tx, list(self._names), self._after) if self._logs else []
+            printed = await event_log.read_output_after(tx, list(self._names), self._after) if self._logs else []
         while printed:
             for row in printed:
                 self._after = row.number
                 await self._call.send(pb.FollowReply(log=pb.LogText(**msgspec.structs.asdict(row))))
             async with self._context.db.transaction() as tx:
-                printed = await event_log.output_after(tx, list(self._names), self._after)
+                printed = await event_log.read_output_after(tx, list(self._names), self._after)
         for job in found:
             name = job.name
-            status = status_message(job, unrunnable=hopeless.get(name, ""), blocked=waiting.get(name, ""))
+            status = encode_status(job, unrunnable=hopeless.get(name, ""), blocked=waiting.get(name, ""))
             if self._told.get(name) != status:
                 self._told[name] = status
                 await self._call.send(pb.FollowReply(job=status))
@@ -347,6 +351,6 @@ class JobFollower:
             return [await queries.job(tx, name) for name in sorted(named)]
         found: list[FarmJob] = []
         for submission in sorted({parse_job(name)[0] for name in named}):
-            jobs = await queries.jobs(tx, submission=submission, limit=_MOST_JOBS)
+            jobs = await queries.jobs(tx, submission=submission, limit=_MAX_JOBS)
             found += [job for job in jobs if job.name in named]
         return found

@@ -15,21 +15,21 @@ from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.log_buffer import Case
 from hil.controller.farm.leasing import leases
-from hil.controller.farm.rpc import DIAL_KEY, card_of, result_of
+from hil.controller.farm.rpc import DIAL_KEY, decode_card, decode_result
 from hil.controller.farm.store import access
 from hil.controller.farm.store.case_results import LONGEST
-from hil.controller.farm.store.records import LEASES, fetched
+from hil.controller.farm.store.records import LEASES, fetch_rows
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
-_MOST_LEASES = 100
-_MOST_TEXT = 1 << 20
+_MAX_LEASES = 100
+_MAX_TEXT = 1 << 20
 # Maximum cases per message. Hosts send fewer.
-_MOST_CASES = 2000
+_MAX_CASES = 2000
 # Maximum messages that wait for a worker to read them.
-_MOST_UNREAD = 10_000
+_MAX_UNREAD = 10_000
 
 
 class HostService:
@@ -56,7 +56,7 @@ class HostService:
                 writing.result()
             hearing.result()
             # The worker ended the stream on purpose, so set the board offline immediately.
-            if await call.hung_up() and self._context.dispatch.leave(attending):
+            if await call.has_ended_requests() and self._context.dispatch.leave(attending):
                 await self._context.dispatch.release(attending)
         finally:
             self._context.dispatch.leave(attending)
@@ -64,9 +64,9 @@ class HostService:
 
     async def report(self, request: pb.ReportRequest, call: GatewayCall) -> pb.ReportReply:
         """Record the result of a job."""
-        context, result, worker = self._context, result_of(request.result), _check_worker_name(request.worker)
+        context, result, worker = self._context, decode_result(request.result), _check_worker_name(request.worker)
         await context.log_buffer.flush(request.lease)
-        context.dispatch.reported(request.lease, worker)
+        context.dispatch.remove_lease(request.lease, worker)
         began = time.time()
         async with context.db.transaction() as tx:
             recorded, reason = await leases.report(
@@ -74,8 +74,8 @@ class HostService:
             )
             fields = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
             await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, fields)
-            trace = await fetched(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
-        context.dispatch.poke()
+            trace = await fetch_rows(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
+        context.dispatch.trigger_check()
         for row in trace:
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **fields)
         _LOG.info("reported", extra={**fields, "lease": request.lease, "reason": reason or result.reason})
@@ -88,7 +88,7 @@ class HostService:
         await self._context.tunnels.find(call.metadata.get(DIAL_KEY, "")).join(requests, call)
 
     async def _attach_worker(self, hello: pb.Hello, call: GatewayCall, before: AttachedWorker | None) -> AttachedWorker:
-        card, worker = card_of(hello.card), _check_worker_name(hello.worker)
+        card, worker = decode_card(hello.card), _check_worker_name(hello.worker)
         if before is not None and (before.board, before.worker) != (card.name, worker):
             raise UsageError("an attached worker cannot change its name or its board")
         attending = before or AttachedWorker(card, worker)
@@ -96,7 +96,7 @@ class HostService:
         if before is None:
             self._context.dispatch.enter(attending)
         try:
-            await self._context.dispatch.present(attending, call.who if before is None else None)
+            await self._context.dispatch.register_board(attending, call.who if before is None else None)
         except BaseException:
             self._context.dispatch.leave(attending)
             raise
@@ -108,8 +108,8 @@ class HostService:
         context = self._context
         async for message in requests:
             attending.heard_at = time.monotonic()
-            await call.still_good()
-            if attending.outgoing.qsize() > _MOST_UNREAD:
+            await call.recheck_token()
+            if attending.outgoing.qsize() > _MAX_UNREAD:
                 raise UsageError("the worker does not read incoming messages")
             kind = message.WhichOneof("kind")
             if kind == "hello":
@@ -119,12 +119,12 @@ class HostService:
             elif kind == "started":
                 lease, direct = message.started.lease, message.started.direct[:1000].replace("\0", "")
                 async with context.db.transaction() as tx:
-                    await leases.started(tx, lease, attending.worker, direct)
+                    await leases.record_start(tx, lease, attending.worker, direct)
             elif kind == "printed":
                 # Only accept output of leases of this worker's board.
                 if attending.has_had(message.printed.lease):
                     said = message.printed
-                    await context.log_buffer.add(said.lease, said.text[:_MOST_TEXT], _truncate_cases(said.cases))
+                    await context.log_buffer.add(said.lease, said.text[:_MAX_TEXT], _truncate_cases(said.cases))
             else:
                 raise UsageError("empty message from the worker")
 
@@ -135,7 +135,7 @@ class HostService:
 
 def _truncate_cases(cases: Iterable[pb.CaseEnded]) -> tuple[Case, ...]:
     cut = ((one.name[:LONGEST], one.outcome[:LONGEST], one.reason[:LONGEST]) for one in cases)
-    return tuple(itertools.islice(cut, _MOST_CASES))
+    return tuple(itertools.islice(cut, _MAX_CASES))
 
 
 def _check_worker_name(name: str) -> str:
@@ -146,6 +146,6 @@ def _check_worker_name(name: str) -> str:
 
 def _check_leases(numbers: Iterable[int]) -> list[int]:
     held = list(numbers)
-    if len(held) > _MOST_LEASES:
-        raise UsageError(f"a worker can have at most {_MOST_LEASES} leases")
+    if len(held) > _MAX_LEASES:
+        raise UsageError(f"a worker can have at most {_MAX_LEASES} leases")
     return held

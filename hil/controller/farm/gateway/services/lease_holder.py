@@ -13,22 +13,22 @@ import time
 from collections.abc import AsyncIterator
 
 from hil.controller.farm.database.database import DatabaseAway, Tx, end_tasks
-from hil.controller.farm.database.notifications import AGAIN, Change, drained, tell
+from hil.controller.farm.database.notifications import AGAIN, Change, drain_queue, publish_change
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.leasing import leases, submissions
 from hil.controller.farm.messages import ENDED, JobState, Kind
-from hil.controller.farm.rpc import card_message, grant_message, status_message, submission_of
+from hil.controller.farm.rpc import decode_submission, encode_card, encode_grant, encode_status
 from hil.controller.farm.store import access, queries
-from hil.controller.farm.store.records import fetched
+from hil.controller.farm.store.records import fetch_rows
 from hil.errors import AccessRefused, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # Poll interval, in case a notification is lost.
-_LOOK_S = 2.0
+_LOOK_SECONDS = 2.0
 # Time for other gateways to report that they serve the holder now.
-_ANSWER_S = 5.0
+_ANSWER_SECONDS = 5.0
 _BEAT, _LEFT = {"kind": "beat"}, {"kind": "left"}
 
 
@@ -44,7 +44,7 @@ class LeaseHolder:
     async def run(self, requests: AsyncIterator[pb.LeaseRequest]) -> None:
         """Serve the holder's stream up to the end of the lease."""
         first = await anext(aiter(requests), pb.LeaseRequest())
-        with self._context.pubsub.subscribed() as queue:
+        with self._context.pubsub.subscribe() as queue:
             hearing = asyncio.create_task(self._read_beats(requests, queue))
             try:
                 kind = first.WhichOneof("kind")
@@ -63,21 +63,21 @@ class LeaseHolder:
         async for request in requests:
             if request.WhichOneof("kind") == "beat":
                 await queue.put(_BEAT)
-        if await self._call.hung_up():
+        if await self._call.has_ended_requests():
             self._left = True
             await queue.put(_LEFT)
 
     async def _queue_lease(self, wanted: pb.Submission, queue: asyncio.Queue[Change]) -> None:
         """Queue a lease job and wait for a board. If the stream breaks, cancel the job after a while."""
-        context, call, order = self._context, self._call, submission_of(wanted)
+        context, call, order = self._context, self._call, decode_submission(wanted)
         if [spec.kind for spec in order.specs] != [Kind.LEASE]:
             raise UsageError("a lease request must contain a single job of kind lease")
         async with context.db.transaction() as tx:
             done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
-            [row] = await fetched(tx, "select id from hil.jobs where submission = %s", [done.submission])
+            [row] = await fetch_rows(tx, "select id from hil.jobs where submission = %s", [done.submission])
             fields = {"title": order.title, "selector": order.selector, "board": order.board}
             await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
-        context.dispatch.poke()
+        context.dispatch.trigger_check()
         [name] = done.jobs
         try:
             await self._wait_for_board(name, row["id"], queue)
@@ -91,7 +91,7 @@ class LeaseHolder:
     async def _wait_for_board(self, name: str, job: int, queue: asyncio.Queue[Change]) -> None:
         context, call = self._context, self._call
         sent: pb.JobStatus | None = None
-        look_s = min(_LOOK_S, context.settings.holder_s / 4)
+        look_s = min(_LOOK_SECONDS, context.settings.holder_s / 4)
         changes: list[Change] = []
         while not self._lease:
             async with context.db.transaction() as tx:
@@ -102,7 +102,7 @@ class LeaseHolder:
                     await leases.wait_for_start(tx, lease, context.settings)
                 waiting = await queries.blocked(tx, [found], context.settings)
                 if _has_change(changes, "holder?", job):
-                    await tell(tx, {"kind": "holder", "job": job})
+                    await publish_change(tx, {"kind": "holder", "job": job})
             if granted is not None and lease is not None:
                 self._lease, self._key = lease, granted.key
                 await call.send(pb.LeaseReply(granted=granted))
@@ -110,17 +110,17 @@ class LeaseHolder:
             if found.state in ENDED:
                 await call.send(pb.LeaseReply(over=found.reason or found.outcome or found.state))
                 return
-            if (status := status_message(found, blocked=waiting.get(name, ""))) != sent:
+            if (status := encode_status(found, blocked=waiting.get(name, ""))) != sent:
                 sent = status
                 await call.send(pb.LeaseReply(waiting=status))
             else:
                 await call.send(pb.LeaseReply(beat=pb.Beat()))
             looked = time.monotonic()
             while True:
-                changes = await drained(queue, look_s)
+                changes = await drain_queue(queue, look_s)
                 if _has_relevant_change(changes, job) or time.monotonic() - looked >= look_s:
                     break
-                await call.still_good()
+                await call.recheck_token()
             if self._left:
                 async with context.db.transaction() as tx:
                     await submissions.cancel(tx, context.engine, call.who, name, context.settings)
@@ -128,12 +128,12 @@ class LeaseHolder:
 
     async def _read_grant(self, tx: Tx, lease: int) -> pb.LeaseGranted | None:
         """Return the grant for the holder, or None while the board's host has not prepared the board."""
-        held = await leases.holding(tx, lease)
-        grant = await leases.grant_of(tx, lease, self._context.settings)
+        held = await leases.read_holding(tx, lease)
+        grant = await leases.read_grant(tx, lease, self._context.settings)
         if held is None or not held.started or grant is None:
             return None
         card = held.card.replace(direct=held.direct)
-        return pb.LeaseGranted(grant=grant_message(grant), card=card_message(card), key=held.key)
+        return pb.LeaseGranted(grant=encode_grant(grant), card=encode_card(card), key=held.key)
 
     async def _resume_lease(self, asked: pb.ResumeLease) -> None:
         """Resume a lease for a holder that presents the key."""
@@ -154,12 +154,12 @@ class LeaseHolder:
         """Renew the lease on each heartbeat. Release the lease when the holder leaves."""
         context, call = self._context, self._call
         while True:
-            changes = await drained(queue, _LOOK_S)
-            await call.still_good()
+            changes = await drain_queue(queue, _LOOK_SECONDS)
+            await call.recheck_token()
             if self._left:
                 async with context.db.transaction() as tx:
                     await leases.release(tx, context.engine, self._lease, self._key, "released", context.settings)
-                context.dispatch.poke()
+                context.dispatch.trigger_check()
                 _LOG.info("released", extra={"lease": self._lease, "user": call.who.user})
                 return
             for change in changes:
@@ -200,14 +200,14 @@ class LeaseHolder:
 
     async def _has_holder(self, job: int) -> bool:
         """Return True if any gateway serves a holder of the job."""
-        with self._context.pubsub.subscribed() as queue:
+        with self._context.pubsub.subscribe() as queue:
             changes = [AGAIN]
             while True:
                 if AGAIN in changes:  # notifications were lost: ask all gateways
                     async with self._context.db.transaction() as tx:
-                        await tell(tx, {"kind": "holder?", "job": job})
-                    deadline = time.monotonic() + _ANSWER_S
-                changes = await drained(queue, max(deadline - time.monotonic(), 0.0))
+                        await publish_change(tx, {"kind": "holder?", "job": job})
+                    deadline = time.monotonic() + _ANSWER_SECONDS
+                changes = await drain_queue(queue, max(deadline - time.monotonic(), 0.0))
                 if _has_change(changes, "holder", job):
                     return True
                 if time.monotonic() >= deadline and AGAIN not in changes:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from hil.controller.farm.host.gateway_link.uplink_call import UplinkCall
 from hil.controller.farm.messages import BoardCard, Grant
-from hil.controller.farm.rpc import card_message, grant_of
+from hil.controller.farm.rpc import decode_grant, encode_card
 from hil.errors import AccessRefused, FarmUnreachable, HilError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -21,23 +21,23 @@ _BEAT_S, _BEATS_S = 1.5, (0.01, 600.0)
 # A gateway that does not reply for this many heartbeats plus a margin is lost. The margin doubles up to a limit, in
 # case all gateways are slow.
 _SILENT_BEATS, _SILENT_S, _SLOW_S = 3, 3.0, 60.0
-_AGAIN_S = (0.1, 2.0)
+_AGAIN_SECONDS = (0.1, 2.0)
 # Retry interval after a refusal, which only an operator can resolve.
-_REFUSED_S = 10.0
+_REFUSED_SECONDS = 10.0
 # The worker sends lines in batches. While disconnected, the worker keeps only the last lines.
-_GATHER_S = 0.2
-_MOST_LINES = 2000
+_GATHER_SECONDS = 0.2
+_MAX_LINES = 2000
 
 
 class _Listener(Protocol):
     """Receiver of the farm's messages. Called by threads of the stream; implementations must return quickly."""
 
-    def card(self) -> BoardCard: ...
-    def leases(self) -> list[int]: ...  # running and waiting leases
-    def granted(self, grant: Grant) -> None: ...  # may repeat
-    def ended(self, lease: int, reason: str) -> None: ...
-    def dialled(self, dial: pb.DialIn, gateway: str) -> None: ...  # gateway: the connected one
-    def say(self, text: str) -> None: ...  # message for the operator of the host
+    def get_card(self) -> BoardCard: ...
+    def list_leases(self) -> list[int]: ...  # running and waiting leases
+    def queue_grant(self, grant: Grant) -> None: ...  # may repeat
+    def cancel_lease(self, lease: int, reason: str) -> None: ...
+    def open_dial(self, dial: pb.DialIn, gateway: str) -> None: ...  # gateway: the connected one
+    def print_message(self, text: str) -> None: ...  # message for the operator of the host
 
 
 class GatewayStream:
@@ -81,35 +81,35 @@ class GatewayStream:
             self._threads[0].join(wait_s)
         self._cancel()
 
-    def present(self) -> None:
+    def send_card(self) -> None:
         """Send the board's changed description to the farm."""
         self._queue_message(self._build_hello())
 
-    def started(self, lease: int, direct: str) -> None:
+    def report_start(self, lease: int, direct: str) -> None:
         """Report that a job's board session is open."""
         with self._lock:
             self._started[lease] = direct
             if self._outgoing is not None:
                 self._outgoing.put(_make_started_message(lease, direct))
 
-    def printed(self, lease: int, text: str) -> None:
+    def queue_output(self, lease: int, text: str) -> None:
         """Queue a line of a job's output."""
         with self._lock:
             lines = self._lines.setdefault(lease, [])
             lines.append(_replace_surrogates(text))
-            del lines[:-_MOST_LINES]
+            del lines[:-_MAX_LINES]
         self._wake.set()
 
-    def case_ended(self, lease: int, *told: str) -> None:
+    def queue_case(self, lease: int, *told: str) -> None:
         """Queue the name, outcome and reason of a finished case."""
         name, outcome, reason = map(_replace_surrogates, told)
         with self._lock:
             cases = self._cases.setdefault(lease, [])
             cases.append(pb.CaseEnded(name=name, outcome=outcome, reason=reason))
-            del cases[:-_MOST_LINES]
+            del cases[:-_MAX_LINES]
         self._wake.set()
 
-    def finished(self, lease: int) -> None:
+    def flush_output(self, lease: int) -> None:
         """Send the remaining output of a lease's job."""
         self.send_lines()
         with self._lock:
@@ -118,7 +118,7 @@ class GatewayStream:
     # ---- the stream
 
     def _run_stream(self) -> None:
-        pause = _AGAIN_S[0]
+        pause = _AGAIN_SECONDS[0]
         while not self._closed.is_set():
             began, refused = time.monotonic(), False
             try:
@@ -126,17 +126,17 @@ class GatewayStream:
                 problem = "the gateway closed the connection; retrying"
             except HilError as error:
                 refused = isinstance(error, (AccessRefused, VersionMismatch)) and not self._is_silent
-                problem = "the gateway does not respond; retrying" if self._is_silent else _error_text(error)
+                problem = "the gateway does not respond; retrying" if self._is_silent else _format_error(error)
             except Exception as error:  # invalid message; a different gateway may send valid ones
                 problem = f"{type(error).__name__}: {error}; retrying"
             self.owner = False
-            if time.monotonic() - began > 2 * _AGAIN_S[1]:
-                pause = _AGAIN_S[0]
+            if time.monotonic() - began > 2 * _AGAIN_SECONDS[1]:
+                pause = _AGAIN_SECONDS[0]
             if problem != self._problem and not self._closed.is_set():
                 self._problem = problem
-                self._listener.say(problem)
-            self._closed.wait(_REFUSED_S if refused else pause)
-            pause = min(pause * 2, _AGAIN_S[1])
+                self._listener.print_message(problem)
+            self._closed.wait(_REFUSED_SECONDS if refused else pause)
+            pause = min(pause * 2, _AGAIN_SECONDS[1])
 
     def _exchange_messages(self) -> None:
         self._is_silent = False
@@ -156,7 +156,7 @@ class GatewayStream:
             if self._closed.is_set():
                 outgoing.put(None)
             self._wake.set()
-            for message in stream.replies():
+            for message in stream.iter_replies():
                 self._heard_at = time.monotonic()
                 self._dispatch_message(message, stream.gateway)
         finally:
@@ -178,19 +178,19 @@ class GatewayStream:
             self._beat_s = beat_s if _BEATS_S[0] <= beat_s <= _BEATS_S[1] else _BEAT_S
             if self._problem:
                 self._problem = ""
-                self._listener.say("reconnected to the farm")
+                self._listener.print_message("reconnected to the farm")
         elif kind == "grant":
-            self._listener.granted(grant_of(message.grant))
+            self._listener.queue_grant(decode_grant(message.grant))
         elif kind == "ended":
             with self._lock:
                 self._started.pop(message.ended.lease, None)
-            self._listener.ended(message.ended.lease, message.ended.reason)
+            self._listener.cancel_lease(message.ended.lease, message.ended.reason)
         elif kind == "dial":
-            self._listener.dialled(message.dial, gateway)
+            self._listener.open_dial(message.dial, gateway)
 
     def _build_hello(self) -> pb.FromBoard:
-        card = card_message(self._listener.card())
-        return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._listener.leases()))
+        card = encode_card(self._listener.get_card())
+        return pb.FromBoard(hello=pb.Hello(card=card, worker=self._worker, leases=self._listener.list_leases()))
 
     def _queue_message(self, message: pb.FromBoard | None) -> bool:
         with self._lock:
@@ -206,12 +206,12 @@ class GatewayStream:
         while not self._closed.is_set():
             if self._wake.wait(max(due - time.monotonic(), 0.0)):
                 self._wake.clear()
-                self._closed.wait(min(_GATHER_S, max(due - time.monotonic(), 0.0)))
+                self._closed.wait(min(_GATHER_SECONDS, max(due - time.monotonic(), 0.0)))
                 self.send_lines()
             if time.monotonic() < due:
                 continue
-            due = _next_beat(time.monotonic(), self._beat_s)
-            sent = self._queue_message(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.leases())))
+            due = compute_next_beat(time.monotonic(), self._beat_s)
+            sent = self._queue_message(pb.FromBoard(beat=pb.BoardBeat(leases=self._listener.list_leases())))
             if sent and time.monotonic() - self._heard_at > _SILENT_BEATS * self._beat_s + self._silent_s:
                 self._is_silent, self._silent_s = True, min(2 * self._silent_s, _SLOW_S)
                 self._cancel()
@@ -237,7 +237,7 @@ def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCa
         stream.send(None)
 
 
-def _next_beat(now: float, every_s: float) -> float:
+def compute_next_beat(now: float, every_s: float) -> float:
     """Return the time of the next heartbeat. All workers of a host send together, which reduces the cost to a fifth."""
     return (now // every_s + 1) * every_s
 
@@ -251,7 +251,7 @@ def _make_started_message(lease: int, direct: str) -> pb.FromBoard:
     return pb.FromBoard(started=pb.Started(lease=lease, direct=direct))
 
 
-def _error_text(error: HilError) -> str:
+def _format_error(error: HilError) -> str:
     """Format an error for the operator. Temporary errors have no hint."""
     hint = f"\n  hint: {error.hint}" if error.hint and not isinstance(error, FarmUnreachable) else ""
     return f"{error.message.removesuffix('.')}; retrying{hint}"

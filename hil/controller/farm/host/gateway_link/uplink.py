@@ -21,36 +21,36 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from hil.controller.farm.client.client import (
-    CONNECT_S,
+    CONNECT_SECONDS,
     SILENT_S,
-    gateways_that_listen,
-    nobody_answers,
+    iter_listening_gateways,
+    make_unreachable_error,
     open_channel,
-    translated,
+    translate_grpc_error,
 )
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import iter_methods
 from hil.errors import FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import wire_errors
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, READY
-from hil.protocol.listening import private_socket
+from hil.protocol.listening import restrict_socket
 from hil.protocol.v1 import farm_pb2 as pb
 
 T = TypeVar("T")
 
-_PATHS = {name: path for name, path, *_ in methods("Hosts")}
+_PATHS = {name: path for name, path, *_ in iter_methods("Hosts")}
 # All workers of a host may call at the same time. The second number limits the connections accepted per wakeup.
 _BACKLOG, _AT_ONCE = 1024, 16
 # Maximum size of a worker's message in bytes. Gateways have a lower limit and report an error above it.
-_MESSAGE_MOST = 1 << 30
+_MAX_MESSAGE = 1 << 30
 _LOOKS, _LOOK_S = 25, 0.02
 # The uplink sends the heartbeats of all workers together, at multiples of this interval. Separate heartbeats would wake
 # the uplink and the gateway each time, at four times the cost.
-_TOGETHER_S = 0.25
+_BATCH_SECONDS = 0.25
 _ATTEND = b"Attend"
 # An event loop that blocks for this long has hung. The host's boards are offline by then.
-_STUCK_S = 30.0
+_STUCK_SECONDS = 30.0
 
 
 def listen(path: Path) -> socket.socket:
@@ -63,7 +63,7 @@ def listen(path: Path) -> socket.socket:
     try:
         with contextlib.ExitStack() as undo:
             listening = undo.enter_context(socket.socket(socket.AF_UNIX))
-            with private_socket(path):
+            with restrict_socket(path):
                 listening.bind(str(path))
             listening.listen(_BACKLOG)
             undo.pop_all()
@@ -89,8 +89,8 @@ def run(farm: FarmAddress, listening: socket.socket) -> None:
 
 async def _feed_watchdog() -> None:
     while True:
-        signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
-        await asyncio.sleep(_STUCK_S / 6)
+        signal.setitimer(signal.ITIMER_REAL, _STUCK_SECONDS)
+        await asyncio.sleep(_STUCK_SECONDS / 6)
 
 
 class Uplink:
@@ -141,7 +141,7 @@ class Uplink:
                 await (answering if answering.done() else asking)
             except grpc.RpcError:
                 if (error := await ends.error()) is not None:
-                    raise translated(error) from error
+                    raise translate_grpc_error(error) from error
             finally:
                 call.cancel()
                 asking.cancel()
@@ -176,16 +176,16 @@ class Uplink:
             self._connecting = None
 
     async def _open_link(self) -> _Link:
-        listening = gateways_that_listen(self._farm)
+        listening = iter_listening_gateways(self._farm)
         while (gateway := await asyncio.to_thread(next, listening, None)) is not None:
             channel = open_channel(gateway, self._farm.ca, grpc.aio)
             try:
-                await asyncio.wait_for(channel.channel_ready(), CONNECT_S)
+                await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
             except (TimeoutError, asyncio.TimeoutError):
                 await channel.close()
                 continue
             return _Link(channel, gateway)
-        raise nobody_answers(self._farm)
+        raise make_unreachable_error(self._farm)
 
 
 class _Link:
@@ -235,7 +235,7 @@ def _is_beat(content: bytes) -> bool:
 
 def _time_to_next_send(now: float) -> float:
     """Return the seconds to the next common send time."""
-    return _TOGETHER_S - now % _TOGETHER_S
+    return _BATCH_SECONDS - now % _BATCH_SECONDS
 
 
 def _start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -294,7 +294,7 @@ async def _forward_replies(call: Any, writer: asyncio.StreamWriter) -> None:
 async def _read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     try:
         kind, size = HEADER.unpack(await reader.readexactly(HEADER.size))
-        if size > _MESSAGE_MOST:
+        if size > _MAX_MESSAGE:
             raise _HungUp
         return kind, await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError) as error:

@@ -10,15 +10,15 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import iter_methods
 from hil.errors import FarmError, FarmUnreachable
 from hil.protocol import wire_errors
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
 from hil.protocol.data_connection import CALL, END, MESSAGE, READY, ConnectionBroken, Frames
 
-_REPLIES = {name: answered for name, _, _, _, answered in methods("Hosts")}
+_REPLIES = {name: answered for name, _, _, _, answered in iter_methods("Hosts")}
 # The uplink may try every gateway first.
-_READY_S = 30.0
+_READY_SECONDS = 30.0
 # Limit of a gateway's message: a grant contains a job's options and file names.
 _MAX_MESSAGE = 64 << 20
 _HINT = "check that the gateway has the same hil version"
@@ -37,7 +37,7 @@ class UplinkCall:
         HilError: error of the gateway; reading methods also raise this error.
     """
 
-    def __init__(self, uplink: Path, method: str, ready_s: float = _READY_S) -> None:
+    def __init__(self, uplink: Path, method: str, ready_s: float = _READY_SECONDS) -> None:
         self._reply = _REPLIES[method]
         connected = socket.socket(socket.AF_UNIX)
         try:
@@ -64,7 +64,7 @@ class UplinkCall:
             else:
                 self._frames.send(MESSAGE, message.SerializeToString())
 
-    def replies(self) -> Iterator[Any]:
+    def iter_replies(self) -> Iterator[Any]:
         """Yield the gateway's messages."""
         while (content := self._read_content(MESSAGE)) is not None:
             try:
@@ -98,7 +98,7 @@ class UplinkCall:
                 if kind == wanted:
                     return content
                 if kind == END:
-                    if (error := wire_errors.from_bytes(content)) is not None:
+                    if (error := wire_errors.decode_error(content)) is not None:
                         raise error
                     return None
         raise FarmUnreachable("the host lost the connection to the farm")
@@ -106,11 +106,11 @@ class UplinkCall:
 
 def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
     """Make a unary call. Raises FarmUnreachable after the timeout."""
-    with contextlib.closing(UplinkCall(uplink, method, min(limit_s, _READY_S))) as call:
+    with contextlib.closing(UplinkCall(uplink, method, min(limit_s, _READY_SECONDS))) as call:
         call.within(limit_s)
         call.send(request)
         call.send(None)
-        replies = list(call.replies())
+        replies = list(call.iter_replies())
     if not replies:
         raise FarmUnreachable("the gateway ended the call without a response")
     return replies[0]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.description import check_dims, description
+from hil.controller.models.description import check_dims, make_description
 from hil.controller.models.importers.exported.pt2_archive import load_program
-from hil.controller.storage.screen.texts import unique_name
+from hil.controller.storage.screen.texts import make_unique_name
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
 
@@ -21,8 +21,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
     An input has its name in the graph: ``x``, and ``batch_image`` for ``batch["image"]``. An output is named by its
     place in the result: ``logits``, ``boxes_0``, ``output_1``; a single output is ``output``. The new values of changed
-    state follow: see :func:`new_values`. A dynamic dimension is named after its first occurrence: ``x.dim0``. Inputs
-    and outputs other than tensors are constants of the program; ``producer`` lists them.
+    state follow: see :func:`list_new_values`. A dynamic dimension is named after its first occurrence: ``x.dim0``.
+    Inputs and outputs other than tensors are constants of the program; ``producer`` lists them.
 
     Raises:
         ImportFailed: the file is unreadable, the program takes or returns numbers that vary, or a dtype is unsupported.
@@ -36,8 +36,8 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     program = load_program(path)
     sizes = Sizes(program)
     sizes.fix(name, dims)
-    taken = [(each, spec.arg) for each, spec in user_inputs(program)]
-    given = output_names(program)
+    taken = [(each, spec.arg) for each, spec in list_user_inputs(program)]
+    given = list_output_names(program)
     outputs = sizes.outputs(name)
     constants: dict[str, dict[str, str]] = {}
     for kind, values in (("input", taken), ("output", given)):
@@ -50,19 +50,19 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         constants[kind] = {each: str(arg.value) for each, arg in values if not is_tensor(arg)}
     inputs = sizes.inputs(name)
     integers = {spec.name for spec in inputs if "int" in spec.dtype}
-    return description(
+    return make_description(
         name,
         FUNCTION,
         inputs,
         outputs,
-        ranges=known_ranges({node.name: node for node in program.graph.nodes if node.name in integers}),
+        ranges=find_ranges({node.name: node for node in program.graph.nodes if node.name in integers}),
         producer={
             "name": "torch.export",
             "constants": constants["input"],
             "constant_outputs": constants["output"],
             "dims": sizes.ranges,
         },
-        random=[f"{node.name} ({_name(node.target)})" for node in program.graph.nodes if _draws(node)],
+        random=[f"{node.name} ({_name(node.target)})" for node in program.graph.nodes if _is_random(node)],
         float64=_has_float64(program),
     )
 
@@ -76,35 +76,35 @@ def _has_float64(program: Any) -> bool:
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128) for value in values)
 
 
-def user_inputs(program: Any) -> list[tuple[str, Any]]:
+def list_user_inputs(program: Any) -> list[tuple[str, Any]]:
     """Return the name and ``InputSpec`` for each argument, including constants, in order."""
     from torch.export.graph_signature import InputKind
 
     places = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     return [
         (place, spec)
-        for place, spec in zip(places, program.graph_signature.input_specs, strict=True)
+        for place, spec in zip(places, program.graph_signature.list_input_specs, strict=True)
         if spec.kind is InputKind.USER_INPUT
     ]
 
 
-def output_names(program: Any) -> list[tuple[str, Any]]:
+def list_output_names(program: Any) -> list[tuple[str, Any]]:
     """Return the name and argument for each result, including constants, in order."""
     from torch.export.graph_signature import OutputKind
     from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
-    args = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    args = [spec.arg for spec in program.graph_signature.list_output_specs if spec.kind is OutputKind.USER_OUTPUT]
     tree = tree_unflatten(range(len(args)), program.call_spec.out_spec)
     names: list[str] = []
     for path, _ in tree_flatten_with_path(tree)[0]:
-        parts = [_key(key) for key in path]
+        parts = [_get_key(key) for key in path]
         plain = not parts or parts[0].isdigit()
         names.append("_".join(["output", *parts] if plain else parts))
     # In ONNX, inputs and outputs share a namespace.
-    return list(zip(_unlike([name for name, _ in user_inputs(program)], names), args, strict=True))
+    return list(zip(_make_unique([name for name, _ in list_user_inputs(program)], names), args, strict=True))
 
 
-def new_values(program: Any) -> list[tuple[str, Any]]:
+def list_new_values(program: Any) -> list[tuple[str, Any]]:
     """Return the name and ``InputSpec`` for each buffer, parameter and input that a call changes.
 
     Each new value is an output. Its name is the weight's name in the module, with the suffix ``_out``:
@@ -113,32 +113,34 @@ def new_values(program: Any) -> list[tuple[str, Any]]:
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
-    held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
+    held = {
+        spec.target or place: spec for place, spec in zip(places, program.graph_signature.list_input_specs, strict=True)
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own copies
         functional = program.run_decompositions({})
-    targets = [str(functional.graph_signature.output_specs[at].target) for at in changed(functional)]
-    taken = [name for name, _ in (*user_inputs(program), *output_names(program))]
-    names = _unlike(taken, [f"{target}_out" for target in targets])
+    targets = [str(functional.graph_signature.list_output_specs[at].target) for at in list_changed(functional)]
+    taken = [name for name, _ in (*list_user_inputs(program), *list_output_names(program))]
+    names = _make_unique(taken, [f"{target}_out" for target in targets])
     return [(name, held[target]) for name, target in zip(names, targets, strict=True)]
 
 
-def changed(program: Any) -> list[int]:
-    """Return the output indices of new values in a functionalized program, in the order of :func:`new_values`."""
+def list_changed(program: Any) -> list[int]:
+    """Return the output indices of new values in a functionalized program, in the order of :func:`list_new_values`."""
     from torch.export.graph_signature import OutputKind
 
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-    specs = program.graph_signature.output_specs
+    specs = program.graph_signature.list_output_specs
     return sorted((at for at, spec in enumerate(specs) if spec.kind in kinds), key=lambda at: str(specs[at].target))
 
 
-def returning(program: Any, kept: Callable[[Any], bool]) -> None:
+def keep_outputs(program: Any, kept: Callable[[Any], bool]) -> None:
     """Make a program return the outputs in ``kept``, followed by the new values of changed state."""
     from torch.export.graph_signature import OutputKind, OutputSpec
     from torch.utils._pytree import tree_structure
 
-    specs = program.graph_signature.output_specs
-    own, new = [at for at, spec in enumerate(specs) if kept(spec)], changed(program)
+    specs = program.graph_signature.list_output_specs
+    own, new = [at for at, spec in enumerate(specs) if kept(spec)], list_changed(program)
     returned = next(node for node in program.graph.nodes if node.op == "output")
     returned.args = (tuple(returned.args[0][at] for at in (*own, *new)),)
     specs[:] = [*(specs[at] for at in own), *(OutputSpec(OutputKind.USER_OUTPUT, specs[at].arg, None) for at in new)]
@@ -152,7 +154,7 @@ def call_of(program: Any, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the positional and keyword arguments for a call with these tensors and the program's constants."""
     from torch.utils._pytree import tree_unflatten
 
-    flat = [tensors[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in user_inputs(program)]
+    flat = [tensors[name] if is_tensor(spec.arg) else spec.arg.value for name, spec in list_user_inputs(program)]
     args, kwargs = tree_unflatten(flat, program.call_spec.in_spec)
     return args, kwargs
 
@@ -167,7 +169,7 @@ def _may_write(node: Any) -> bool:
     return bool(schema.is_mutable or hidden)
 
 
-def _draws(node: Any) -> bool:
+def _is_random(node: Any) -> bool:
     """Return True if a node of an exported graph draws random numbers. A dropout in inference mode draws none."""
     import torch
 
@@ -200,10 +202,10 @@ class Sizes:
         self._values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         self._known: dict[Any, int] = {}
         self.names: dict[str, str] = {}
-        for place, spec in user_inputs(program):
+        for place, spec in list_user_inputs(program):
             if is_tensor(spec.arg):
                 for axis, size in enumerate(self._values[place].shape):
-                    expression = _expression(size)
+                    expression = _get_expression(size)
                     if getattr(expression, "is_Symbol", False):
                         self.names.setdefault(str(expression), f"{place}.dim{axis}")
         self.ranges = {
@@ -227,25 +229,25 @@ class Sizes:
 
     def inputs(self, file: str) -> list[TensorSpec]:
         """Return the specs for the program's inputs. Raises ImportFailed for unsupported dtypes."""
-        named = user_inputs(self._program)
-        return [self._spec(file, name, spec.arg, "input") for name, spec in named if is_tensor(spec.arg)]
+        named = list_user_inputs(self._program)
+        return [self._make_spec(file, name, spec.arg, "input") for name, spec in named if is_tensor(spec.arg)]
 
     def outputs(self, file: str) -> list[TensorSpec]:
         """Return the specs for the program's outputs and new values. Raises ImportFailed for unsupported dtypes."""
-        named = output_names(self._program)
-        own = [self._spec(file, name, arg, "output") for name, arg in named if is_tensor(arg)]
-        new = new_values(self._program)
-        return own + [self._spec(file, name, spec.arg, "the new value") for name, spec in new]
+        named = list_output_names(self._program)
+        own = [self._make_spec(file, name, arg, "output") for name, arg in named if is_tensor(arg)]
+        new = list_new_values(self._program)
+        return own + [self._make_spec(file, name, spec.arg, "the new value") for name, spec in new]
 
-    def _spec(self, file: str, name: str, arg: Any, kind: str) -> TensorSpec:
+    def _make_spec(self, file: str, name: str, arg: Any, kind: str) -> TensorSpec:
         value = self._values[arg.name]
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype not in DTYPES:
             raise ImportFailed(f"unsupported dtype {dtype} of {kind} {name!r} in {file}")
-        return TensorSpec(name, dtype, tuple(self._dim(size, kind) for size in value.shape))
+        return TensorSpec(name, dtype, tuple(self._make_dim(size, kind) for size in value.shape))
 
-    def _dim(self, size: Any, kind: str) -> Dim:
-        expression = _expression(size)
+    def _make_dim(self, size: Any, kind: str) -> Dim:
+        expression = _get_expression(size)
         if isinstance(expression, int):
             return expression
         given = {symbol: self._known[str(symbol)] for symbol in expression.free_symbols if str(symbol) in self._known}
@@ -260,7 +262,7 @@ class Sizes:
         return text
 
 
-def _expression(size: Any) -> Any:
+def _get_expression(size: Any) -> Any:
     """Return an int, or the sympy expression of a dynamic size."""
     return size if isinstance(size, int) else size.node.expr
 
@@ -269,17 +271,17 @@ def _bound(limit: Any) -> int | None:
     return int(limit) if getattr(limit, "is_Integer", False) and abs(int(limit)) < 1 << 62 else None
 
 
-def _key(key: Any) -> str:
+def _get_key(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
 
 
-def _unlike(taken: Sequence[str], names: Sequence[str]) -> list[str]:
+def _make_unique(taken: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return unique output names, with ``_out`` appended on a conflict with an input."""
     used = set(taken)
-    return [unique_name(f"{name}_out" if name in used else name, used) for name in names]
+    return [make_unique_name(f"{name}_out" if name in used else name, used) for name in names]
 
 
 # Operators that only copy values of their first argument.
@@ -295,13 +297,13 @@ _INDEXED: dict[str, tuple[int, int | None]] = {
 }
 
 
-def known_ranges(inputs: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def find_ranges(inputs: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return input -> (lowest, highest) value for inputs used as indices."""
-    found = {name: list(_sizes(node, set())) for name, node in inputs.items()}
+    found = {name: list(_iter_sizes(node, set())) for name, node in inputs.items()}
     return {name: (0, min(sizes) - 1) for name, sizes in found.items() if sizes and min(sizes) > 0}
 
 
-def _sizes(node: Any, seen: set[Any]) -> Iterator[int]:
+def _iter_sizes(node: Any, seen: set[Any]) -> Iterator[int]:
     """Yield the sizes of all dimensions into which a node's values are indices."""
     for user in node.users:
         if user.op != "call_function" or user in seen:
@@ -309,18 +311,18 @@ def _sizes(node: Any, seen: set[Any]) -> Iterator[int]:
         seen.add(user)
         name = _name(user.target)
         if name in _SAME_VALUES and user.args and user.args[0] is node:
-            yield from _sizes(user, seen)
+            yield from _iter_sizes(user, seen)
         elif name in _INDEXED:
             place, axis = _INDEXED[name]
             if len(user.args) > place and user.args[place] is node:
-                yield from _size(user.args[0], 0 if axis is None else user.args[axis])
+                yield from _iter_axis_size(user.args[0], 0 if axis is None else user.args[axis])
         elif name in ("index", "index_put", "_unsafe_index") and len(user.args) > 1:
             for axis, index in enumerate(user.args[1]):
                 if index is node:
-                    yield from _size(user.args[0], axis)
+                    yield from _iter_axis_size(user.args[0], axis)
 
 
-def _size(indexed: Any, axis: Any) -> Iterator[int]:
+def _iter_axis_size(indexed: Any, axis: Any) -> Iterator[int]:
     value = indexed.meta.get("val")
     if value is not None and isinstance(axis, int) and len(value.shape) and isinstance(value.shape[axis], int):
         yield value.shape[axis]

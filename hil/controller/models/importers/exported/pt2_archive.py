@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.importers.exported.pt2_sizes import check_size
-from hil.controller.storage.screen.texts import first_line, import_hint
+from hil.controller.storage.screen.texts import get_first_line, import_hint
 from hil.core.bounded_json import MAX_RECORD_VALUES, parse_json
 from hil.core.files import open_file
 from hil.errors import ImportFailed, UsageError
@@ -54,13 +54,13 @@ def load_program(path: str) -> Any:
             f"reading {name} requires PyTorch, which is not installed", hint="pip install 'hil[torch]'"
         ) from error
     _check(path)
-    with _weights_only(), _torch_trouble() as trouble:
+    with _restrict_unpickling(), _collect_torch_errors() as trouble:
         try:
             program = torch.export.load(path)
         except Exception as error:  # torch does not define an exception for invalid files
             cause = trouble[0] if trouble else error
             raise ImportFailed(
-                f"torch {torch.__version__} cannot read {name}: {first_line(cause)}", hint=AGAIN
+                f"torch {torch.__version__} cannot read {name}: {get_first_line(cause)}", hint=AGAIN
             ) from error
     # The file contains Python source for input checks. Remove it, because hil checks inputs itself.
     program._guards_code = []
@@ -144,7 +144,7 @@ def _check_payload(name: str, kind: str, config: Any, sizes: dict[str, int]) -> 
 
 
 @contextlib.contextmanager
-def _weights_only() -> Iterator[None]:
+def _restrict_unpickling() -> Iterator[None]:
     """Restrict unpickling in torch, such as of example inputs, to tensors and plain containers."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = {key: value for key, value in os.environ.items() if key == name}
@@ -157,7 +157,7 @@ def _weights_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_trouble() -> Iterator[list[BaseException]]:
+def _collect_torch_errors() -> Iterator[list[BaseException]]:
     """Collect errors that torch.export.load logs and then replaces by a generic error."""
     found: list[BaseException] = []
 
@@ -229,36 +229,36 @@ class _Checker:
                 self._walk(item)
         elif isinstance(value, dict):
             for key, item in value.items():
-                self._field(str(key), item)
+                self._check_field(str(key), item)
 
-    def _field(self, key: str, value: Any) -> None:
+    def _check_field(self, key: str, value: Any) -> None:
         if _CONTROL.search(key):
-            raise self._refused("a name", key)
+            raise self._make_refused_error("a name", key)
         if isinstance(value, str):
             if _CONTROL.search(value) or ("\n" in value and key != "stack_trace"):
-                raise self._refused("text", value)
+                raise self._make_refused_error("text", value)
             if key == "expr_str":
-                self._expression(value)
+                self._check_expression(value)
             elif key in ("target", "as_operator"):
-                self._operator(value)
+                self._check_operator(value)
             elif key in ("name", "as_name") and value and not _NAME.fullmatch(value):
-                raise self._refused("a name", value)
+                raise self._make_refused_error("a name", value)
             elif key in ("in_spec", "out_spec"):
-                self._tree(read_json(self._name, value.encode()))
+                self._check_tree(read_json(self._name, value.encode()))
         elif key == "forward_arg_names":
             for name in value or ():
                 if not _NAME.fullmatch(name):
-                    raise self._refused("a name", name)
+                    raise self._make_refused_error("a name", name)
         else:
             self._walk(value)
 
-    def _expression(self, text: str) -> None:
+    def _check_expression(self, text: str) -> None:
         try:
             check_size(text)
         except ValueError as error:
-            raise self._refused("a size", text) from error
+            raise self._make_refused_error("a size", text) from error
 
-    def _operator(self, target: str) -> None:
+    def _check_operator(self, target: str) -> None:
         first, _, rest = target.partition(".")
         if first == "_operator" and rest in _OPERATORS and hasattr(operator, rest):
             return
@@ -266,10 +266,10 @@ class _Checker:
             return
         match = _OP.fullmatch(target)
         if match is None or match["namespace"] not in _NAMESPACES:
-            raise self._refused("an operator", target)
-        self._registered(match["namespace"], target)
+            raise self._make_refused_error("an operator", target)
+        self._check_registered(match["namespace"], target)
 
-    def _registered(self, namespace: str, target: str) -> None:
+    def _check_registered(self, namespace: str, target: str) -> None:
         import torch
         from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -284,7 +284,7 @@ class _Checker:
                 ) from error
             except Exception as error:  # the module's libraries may not match this torch
                 raise ImportFailed(
-                    f"{self._name} uses {target}, which requires {module}: cannot import it: {first_line(error)}",
+                    f"{self._name} uses {target}, which requires {module}: cannot import it: {get_first_line(error)}",
                     hint=import_hint(error),
                 ) from error
             self._imported.add(module)
@@ -302,30 +302,30 @@ class _Checker:
                 f"{self._name} uses {target}, which is missing in the installed torch",
                 hint="save the program with the installed torch release, and without custom operators",
             )
-        raise self._refused("an operator", target)
+        raise self._make_refused_error("an operator", target)
 
-    def _tree(self, spec: Any) -> None:
+    def _check_tree(self, spec: Any) -> None:
         """Check a pytree of plain containers.
 
         For a defaultdict or an enum, torch would import a module that the file names.
         """
         if isinstance(spec, list):
             for item in spec:
-                self._tree(item)
+                self._check_tree(item)
         elif isinstance(spec, dict):
             if spec.keys() & {"default_factory_module", "__enum__", "fqn"}:
-                raise self._refused("a container", json.dumps(spec))
+                raise self._make_refused_error("a container", json.dumps(spec))
             for key, item in spec.items():
                 if key == "context" and isinstance(item, str) and item[:1] in "[{":
-                    self._tree(read_json(self._name, item.encode()))
+                    self._check_tree(read_json(self._name, item.encode()))
                 else:
-                    self._tree(item)
+                    self._check_tree(item)
         elif isinstance(spec, str) and (
             "__enum__" in spec or "default_factory_module" in spec or _CONTROL.search(spec)
         ):
-            raise self._refused("a container", spec)
+            raise self._make_refused_error("a container", spec)
 
-    def _refused(self, what: str, text: str) -> ImportFailed:
+    def _make_refused_error(self, what: str, text: str) -> ImportFailed:
         return ImportFailed(
             f"{self._name} has {what} that hil does not allow: {text[:120]!r}",
             hint="export the program with tensors, numbers and torch operators only",

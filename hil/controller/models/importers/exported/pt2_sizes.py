@@ -76,70 +76,70 @@ def _is_plain(node: ast.AST) -> bool:
 def _measure(node: ast.expr) -> _Extent:
     """Return the extent for an expression. Raises ValueError if the extent is too large."""
     if isinstance(node, ast.BinOp):
-        found = _of_operator(node.op, _measure(node.left), node.right)
+        found = _measure_operator(node.op, _measure(node.left), node.right)
     elif isinstance(node, ast.Call):
-        found = _of_call(node)
+        found = _measure_call(node)
     elif isinstance(node, ast.Constant):
-        found = _of_constant(node.value)
+        found = _measure_constant(node.value)
     else:
         inner = [_measure(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-        found = _joined(inner) if inner else _Extent(_WORD_BITS, 1)
+        found = _join_extents(inner) if inner else _Extent(_WORD_BITS, 1)
     if found.bits > _MAX_BITS or found.terms > _MAX_TERMS:
         raise ValueError(f"the size expression may need more than {_MAX_BITS} bits or {_MAX_TERMS} terms")
     return found
 
 
-def _of_operator(kind: ast.operator, left: _Extent, right: ast.expr) -> _Extent:
+def _measure_operator(kind: ast.operator, left: _Extent, right: ast.expr) -> _Extent:
     if isinstance(kind, ast.Pow):
-        return _power(left, right)
+        return _measure_power(left, right)
     other = _measure(right)
     if isinstance(kind, ast.LShift):
-        return _Extent(left.bits + _whole(right), left.terms)
+        return _Extent(left.bits + _parse_exponent(right), left.terms)
     if isinstance(kind, ast.Mult | ast.Div):
         return _Extent(left.bits + other.bits, left.terms * other.terms)
-    return _joined([left, other])
+    return _join_extents([left, other])
 
 
-def _of_call(node: ast.Call) -> _Extent:
+def _measure_call(node: ast.Call) -> _Extent:
     assert isinstance(node.func, ast.Name)
     name, arguments = node.func.id, node.args
     if name in _POWERS and len(arguments) == 2:
-        return _power(_measure(arguments[0]), arguments[1])
+        return _measure_power(_measure(arguments[0]), arguments[1])
     inner = [_measure(one) for one in (*arguments, *(keyword.value for keyword in node.keywords))]
     if name == "LShift" and len(arguments) == 2:
-        return _Extent(inner[0].bits + _whole(arguments[1]), inner[0].terms)
+        return _Extent(inner[0].bits + _parse_exponent(arguments[1]), inner[0].terms)
     # A keyword such as precision specifies a number of bits.
-    if any(_whole(keyword.value) > _MAX_BITS for keyword in node.keywords):
+    if any(_parse_exponent(keyword.value) > _MAX_BITS for keyword in node.keywords):
         raise ValueError("the precision exceeds the limit")
     if name == "Mul":
         terms = 1
         for one in inner:
             terms *= one.terms
         return _Extent(sum(one.bits for one in inner), terms)
-    return _joined(inner)
+    return _join_extents(inner)
 
 
-def _power(base: _Extent, exponent: ast.expr) -> _Extent:
+def _measure_power(base: _Extent, exponent: ast.expr) -> _Extent:
     """Return the extent for a power. The exponent must be a number of at most two digits."""
-    value = _whole(exponent)
+    value = _parse_exponent(exponent)
     if value > 99:
         raise ValueError("the exponent exceeds the limit")
     return _Extent(base.bits * max(1, value), base.terms ** max(1, value))
 
 
-def _whole(node: ast.expr) -> int:
+def _parse_exponent(node: ast.expr) -> int:
     """Return the absolute value of a number, rounded up.
 
     Raises ValueError for other expressions, because their value has no bound.
     """
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        return _whole(node.operand)
+        return _parse_exponent(node.operand)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Float"):
-        return _whole(node.args[0]) if node.args else 0
+        return _parse_exponent(node.args[0]) if node.args else 0
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rational":
-        return max(map(_whole, node.args), default=0)
+        return max(map(_parse_exponent, node.args), default=0)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):  # a fraction such as 1/2
-        return max(_whole(node.left), _whole(node.right))
+        return max(_parse_exponent(node.left), _parse_exponent(node.right))
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(value, str):
         value = float(value)
@@ -148,7 +148,7 @@ def _whole(node: ast.expr) -> int:
     return int(abs(value)) + 1 if isinstance(value, float) and value != int(value) else int(abs(value))
 
 
-def _of_constant(value: object) -> _Extent:
+def _measure_constant(value: object) -> _Extent:
     if isinstance(value, int):
         return _Extent(value.bit_length(), 1)
     if isinstance(value, str):
@@ -157,7 +157,7 @@ def _of_constant(value: object) -> _Extent:
     return _Extent(1024, 1)  # maximum bits of a float's integer part
 
 
-def _joined(parts: list[_Extent]) -> _Extent:
+def _join_extents(parts: list[_Extent]) -> _Extent:
     """Return the extent for a sum or a function of the parts."""
     bits = max((one.bits for one in parts), default=_WORD_BITS)
     return _Extent(bits + len(parts).bit_length(), sum(one.terms for one in parts) or 1)

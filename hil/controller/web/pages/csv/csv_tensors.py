@@ -11,14 +11,14 @@ from fastapi.responses import Response
 
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.overview import Bin, SideCounts
-from hil.controller.analysis.tensors.texts import text_rows
-from hil.controller.web.readers.fields import mapping
+from hil.controller.analysis.tensors.texts import list_text_rows
+from hil.controller.web.readers.fields import read_mapping
 from hil.controller.web.tensors.query import query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import find_subject
 from hil.controller.web.tensors.view import TensorView
-from hil.controller.web.text.csv_answer import AT_A_TIME, Rows, csv_pages, csv_rows
-from hil.controller.web.text.entries import real, text
+from hil.controller.web.text.csv_answer import AT_A_TIME, Rows, respond_with_pages, respond_with_rows
+from hil.controller.web.text.entries import read_real, read_text
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -38,67 +38,69 @@ def tensors_csv(request: Request) -> Response:
         raise UsageError(
             f"unknown table {wanted[:40]!r} for {subject.name}", hint=f"valid tables: {', '.join(_TABLES)}"
         )
-    return csv_rows(subject.name, *_TABLES[wanted](shown))
+    return respond_with_rows(subject.name, *_TABLES[wanted](shown))
 
 
-def _worst_table(shown: TensorView) -> Table:
+def _make_worst_table(shown: TensorView) -> Table:
     _check_pair(shown)
     rows = [
         (str(list(one.index)), one.actual, one.reference, one.difference, one.relative, one.ulp, one.mismatch)
         for one in shown.worst()
     ]
-    sides = (name.lower() for name in _side_titles(shown))
+    sides = (name.lower() for name in _list_side_titles(shown))
     return ("index", *sides, "difference", "relative", "ulp", "out_of_tolerance"), rows
 
 
-def _statistics_table(shown: TensorView) -> Table:
+def _make_statistics_table(shown: TensorView) -> Table:
     _check_pair(shown)
     judged, recorded = shown.judgement(), shown.subject.recorded
     if judged.comparison is None:
         raise UsageError(f"statistics unavailable for {shown.subject.name}: {judged.reason}")
-    now, was = judged.comparison, mapping(recorded.get("tolerance"))
+    now, was = judged.comparison, read_mapping(recorded.get("tolerance"))
     tolerance = {name: getattr(now.tolerance, name, None) for name in ("rtol", "atol")}
-    rows: list[tuple[Any, ...]] = [(name, value, real(was.get(name))) for name, value in tolerance.items()]
+    rows: list[tuple[Any, ...]] = [(name, value, read_real(was.get(name))) for name, value in tolerance.items()]
     for name in ("mismatches", "elements", "nonfinite", *(one.key for one in STATISTICS)):
-        rows.append((name, getattr(now, name), real(recorded.get(name))))
+        rows.append((name, getattr(now, name), read_real(recorded.get(name))))
     before = "PASS" if recorded.get("passed") else "BLIND" if recorded.get("blind") else "FAIL"
     rows.append(("outcome", judged.outcome.value if judged.outcome else "refused", before if recorded else ""))
-    rows.append(("reason", judged.reason, text(recorded.get("reason"))))
+    rows.append(("reason", judged.reason, read_text(recorded.get("reason"))))
     return ("statistic", "now", "in_the_record"), rows
 
 
-def _values_table(shown: TensorView) -> Table:
+def _make_values_table(shown: TensorView) -> Table:
     counted = tuple(one.name for one in fields(SideCounts))
-    sides = zip(_side_titles(shown), shown.charts().sides, strict=False)
+    sides = zip(_list_side_titles(shown), shown.charts().sides, strict=False)
     return ("tensor", *counted), [(name, *(getattr(one, field) for field in counted)) for name, one in sides]
 
 
-def _histogram_table(shown: TensorView) -> Table:
+def _make_histogram_table(shown: TensorView) -> Table:
     found = shown.charts()
-    return ("from", "to", *_side_titles(shown)[: len(found.sides)]), _histogram_rows(found.values)
+    return ("from", "to", *_list_side_titles(shown)[: len(found.sides)]), _list_histogram_rows(found.values)
 
 
-def _differences_table(shown: TensorView) -> Table:
+def _make_differences_table(shown: TensorView) -> Table:
     _check_pair(shown)
-    return ("from", "to", "elements"), _histogram_rows(shown.charts().errors)
+    return ("from", "to", "elements"), _list_histogram_rows(shown.charts().errors)
 
 
-def _histogram_rows(bins: Sequence[Bin]) -> Rows:
+def _list_histogram_rows(bins: Sequence[Bin]) -> Rows:
     return [(one.low, one.high, *one.counts) for one in bins if any(one.counts)]
 
 
 def _stream_texts(shown: TensorView) -> Response:
     arrays = shown.arrays if shown.pair else shown.arrays[:1]
 
-    def part(page: int) -> tuple[Rows, int]:
-        found = text_rows(arrays, (page - 1) * AT_A_TIME, AT_A_TIME)
+    def read_part(page: int) -> tuple[Rows, int]:
+        found = list_text_rows(arrays, (page - 1) * AT_A_TIME, AT_A_TIME)
         rows = [(str(list(one.index)), *one.texts, one.differ) for one in found]
         return rows, max(1, -(-arrays[0].size // AT_A_TIME))
 
-    return csv_pages(shown.subject.name, ("index", *_side_titles(shown)[: len(arrays)], "differ"), part)
+    return respond_with_pages(
+        shown.subject.name, ("index", *_list_side_titles(shown)[: len(arrays)], "differ"), read_part
+    )
 
 
-def _side_titles(shown: TensorView) -> list[str]:
+def _list_side_titles(shown: TensorView) -> list[str]:
     return [side.title for side in shown.subject.sides]
 
 
@@ -108,9 +110,9 @@ def _check_pair(shown: TensorView) -> None:
 
 
 _TABLES: dict[str, Callable[[TensorView], Table]] = {
-    "worst": _worst_table,
-    "statistics": _statistics_table,
-    "values": _values_table,
-    "histogram": _histogram_table,
-    "differences": _differences_table,
+    "worst": _make_worst_table,
+    "statistics": _make_statistics_table,
+    "values": _make_values_table,
+    "histogram": _make_histogram_table,
+    "differences": _make_differences_table,
 }

@@ -9,9 +9,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.farm import selector
-from hil.controller.farm.timeline import stays
-from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, stays_chart
-from hil.controller.web.pages.farm.view import STATE_KINDS, FarmView, away_page, farm_page, form_of, is_update, view_of
+from hil.controller.farm.timeline import find_lease_periods
+from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, make_use_chart
+from hil.controller.web.pages.farm.view import (
+    STATE_KINDS,
+    FarmView,
+    is_update,
+    parse_form,
+    render_away_page,
+    render_farm_page,
+    view_of,
+)
 from hil.controller.web.text.requests import number_of
 from hil.errors import FarmUnreachable, UsageError
 
@@ -22,61 +30,63 @@ _EVENTS = 200
 @router.get("/boards")
 def boards(request: Request) -> Response:
     """List all boards, or the boards that match a selector."""
-    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    farm, hours = view_of(request), check_span(number_of(request, "hours", 24))
     text = request.query_params.get("select", "")
     wanted = selector.parse(text)
     try:
         every = farm.ask("boards")
-        chart = no_chart(hours) if is_update(request) else use_of(farm, [one.name for one in every], hours)
+        chart = make_empty_chart(hours) if is_update(request) else use_of(farm, [one.name for one in every], hours)
     except FarmUnreachable as error:
-        return away_page(request, error)
+        return render_away_page(request, error)
     found = [one for one in every if wanted.matches(one.labels)]
-    chart = chart.of([one.name for one in found])
-    return farm_page(request, "boards.html", {**_common_values(farm), "boards": found, "select": text, "chart": chart})
+    chart = chart.select_lines([one.name for one in found])
+    return render_farm_page(
+        request, "boards.html", {**_list_common_values(farm), "boards": found, "select": text, "chart": chart}
+    )
 
 
 @router.get("/board")
 def board(request: Request) -> Response:
     """Show a board with events, leases, jobs and use."""
-    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    farm, hours = view_of(request), check_span(number_of(request, "hours", 24))
     name = request.query_params.get("name", "")
     try:
         found = next((one for one in farm.ask("boards") if one.name == name), None)
         if found is None:
             raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
         events = farm.link.past.events(farm.ask, name)[-5 * _EVENTS :]
-        chart = no_chart(hours) if is_update(request) else use_of(farm, [name], hours, board=name)
+        chart = make_empty_chart(hours) if is_update(request) else use_of(farm, [name], hours, board=name)
     except FarmUnreachable as error:
-        return away_page(request, error)
-    had = sorted(stays(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
+        return render_away_page(request, error)
+    had = sorted(find_lease_periods(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
     values = {"board": found, "events": events[: -_EVENTS - 1 : -1], "stays": had}
-    return farm_page(request, "board.html", {**_common_values(farm), **values, "chart": chart})
+    return render_farm_page(request, "board.html", {**_list_common_values(farm), **values, "chart": chart})
 
 
 def use_of(farm: FarmView, boards: list[str], hours: int, board: str = "") -> Chart:
     """Return the use of boards over a time span. With ``board``, more events of that board are read."""
 
     def make() -> Chart:
-        return stays_chart(*farm.link.past.stays(farm.ask, board), boards, hours)
+        return make_use_chart(*farm.link.past.list_lease_periods(farm.ask, board), boards, hours)
 
-    return farm.link.lately(f"use {hours} {board}", make)
+    return farm.link.get_recent(f"use {hours} {board}", make)
 
 
-def _common_values(farm: FarmView) -> dict[str, Any]:
+def _list_common_values(farm: FarmView) -> dict[str, Any]:
     return {"farm": farm, "kinds": STATE_KINDS, "spans": SPANS}
 
 
 @router.post("/board/drain")
 async def drain(request: Request) -> Response:
     """Drain a board: running jobs may end, and no new jobs start."""
-    form = await form_of(request)
+    form = await parse_form(request)
     return await _change_board(request, form, "drain", reason=form.get("reason", "") or "drained from the web page")
 
 
 @router.post("/board/resume")
 async def resume(request: Request) -> Response:
     """Return a board to service."""
-    return await _change_board(request, await form_of(request), "resume")
+    return await _change_board(request, await parse_form(request), "resume")
 
 
 async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hil.controller.farm.timeline import QueueTimes, Stay, board_use, queue_times
+from hil.controller.farm.timeline import QueueTimes, Stay, compute_board_use, queue_times
 from hil.controller.records.farm import FarmJob
 from hil.errors import UsageError
 
@@ -31,24 +31,26 @@ class Chart:
         """The chart's data as JSON."""
         return json.dumps({"times": list(self.times), "lines": {name: list(one) for name, one in self.lines.items()}})
 
-    def of(self, names: Sequence[str]) -> Chart:
+    def select_lines(self, names: Sequence[str]) -> Chart:
         """Return a copy of the chart with only the named lines."""
         return replace(self, lines={name: self.lines[name] for name in names if name in self.lines})
 
 
-def no_chart(hours: int) -> Chart:
+def make_empty_chart(hours: int) -> Chart:
     """Return an empty chart."""
     return Chart(hours, (), {})
 
 
-def span_of(hours: int) -> int:
+def check_span(hours: int) -> int:
     """Validate a chart's time span in hours. Raises UsageError if the time span is not in :data:`SPANS`."""
     if hours not in SPANS:
         raise UsageError(f"invalid chart length: {hours} hours", hint=f"valid lengths: {', '.join(map(str, SPANS))}")
     return hours
 
 
-def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: int, now: float | None = None) -> Chart:
+def make_use_chart(
+    had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: int, now: float | None = None
+) -> Chart:
     """Return a chart with board use: the time with a job, in percent per interval.
 
     Args:
@@ -57,7 +59,7 @@ def stays_chart(had: Sequence[Stay], cut: bool, boards: Sequence[str], hours: in
     """
     until = time.time() if now is None else now
     since = until - hours * 3600
-    used = board_use(had, boards, since, until, PARTS)
+    used = compute_board_use(had, boards, since, until, PARTS)
     known = min((one.begun for one in had if one.begun), default=None) if cut else None
     lines: dict[str, Any] = {name: [round(100 * share, 1) for share in shares] for name, shares in used.items()}
     return Chart(hours, _split_span(since, hours), lines, known)

@@ -16,9 +16,9 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from hil.controller.farm.messages import ENDED, parse_job
 from hil.controller.records.farm import LogPiece
-from hil.controller.web.live import PACE_S, told_of
+from hil.controller.web.live import PACE_SECONDS, stream_counts
 from hil.controller.web.pages.farm.view import FarmView, view_of
-from hil.core.text import visible
+from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
@@ -29,9 +29,9 @@ _LOG_THREADS = 4
 # Maximum characters to show as text, from the end of a log.
 _LOG_CHARS = 256 << 10
 _NUMBER_DIGITS = 18
-_MOST_PARTS = 1000
+_MAX_PARTS = 1000
 # Timeout for reading a log for a page, in seconds.
-_LOG_S = 10.0
+_LOG_SECONDS = 10.0
 _LONGER = "\n[truncated: hil farm logs {name} prints the full log]\n"
 _followed: dict[object, str] = {}  # the user of each followed log
 _threads: RunVar[CapacityLimiter] = RunVar("_threads")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 async def farm_events(request: Request) -> StreamingResponse:
     """Send a ``farm`` event after every farm event, connect and disconnect."""
     link = view_of(request).link
-    return told_of("farm", request, lambda: link.generation, lambda: link.over)
+    return stream_counts("farm", request, lambda: link.generation, lambda: link.over)
 
 
 @router.get("/job/log")
@@ -78,10 +78,10 @@ async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -
             try:
                 # Check the state before reading the log, so that the log is complete if the job has ended.
                 ended = quiet and await _read_in_thread(_has_ended, farm, name)
-                pieces = await _read_in_thread(_new_log_pieces, farm, name, after)
+                pieces = await _read_in_thread(_list_new_log_pieces, farm, name, after)
             except FarmUnreachable:
                 yield ": the farm is away\n\n"
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_SECONDS)
                 continue
             except HilError as error:
                 yield f"event: over\ndata: {json.dumps(error.message)}\n\n"
@@ -93,7 +93,7 @@ async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -
                 yield 'event: over\ndata: ""\n\n'
                 return
             if quiet:
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_SECONDS)
     finally:
         del _followed[me]
 
@@ -108,7 +108,7 @@ async def _read_in_thread(read: Callable[..., T], *arguments: Any) -> T:
     return await to_thread.run_sync(read, *arguments, limiter=threads)
 
 
-def _new_log_pieces(farm: FarmView, name: str, after: int) -> list[LogPiece]:
+def _list_new_log_pieces(farm: FarmView, name: str, after: int) -> list[LogPiece]:
     """Return the log pieces after a number. Repeated pieces from a hostile gateway are dropped."""
     found: list[LogPiece] = []
     for piece in farm.ask("logs", name=name, after=after):
@@ -122,12 +122,12 @@ def _has_ended(farm: FarmView, name: str) -> bool:
     """Return True if all jobs have ended, so that the log is complete."""
     submission, number = parse_job(name)
     named = number is not None
-    rows = [farm.ask("job", name=name)] if named else farm.ask("jobs", submission=submission, limit=_MOST_PARTS)
+    rows = [farm.ask("job", name=name)] if named else farm.ask("jobs", submission=submission, limit=_MAX_PARTS)
     return all(row.state in ENDED for row in rows)
 
 
 def _format_piece(piece: LogPiece, name: str) -> str:
-    text = visible(piece.text)
+    text = escape_controls(piece.text)
     if piece.job == name:
         return text
     return "".join(f"{piece.job}  {line}" for line in text.splitlines(keepends=True))
@@ -138,18 +138,18 @@ def job_log_text(request: Request) -> Response:
     """Return the current end of a job's log."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
-    return PlainTextResponse(printed(farm, name))
+    return PlainTextResponse(read_log_end(farm, name))
 
 
-def printed(farm: FarmView, name: str) -> str:
-    """Return the current end of a job's log. Reading stops after :data:`_LOG_S` seconds.
+def read_log_end(farm: FarmView, name: str) -> str:
+    """Return the current end of a job's log. Reading stops after :data:`_LOG_SECONDS` seconds.
 
     Raises the errors of :meth:`.FarmView.ask`.
     """
     kept: deque[str] = deque()
     size = after = 0
-    deadline = time.monotonic() + _LOG_S
-    while pieces := _new_log_pieces(farm, name, after):
+    deadline = time.monotonic() + _LOG_SECONDS
+    while pieces := _list_new_log_pieces(farm, name, after):
         after = pieces[-1].number
         if time.monotonic() >= deadline:
             kept.append(_LONGER.format(name=name))

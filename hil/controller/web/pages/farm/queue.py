@@ -10,23 +10,30 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from hil.controller.farm.client.turns import with_turns
+from hil.controller.farm.client.turns import add_turns
 from hil.controller.farm.messages import ENDED, JobState, parse_job
 from hil.controller.farm.timeline import QueueTimes
 from hil.controller.records.farm import FarmCases, FarmJob, FarmStats
 from hil.controller.web.index.sessions import IndexedSession, find_session
-from hil.controller.web.pages.farm.charts import SPANS, Chart, no_chart, span_of, wait_chart
-from hil.controller.web.pages.farm.farm_events import printed
-from hil.controller.web.pages.farm.view import FarmView, away_page, farm_page, form_of, is_update, view_of
-from hil.controller.web.site import site_of
-from hil.controller.web.text.requests import is_saved, number_of, rows_of
+from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, wait_chart
+from hil.controller.web.pages.farm.farm_events import read_log_end
+from hil.controller.web.pages.farm.view import (
+    FarmView,
+    is_update,
+    parse_form,
+    render_away_page,
+    render_farm_page,
+    view_of,
+)
+from hil.controller.web.site import get_site
+from hil.controller.web.text.requests import count_rows, is_saved, number_of
 from hil.errors import FarmUnreachable, UsageError
 
 router = APIRouter()
 # Maximum rows: queued jobs by default, queued or running jobs at most, jobs of a submission, and ended jobs. The last
 # constant limits the queued jobs to request from the farm.
 _JOBS, _MOST_ROWS, _MOST_PARTS, _ENDED = 100, 200, 1000, 20
-_MOST_QUEUED = 2000
+_MAX_QUEUED = 2000
 # Maximum cases to show for a job or submission.
 _CASES = 200
 
@@ -34,22 +41,24 @@ _CASES = 200
 @router.get("/queue")
 def queue(request: Request) -> Response:
     """Show queued jobs in order, running jobs, and the last ended jobs."""
-    farm, hours = view_of(request), span_of(number_of(request, "hours", 24))
+    farm, hours = view_of(request), check_span(number_of(request, "hours", 24))
     limit = min(max(1, number_of(request, "limit", _JOBS)), _MOST_ROWS)
-    page = min(max(1, number_of(request, "page", 1)), _MOST_QUEUED // limit)
-    first, rows = (page - 1) * limit, rows_of(request, limit)
+    page = min(max(1, number_of(request, "page", 1)), _MAX_QUEUED // limit)
+    first, rows = (page - 1) * limit, count_rows(request, limit)
     try:
         stats: FarmStats = farm.ask("stats")
-        waiting = farm.ask("queue", limit=min(first + rows, _MOST_QUEUED))[first:]
-        running = farm.ask("jobs", state=[JobState.RUNNING.value], limit=rows_of(request, _MOST_ROWS))
+        waiting = farm.ask("queue", limit=min(first + rows, _MAX_QUEUED))[first:]
+        running = farm.ask("jobs", state=[JobState.RUNNING.value], limit=count_rows(request, _MOST_ROWS))
         ended = farm.ask("jobs", state=[state.value for state in ENDED], limit=10 * _ENDED)
-        chart, waits = (no_chart(hours), []) if is_update(request) else waits_of(farm, hours)
+        chart, waits = (make_empty_chart(hours), []) if is_update(request) else read_waits(farm, hours)
     except FarmUnreachable as error:
-        return away_page(request, error)
+        return render_away_page(request, error)
     ended = sorted(ended, key=lambda job: str(job.finished_at), reverse=True)[:_ENDED]
     pages = _Pages(limit, page, hours, first + len(waiting), stats.jobs.get(JobState.QUEUED.value, 0))
     values = {"stats": stats, "waiting": waiting, "running": running, "ended": ended, "pages": pages}
-    return farm_page(request, "queue.html", {**values, "chart": chart, "waits": waits, "spans": SPANS, "farm": farm})
+    return render_farm_page(
+        request, "queue.html", {**values, "chart": chart, "waits": waits, "spans": SPANS, "farm": farm}
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class _Pages:
     @property
     def more(self) -> bool:
         """True if there is a next page."""
-        return bool(self.left) and (self.page + 1) * self.limit <= _MOST_QUEUED
+        return bool(self.left) and (self.page + 1) * self.limit <= _MAX_QUEUED
 
     def at(self, page: int) -> str:
         """Return the query for another page."""
@@ -79,13 +88,13 @@ class _Pages:
         return urlencode({name: value for name, value in asked.items() if value != usual[name]})
 
 
-def waits_of(farm: FarmView, hours: int) -> tuple[Chart, list[QueueTimes]]:
+def read_waits(farm: FarmView, hours: int) -> tuple[Chart, list[QueueTimes]]:
     """Return queue times over a time span."""
 
     def make() -> tuple[Chart, list[QueueTimes]]:
-        return wait_chart(farm.link.past.jobs(farm.ask), hours)
+        return wait_chart(farm.link.past.list_jobs(farm.ask), hours)
 
-    return farm.link.lately(f"waits {hours}", make)
+    return farm.link.get_recent(f"waits {hours}", make)
 
 
 @router.get("/job")
@@ -94,17 +103,17 @@ def job(request: Request) -> Response:
     farm, name = view_of(request), request.query_params.get("name", "")
     submission, _ = parse_job(name)
     try:
-        jobs = jobs_of(farm, name)
-        values = _fetch_details(farm, name, jobs, rows_of(request, _CASES))
+        jobs = read_jobs(farm, name)
+        values = _fetch_details(farm, name, jobs, count_rows(request, _CASES))
         # A saved page cannot follow the log.
-        values["printed"] = printed(farm, name) if is_saved(request) else ""
+        values["printed"] = read_log_end(farm, name) if is_saved(request) else ""
     except FarmUnreachable as error:
-        return away_page(request, error)
+        return render_away_page(request, error)
     values["session"] = _find_result_session(request, str(submission), name, jobs)
-    return farm_page(request, "job.html", {**values, "name": name, "farm": farm})
+    return render_farm_page(request, "job.html", {**values, "name": name, "farm": farm})
 
 
-def jobs_of(farm: FarmView, name: str) -> list[FarmJob]:
+def read_jobs(farm: FarmView, name: str) -> list[FarmJob]:
     """Return a job, or all jobs of a submission."""
     submission, number = parse_job(name)
     jobs = farm.ask("jobs", submission=submission, limit=_MOST_PARTS) if number is None else []
@@ -121,7 +130,7 @@ def _fetch_details(farm: FarmView, name: str, jobs: list[FarmJob], most: int) ->
     return {
         "total": found.total,
         "cases": found.cases,
-        "jobs": with_turns(farm.ask, jobs),
+        "jobs": add_turns(farm.ask, jobs),
         "events": events[::-1],
         "live": live,
     }
@@ -129,10 +138,10 @@ def _fetch_details(farm: FarmView, name: str, jobs: list[FarmJob], most: int) ->
 
 def _find_result_session(request: Request, submission: str, name: str, jobs: list[FarmJob]) -> IndexedSession | None:
     """Return the stored session with a job's results, or None if it does not exist (yet)."""
-    site, farm = site_of(request), view_of(request).link
+    site, farm = get_site(request), view_of(request).link
     if farm.runs is None or farm.runs not in site.roots:
         return None
-    with site.reader.reading() as database:
+    with site.reader.open_snapshot() as database:
         for one in dict.fromkeys((submission, f"{submission}/{name}")):
             try:
                 return find_session(database, one, list(site.roots).index(farm.runs))
@@ -144,6 +153,6 @@ def _find_result_session(request: Request, submission: str, name: str, jobs: lis
 @router.post("/job/cancel")
 async def cancel(request: Request) -> Response:
     """Cancel a queued or running job."""
-    form = await form_of(request)
+    form = await parse_form(request)
     await run_in_threadpool(view_of(request).do, "cancel", name=form.get("name", ""))
     return RedirectResponse("/queue", 303)

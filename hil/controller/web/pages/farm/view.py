@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, Response
 from hil.controller.records.farm import FarmJob
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
-from hil.controller.web.site import site_of
+from hil.controller.web.site import get_site
 from hil.controller.web.text.requests import is_saved
 from hil.core.cancellation import check_cancelled
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
@@ -28,7 +28,7 @@ STATE_KINDS = {
     "maintenance": "error",
 }
 # Maximum fields in a form.
-_MOST_FIELDS = 20
+_MAX_FIELDS = 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def view_of(request: Request) -> FarmView:
         UsageError: the server runs without a farm.
         AccessRefused: the request has no token.
     """
-    link = site_of(request).farm
+    link = get_site(request).farm
     if link is None:
         raise UsageError("not connected to a farm", hint="start hil web --farm local, or --farm HOST:PORT")
     visitor: Visitor | None = getattr(request.state, "visitor", None)
@@ -81,9 +81,9 @@ def view_of(request: Request) -> FarmView:
     return FarmView(link, link.own, getattr(request.state, "is_owner", False) and not is_saved(request))
 
 
-def farm_page(request: Request, template: str, values: Mapping[str, Any]) -> Response:
+def render_farm_page(request: Request, template: str, values: Mapping[str, Any]) -> Response:
     """Render a page that updates after farm events."""
-    return site_of(request).page(request, template, address=_request_path(request), **values)
+    return get_site(request).render_page(request, template, address=_request_path(request), **values)
 
 
 def is_update(request: Request) -> bool:
@@ -91,18 +91,18 @@ def is_update(request: Request) -> bool:
     return request.headers.get("hx-target", "") == "farm"
 
 
-def away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
+def render_away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
     """Render a page for an unreachable farm. The page reloads after the farm is back."""
     # htmx ignores responses with an error status.
     status = 200 if "hx-request" in request.headers else 503
     values = {"message": error.message, "hint": error.hint, "address": _request_path(request)}
-    return site_of(request).page(request, "farm_away.html", status=status, **values)
+    return get_site(request).render_page(request, "farm_away.html", status=status, **values)
 
 
-async def form_of(request: Request) -> dict[str, str]:
+async def parse_form(request: Request) -> dict[str, str]:
     """Parse a form's fields. Raises UsageError if the form is invalid."""
     try:
-        found = parse_qs((await request.body()).decode(), max_num_fields=_MOST_FIELDS)
+        found = parse_qs((await request.body()).decode(), max_num_fields=_MAX_FIELDS)
     except ValueError as error:
         raise UsageError("invalid form data") from error
     return {name: values[-1] for name, values in found.items()}

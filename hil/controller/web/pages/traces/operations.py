@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
 from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
-from hil.controller.analysis.profile.totals import GROUPS, totals
+from hil.controller.analysis.profile.totals import GROUPS, sum_rows
 from hil.controller.records.commands.stored import ProfileTotal
-from hil.controller.web.text.addresses import PageQuery, page_at
+from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.errors import UsageError
 
 T = TypeVar("T")
 PAGE_ROWS = 200
 # Number of profiles to cache, because reading a million operations takes seconds.
-_KEPT = 8
+_CACHED_PROFILES = 8
 
 _TOTAL_ORDERS: Mapping[str, Callable[[ProfileTotal], Any]] = {
     "name": lambda one: one.name,
@@ -61,24 +61,24 @@ class TablePage:
     pages: int
 
 
-def totals_of(folder: Path, by: str) -> Sequence[ProfileTotal]:
+def read_totals(folder: Path, by: str) -> Sequence[ProfileTotal]:
     """Return a profile's totals, longest first. Raises UsageError for an unknown group or a damaged profile."""
     if by not in GROUPS:
         raise UsageError(f"invalid grouping {by[:40]!r}", hint=f"valid groupings: {', '.join(GROUPS)}")
     return _read_totals(folder, _stamp_profile(folder), by)
 
 
-def diff_of(a: Path, b: Path) -> ProfileDiff:
+def read_diff(a: Path, b: Path) -> ProfileDiff:
     """Return the difference between two profiles. Raises UsageError if a profile is damaged."""
     return _read_diff(a, _stamp_profile(a), b, _stamp_profile(b))
 
 
-def page_of_totals(found: Sequence[ProfileTotal], asked: TableQuery, rows: int) -> TablePage:
+def select_totals(found: Sequence[ProfileTotal], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of totals. Raises UsageError for an unknown order."""
     return _make_page(_sort_rows(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
 
 
-def page_of_diffs(found: Sequence[OpDiff], asked: TableQuery, rows: int) -> TablePage:
+def select_diffs(found: Sequence[OpDiff], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of differences. Raises UsageError for an unknown order."""
     return _make_page(_sort_rows(found, asked.order, _DIFF_ORDERS), asked.page, rows)
 
@@ -96,7 +96,7 @@ def _sort_rows(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T]
 
 
 def _make_page(found: Sequence[Any], page: int, rows: int) -> TablePage:
-    start, pages = page_at(page, len(found), rows)
+    start, pages = choose_page(page, len(found), rows)
     return TablePage(found[start : start + rows], len(found), pages)
 
 
@@ -109,11 +109,11 @@ def _stamp_profile(folder: Path) -> tuple[int, ...]:
     return tuple(value for look in looks for value in (look.st_ino, look.st_mtime_ns, look.st_size))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED_PROFILES)
 def _read_totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[ProfileTotal]:
-    return totals(read_profile(folder).rows, by)
+    return sum_rows(read_profile(folder).rows, by)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED_PROFILES)
 def _read_diff(a: Path, _: tuple[int, ...], b: Path, __: tuple[int, ...]) -> ProfileDiff:
     return compare_profiles(read_profile(a), read_profile(b))

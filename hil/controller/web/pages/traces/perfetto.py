@@ -19,13 +19,19 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from hil.controller.analysis.profile.perfetto import VIEWER, files_of, media_type, perfetto_files, viewer_policy
+from hil.controller.analysis.profile.perfetto import (
+    VIEWER,
+    find_perfetto_files,
+    get_media_type,
+    list_viewer_files,
+    make_viewer_policy,
+)
 from hil.controller.analysis.profile.store import HEAD, TABLE
 from hil.controller.analysis.profile.trace import write_comparison
 from hil.controller.storage.cache import Cache
 from hil.controller.web.files.made import check_room
-from hil.controller.web.index.profiles import StoredProfile, file_of, find_profile, open_profile, trace_file
-from hil.controller.web.site import site_of
+from hil.controller.web.index.profiles import StoredProfile, find_profile, open_profile, resolve_file, trace_file
+from hil.controller.web.site import get_site
 from hil.core.files import digest_file, open_file
 from hil.errors import UsageError
 
@@ -38,10 +44,10 @@ _COMPARISON = "a-b.pftrace.gz"
 _VERSION = 2  # format version of comparisons; increase to rebuild cached ones
 
 
-def viewer_hint() -> str:
+def make_viewer_hint() -> str:
     """Return installation instructions for the viewer, or "" if it is installed."""
     try:
-        perfetto_files()
+        find_perfetto_files()
     except UsageError as error:
         return f"{error.message}: {error.hint}"
     return ""
@@ -50,14 +56,14 @@ def viewer_hint() -> str:
 @router.get(PATH)
 def viewer(request: Request) -> Response:
     """Return the page around the UI, which loads the trace in the query."""
-    perfetto_files()
+    find_perfetto_files()
     return _send_viewer_file(request, VIEWER)
 
 
 @router.get(f"{PATH}ui/{{name:path}}")
 def ui(request: Request, name: str) -> Response:
     """Return a file of the UI."""
-    path = _viewer_files().get(name)
+    path = _list_viewer_files().get(name)
     if path is None:
         raise HTTPException(404, "file not found")
     # The URL does not contain the UI's version, so limit the cache time.
@@ -67,20 +73,20 @@ def ui(request: Request, name: str) -> Response:
 @router.get(f"{PATH}trace")
 def trace(request: Request) -> Response:
     """Return the trace of a profile, ``?profile=KEY``, or the merged trace of two, ``?a=KEY&b=KEY``."""
-    site, asked = site_of(request), request.query_params
+    site, asked = get_site(request), request.query_params
     if "a" in asked or "b" in asked:
         a, b = (find_profile(site.roots, asked.get(name, "")) for name in ("a", "b"))
-        path, title = comparison(site.roots, a, b), f"A {a.name}, B {b.name}"
+        path, title = make_comparison(site.roots, a, b), f"A {a.name}, B {b.name}"
     else:
         one = find_profile(site.roots, asked.get("profile", ""))
         path, title = trace_file(site.roots, one), one.name
     return _stream_file(path, {"x-title": quote(title)})
 
 
-def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Path:
+def make_comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Path:
     """Return the merged trace of two profiles, cached by content. Raises UsageError if a profile is damaged."""
     before, after = (open_profile(roots, one) for one in (a, b))
-    digests = [digest_file(file_of(roots, one, name)) for one in (a, b) for name in (HEAD, TABLE)]
+    digests = [digest_file(resolve_file(roots, one, name)) for one in (a, b) for name in (HEAD, TABLE)]
     found = Cache()
     key = found.key("comparison", version=_VERSION, digests=digests)
 
@@ -93,16 +99,16 @@ def comparison(roots: Sequence[Path], a: StoredProfile, b: StoredProfile) -> Pat
 
 
 @cache
-def _viewer_files() -> Mapping[str, Path]:
-    return files_of(perfetto_files())
+def _list_viewer_files() -> Mapping[str, Path]:
+    return list_viewer_files(find_perfetto_files())
 
 
 def _send_viewer_file(request: Request, path: Path, headers: Mapping[str, str] | None = None) -> Response:
-    policy = viewer_policy(path, _policy_source(request))
+    policy = make_viewer_policy(path, _make_policy_source(request))
     return _stream_file(path, {"content-security-policy": policy, **(headers or {})})
 
 
-def _policy_source(request: Request) -> str:
+def _make_policy_source(request: Request) -> str:
     """Return the UI's path as a source for the policy.
 
     Return the whole server if a policy cannot combine the host with a path.
@@ -116,7 +122,7 @@ def _stream_file(path: Path, headers: Mapping[str, str]) -> Response:
         file = open_file(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    return _OpenFile(file, media_type(path), headers)
+    return _OpenFile(file, get_media_type(path), headers)
 
 
 class _OpenFile(StreamingResponse):

@@ -14,26 +14,26 @@ from fastapi.responses import Response
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff
 from hil.controller.analysis.profile.show import TITLES
-from hil.controller.analysis.profile.totals import GROUPS, run_times, shortener
+from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import (
     StoredProfile,
     check_compilation,
     find_profile,
-    how_to_show,
+    list_named_profiles,
     list_profiles,
-    named_profiles,
+    make_show_hint,
     open_profile,
     trace_file,
 )
 from hil.controller.web.pages.traces import operations
-from hil.controller.web.pages.traces.perfetto import viewer_hint
+from hil.controller.web.pages.traces.perfetto import make_viewer_hint
 from hil.controller.web.session.records import read_detail
-from hil.controller.web.site import WebSite, site_of
-from hil.controller.web.templating import when
-from hil.controller.web.text.csv_answer import MOST_ROWS, csv_rows
-from hil.controller.web.text.names import said
-from hil.controller.web.text.requests import asked, number_of, rows_of
+from hil.controller.web.site import WebSite, get_site
+from hil.controller.web.templating import format_time
+from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.names import escape_name
+from hil.controller.web.text.requests import count_rows, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -54,10 +54,10 @@ class TimeLine:
 @router.get("/traces")
 def traces(request: Request) -> Response:
     """List all profiles in the served directories."""
-    site = site_of(request)
-    with site.reader.reading() as database:
-        listed = list_profiles(database, site.roots, rows_of(request, _LISTED))
-    return site.page(request, "traces.html", found=listed.found, total=listed.total)
+    site = get_site(request)
+    with site.reader.open_snapshot() as database:
+        listed = list_profiles(database, site.roots, count_rows(request, _LISTED))
+    return site.render_page(request, "traces.html", found=listed.found, total=listed.total)
 
 
 @router.get("/trace")
@@ -67,24 +67,24 @@ def trace(request: Request) -> Response:
     if query.get("a") or query.get("b"):
         return _render_comparison(request)
     if query.get("profile"):
-        return _render_profile(request, find_profile(site_of(request).roots, query["profile"]), "")
+        return _render_profile(request, find_profile(get_site(request).roots, query["profile"]), "")
     return _render_case_profile(request)
 
 
 def _render_case_profile(request: Request) -> Response:
-    site, query = site_of(request), request.query_params
-    with site.reader.reading() as database:
+    site, query = get_site(request), request.query_params
+    with site.reader.open_snapshot() as database:
         session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, session, query.get("case", ""))
-    found = named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
+    found = list_named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
     wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
     profile = next((one for one in found if one.kind == wanted), found[0] if found and not wanted else None)
     if profile is None:
         hint = "hil run MODEL --profile DIR writes a profile, hil suite run --profile DIR writes a profile per case"
         raise UsageError(f"{row['name']} has no {f'{wanted} ' if wanted else ''}profile", hint=hint)
     if not profile.key:
-        raise UsageError("cannot show this profile", hint=how_to_show(profile))
-    return _render_profile(request, profile, said(Path(session.folder).name))
+        raise UsageError("cannot show this profile", hint=make_show_hint(profile))
+    return _render_profile(request, profile, escape_name(Path(session.folder).name))
 
 
 def _render_profile(request: Request, profile: StoredProfile, run: str) -> Response:
@@ -93,7 +93,7 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
     Args:
         run: expected session of the profile; "" accepts any.
     """
-    site, wanted = site_of(request), asked(request, operations.TableQuery)
+    site, wanted = get_site(request), parse_filter(request, operations.TableQuery)
     common: dict[str, Any] = {
         "profile": profile,
         "asked": wanted,
@@ -101,22 +101,22 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
         "line": _make_time_line(site, {"profile": profile.key}, [profile]),
     }
     if profile.kind == "trace":
-        return site.page(request, "trace_only.html", **common)
+        return site.render_page(request, "trace_only.html", **common)
     if profile.kind == "compile":
         found = read_compilation(check_compilation(site.roots, profile))
-        return site.page(request, "trace_compile.html", found=found, most=rows_of(request, 50), **common)
+        return site.render_page(request, "trace_compile.html", found=found, most=count_rows(request, 50), **common)
     head = open_profile(site.roots, profile)
-    sums = operations.totals_of(profile.folder, wanted.by)
-    with site.reader.reading() as database:
+    sums = operations.read_totals(profile.folder, wanted.by)
+    with site.reader.open_snapshot() as database:
         others = list_profiles(database, site.roots, _CHOICES, kind="run", but=profile.key).found
-    return site.page(
+    return site.render_page(
         request,
         "trace.html",
         head=head,
         times=run_times(head),
         other_run=bool(run) and head.run.split(" ")[0] != run,
-        found=operations.page_of_totals(sums, wanted, rows_of(request, operations.PAGE_ROWS)),
-        short=shortener(sums),
+        found=operations.select_totals(sums, wanted, count_rows(request, operations.PAGE_ROWS)),
+        short=make_shortener(sums),
         groups=GROUPS,
         title=TITLES[wanted.by],
         others=others,
@@ -125,12 +125,12 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
 
 
 def _render_comparison(request: Request) -> Response:
-    site, wanted = site_of(request), asked(request, operations.TableQuery)
+    site, wanted = get_site(request), parse_filter(request, operations.TableQuery)
     a, b = _find_profile_pair(site, request.query_params)
     keys = {"a": a.key, "b": b.key}
     heads = [open_profile(site.roots, one) for one in (a, b)]
-    diff = operations.diff_of(a.folder, b.folder)
-    return site.page(
+    diff = operations.read_diff(a.folder, b.folder)
+    return site.render_page(
         request,
         "trace_diff.html",
         a=a,
@@ -138,7 +138,7 @@ def _render_comparison(request: Request) -> Response:
         heads=heads,
         diff=diff,
         asked=wanted,
-        found=operations.page_of_diffs(diff.ops, wanted, rows_of(request, operations.PAGE_ROWS)),
+        found=operations.select_diffs(diff.ops, wanted, count_rows(request, operations.PAGE_ROWS)),
         fixed=f"{urlencode(keys)}&",
         swapped=urlencode({"a": b.key, "b": a.key}),
         line=_make_time_line(site, keys, []),
@@ -165,7 +165,7 @@ def _make_time_line(site: WebSite, query: dict[str, str], profiles: Sequence[Sto
         size = sum(trace_file(site.roots, one).stat().st_size for one in profiles)
     except (UsageError, OSError):
         return TimeLine("", "The trace of this profile is missing: hil writes a trace with each profile.")
-    return TimeLine(urlencode(query), viewer_hint(), size)
+    return TimeLine(urlencode(query), make_viewer_hint(), size)
 
 
 _TOTAL = (
@@ -192,21 +192,21 @@ _DIFF = (
 @router.get("/trace.csv")
 def trace_csv(request: Request) -> Response:
     """Return the operations of one or two profiles in the requested order. Raises the same errors as the page."""
-    site, wanted, query = site_of(request), asked(request, operations.TableQuery), request.query_params
+    site, wanted, query = get_site(request), parse_filter(request, operations.TableQuery), request.query_params
     if query.get("a") or query.get("b"):
         a, b = _find_profile_pair(site, query)
         for one in (a, b):
             open_profile(site.roots, one)
-        diff = operations.diff_of(a.folder, b.folder)
+        diff = operations.read_diff(a.folder, b.folder)
         sums = [diff.timed] if diff.incomparable else [diff.timed, diff.total]
-        changes = operations.page_of_diffs(diff.ops, wanted, MOST_ROWS + 1).rows
-        return csv_rows(f"{a.name} and {b.name}", _DIFF, [_change_row(one) for one in (*sums, *changes)])
+        changes = operations.select_diffs(diff.ops, wanted, MAX_ROWS + 1).rows
+        return respond_with_rows(f"{a.name} and {b.name}", _DIFF, [_change_row(one) for one in (*sums, *changes)])
     profile = find_profile(site.roots, query.get("profile", ""))
     if profile.kind != "run":
         raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
     open_profile(site.roots, profile)
-    found = operations.page_of_totals(operations.totals_of(profile.folder, wanted.by), wanted, MOST_ROWS + 1).rows
-    return csv_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
+    found = operations.select_totals(operations.read_totals(profile.folder, wanted.by), wanted, MAX_ROWS + 1).rows
+    return respond_with_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
 
 
 def _change_row(one: OpDiff) -> tuple[Any, ...]:
@@ -225,20 +225,20 @@ _STEPS = {
 @router.get("/trace/compilation.csv")
 def compilation_csv(request: Request) -> Response:
     """Return a table of a compilation's profile: phases, passes or operations."""
-    site, wanted = site_of(request), request.query_params.get("table", "")
+    site, wanted = get_site(request), request.query_params.get("table", "")
     if wanted not in _STEPS:
         raise UsageError(f"unknown compilation table {wanted[:40]!r}", hint=f"valid tables: {', '.join(_STEPS)}")
     profile = find_profile(site.roots, request.query_params.get("profile", ""))
     found = read_compilation(check_compilation(site.roots, profile))
     rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
-    return csv_rows(f"{wanted} of {profile.name}", _STEPS[wanted], rows)
+    return respond_with_rows(f"{wanted} of {profile.name}", _STEPS[wanted], rows)
 
 
 @router.get("/traces.csv")
 def traces_csv(request: Request) -> Response:
     """Return the list of profiles."""
-    site = site_of(request)
-    with site.reader.reading() as database:
-        found = list_profiles(database, site.roots, MOST_ROWS + 1).found
-    rows = [(one.name, one.key, one.kind, when(one.changed)) for one in found]
-    return csv_rows("profiles", ("name", "key", "kind", "written"), rows)
+    site = get_site(request)
+    with site.reader.open_snapshot() as database:
+        found = list_profiles(database, site.roots, MAX_ROWS + 1).found
+    rows = [(one.name, one.key, one.kind, format_time(one.changed)) for one in found]
+    return respond_with_rows("profiles", ("name", "key", "kind", "written"), rows)

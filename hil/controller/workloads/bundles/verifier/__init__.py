@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.storage.packages import needed_version
-from hil.controller.storage.tool_caches import tool_environment
+from hil.controller.storage.packages import require_version
+from hil.controller.storage.tool_caches import make_tool_environment
 from hil.core import own_version
-from hil.core.files import replacing
-from hil.core.processes import module_command
+from hil.core.files import replace_file
+from hil.core.processes import make_module_command
 from hil.errors import StorageError, UsageError
 
 EXTRA = "verifier"
@@ -46,7 +46,7 @@ def build_verifier(
         UsageError: Zig is not installed, does not support the target, or fails to compile or link.
         StorageError: the file cannot be written.
     """
-    needed_version("ziglang", EXTRA)
+    require_version("ziglang", EXTRA)
     target = target or own_target()
     if not runtime.is_file():
         raise UsageError(
@@ -54,18 +54,18 @@ def build_verifier(
         )
     sources = [*sorted(set(SOURCES.glob("*.c")) - {COMMAND_RUNTIME}), runtime.absolute()]
     try:
-        with replacing(output) as made:
+        with replace_file(output) as made:
             what = [f'-DHIL_VERSION="{own_version()}"', f"-I{SOURCES}", *map(str, sources), *arguments]
-            zig_cc([*_BUILD, *FLAGS, *what, "-lm", "-o", str(made.absolute())], target)
+            run_zig_cc([*_BUILD, *FLAGS, *what, "-lm", "-o", str(made.absolute())], target)
             made.chmod(0o755)
     except OSError as error:
         raise StorageError(f"{output} cannot be written: {error.strerror}", hint="use a different file") from error
     return target
 
 
-def zig_cc(arguments: Sequence[str], target: str) -> None:
+def run_zig_cc(arguments: Sequence[str], target: str) -> None:
     """Compile and link for a target. Raises UsageError if Zig fails."""
-    command = module_command("ziglang", "cc", "-target", target, *arguments)
+    command = make_module_command("ziglang", "cc", "-target", target, *arguments)
     ended = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -73,7 +73,7 @@ def zig_cc(arguments: Sequence[str], target: str) -> None:
         text=True,
         errors="replace",
         check=False,
-        env=os.environ | tool_environment(),
+        env=os.environ | make_tool_environment(),
     )
     if ended.returncode:
         printed = ended.stderr + ended.stdout

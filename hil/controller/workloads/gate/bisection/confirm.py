@@ -14,12 +14,12 @@ from hil.controller.records.gate import TrialOutcome
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Skip a candidate after this many board errors without a complete run between them.
-BOARD_ERRORS_MOST = 5
+MAX_BOARD_ERRORS = 5
 # Skip a candidate after this many failures of a kind that is not searched.
-OTHER_FAILURES_MOST = 5
+MAX_OTHER_FAILURES = 5
 # Skip a candidate without a result after this many runs.
-_RUNS_MOST = 30
-_FAILURES_LEAST = 2
+_MAX_RUNS = 30
+_MIN_FAILURES = 2
 # Largest probability that board faults alone caused all failures.
 _CHANCE = 0.001
 
@@ -68,7 +68,7 @@ class FaultRate:
         The prior distribution of the share is uniform (Laplace's rule of succession).
         """
         share = (self.faults + 1) / (self.runs + 2)
-        return failures >= _FAILURES_LEAST and share**failures < _CHANCE
+        return failures >= _MIN_FAILURES and share**failures < _CHANCE
 
 
 def decide_answers(
@@ -87,12 +87,12 @@ def decide_answers(
         rate: updated with the runs.
     """
     failures, others, errors = 0, 0, 0
-    for _ in range(_RUNS_MOST):
+    for _ in range(_MAX_RUNS):
         answer = run()
         if answer.outcome in BOARD_OUTCOMES:
             rate.add(faults=1)
             errors += 1
-            if errors >= BOARD_ERRORS_MOST:
+            if errors >= MAX_BOARD_ERRORS:
                 return Trial("skipped", f"{answer.outcome.value} {errors} times in a row: {answer.reason}", True)
             continue
         errors = 0
@@ -102,7 +102,7 @@ def decide_answers(
         text = f"{answer.outcome.value}: {answer.reason}"
         if not is_searched(answer.outcome):
             others += 1
-            if answer.is_from_host or others >= OTHER_FAILURES_MOST:
+            if answer.is_from_host or others >= MAX_OTHER_FAILURES:
                 return Trial("skipped", text)
             continue
         if answer.is_from_host:
@@ -112,4 +112,4 @@ def decide_answers(
             rate.add(faults=int(run_good().outcome.exit_code != 0))
         if rate.excludes_faults(failures):
             return Trial("bad", f"{text} ({failures} runs)")
-    return Trial("skipped", f"no clear result after {_RUNS_MOST} runs: {failures} failed", True)
+    return Trial("skipped", f"no clear result after {_MAX_RUNS} runs: {failures} failed", True)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO
 
 from hil.controller.records.gate import GateCandidate
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.gate.bisection.shell import make_environment
 from hil.core.processes import exit_text
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
-_GIT_S = 600.0
+_GIT_SECONDS = 600.0
 # Git command that does not run the repository's hooks, which are not meant for temporary checkouts.
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false", "-c", "advice.detachedHead=false")
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
@@ -88,14 +88,14 @@ class GitRepository:
             UsageError: the commit does not contain the file.
         """
         path = folder / Path(name).name
-        with storing(folder), path.open("wb") as file:
+        with convert_write_errors(folder), path.open("wb") as file:
             _call_git(self.root, "cat-file", "blob", f"{self._resolve(commit)}:{name}", out=file)
         return path
 
     @contextlib.contextmanager
     def open_worktree(self) -> Iterator[CommitTree]:
         """Yield a temporary worktree, and remove it at the end."""
-        with temporary_folder("gate-") as folder:
+        with make_temporary_folder("gate-") as folder:
             _call_git(self.root, "worktree", "prune")  # forget the removed worktrees of killed processes
             place = Path(folder) / self.root.name
             try:
@@ -185,7 +185,7 @@ def _call_git(folder: Path, *words: str, hint: str = "", out: IO[bytes] | None =
             stdin=subprocess.DEVNULL,
             stdout=out or subprocess.PIPE,
             stderr=subprocess.PIPE,
-            timeout=_GIT_S,
+            timeout=_GIT_SECONDS,
             check=False,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hil.controller.records.gate import CandidateTrial, GateCandidate, GateCause, GateVerdict, TriedCandidate
-from hil.controller.storage.runs import safe_name, storing
-from hil.controller.storage.screen.texts import counted
+from hil.controller.storage.runs import convert_write_errors, make_safe_name
+from hil.controller.storage.screen.texts import format_count
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
 from hil.controller.workloads.gate.bisection.confirm import Trial
 from hil.controller.workloads.gate.bisection.search import CandidateSearch
@@ -26,10 +26,10 @@ from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.errors import UsageError
 
-DEFAULT_BUILD_TIMEOUT_S = 1800.0
+DEFAULT_BUILD_TIMEOUT_SECONDS = 1800.0
 _SHORT = 9
 # End the search if the board failed for this many candidates in a row.
-_BOARD_SKIPS_MOST = 3
+_MAX_BOARD_SKIPS = 3
 _STAGES = 100
 _NAME_CHARACTERS = 60
 
@@ -60,7 +60,7 @@ class _SuspectSearch:
 
         If the board made a test fail, this method returns the candidate a second time.
         """
-        if self.board_skips >= _BOARD_SKIPS_MOST:
+        if self.board_skips >= _MAX_BOARD_SKIPS:
             return None
         position = self.search.choose_next()
         if position is None:
@@ -91,24 +91,24 @@ class _SuspectSearch:
             axis=self.tester.axis.name,
             good=self.candidates[0].label,
             commits=len(self.candidates) - 1,
-            candidates=candidates if self.board_skips < _BOARD_SKIPS_MOST else [],
+            candidates=candidates if self.board_skips < _MAX_BOARD_SKIPS else [],
             reason=self._explain(candidates),
             tried=self.tried,
         )
 
     def _explain(self, candidates: Sequence[GateCandidate]) -> str:
-        if self.board_skips >= _BOARD_SKIPS_MOST:
+        if self.board_skips >= _MAX_BOARD_SKIPS:
             return f"the board failed: {self.tried[-1].reason}"
         first, last = self.candidates[0].label, self.candidates[-1].label
         reasons = {one.label: one.reason for one in self.tried}
-        if (found := self.search.problem_at(len(self.candidates) - 1)) is not None:
+        if (found := self.search.find_problem(len(self.candidates) - 1)) is not None:
             what = "cannot be tested" if found == "skipped" else f"is good{self.range.where}"
             return f"{self.range.last} {what}: {reasons.get(last, '')}"
-        if (found := self.search.problem_at(0)) is not None:
+        if (found := self.search.find_problem(0)) is not None:
             what = "cannot be tested" if found == "skipped" else f"is also bad{self.range.where}"
             return f"{self.range.first} {what}: {reasons.get(first, '')}"
         noun = self.tester.axis.name
-        return f"{counted(len(candidates) - 1, noun)} could not be tested" if len(candidates) > 1 else ""
+        return f"{format_count(len(candidates) - 1, noun)} could not be tested" if len(candidates) > 1 else ""
 
     def _list_spoiled(self) -> list[int]:
         """Return the positions of relevant tests that could not be completed because of the board."""
@@ -187,8 +187,8 @@ class CauseFinder:
         screen, name = self.measurer.screen, self.axis.name
         candidate = searches[0].find(label)
         title = f"{name} {candidate.commit[:_SHORT] or candidate.value}"
-        folder = self.folder / f"{name}s" / (candidate.commit[:12] or safe_name(label)[:_NAME_CHARACTERS])
-        with storing(folder):
+        folder = self.folder / f"{name}s" / (candidate.commit[:12] or make_safe_name(label)[:_NAME_CHARACTERS])
+        with convert_write_errors(folder):
             (folder / "logs").mkdir(parents=True, exist_ok=True)
         screen.begin(title, _STAGES)
         screen.stage(title, 0, "preparing")

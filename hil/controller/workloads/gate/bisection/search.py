@@ -44,13 +44,13 @@ class CandidateSearch:
         for end in (self._count - 1, 0):
             if end not in self._outcomes:
                 return end
-            if self.problem_at(end):
+            if self.find_problem(end):
                 return None
         low, high = self._find_bounds()
         untested = [place for place in range(low + 1, high) if place not in self._outcomes]
         return min(untested, key=lambda place: abs(2 * place - low - high), default=None)
 
-    def problem_at(self, end: int) -> TrialOutcome | None:
+    def find_problem(self, end: int) -> TrialOutcome | None:
         """Return the result at one end of the range if the search cannot continue with this result, otherwise None."""
         found = self._outcomes.get(end)
         if end:
@@ -63,7 +63,7 @@ class CandidateSearch:
 
         Empty if the test of an end of the range contradicts the stored measurement.
         """
-        if self.problem_at(self._count - 1) or self.problem_at(0):
+        if self.find_problem(self._count - 1) or self.find_problem(0):
             return range(0)
         low, high = self._find_bounds()
         return range(low + 1, high + 1)

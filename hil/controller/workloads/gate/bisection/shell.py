@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.screen.texts import line
 from hil.core.files import read_end
 from hil.core.processes import exit_text, signal_group
@@ -33,7 +33,7 @@ def run_command(
         title: the command in the reason, such as "the build".
         log: file for the output.
     """
-    with storing(log.parent), log.open("wb") as file:
+    with convert_write_errors(log.parent), log.open("wb") as file:
         process = subprocess.Popen(
             command,
             shell=True,

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hil.controller.models.inputs import with_sizes_of
+from hil.controller.models.inputs import fix_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.restored import restore_references
 from hil.controller.pipeline.runner import Runner
-from hil.controller.pipeline.settings.model_settings import for_model
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job, Options
-from hil.controller.pipeline.stages import choice_of
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.gate import GateVerdict
 from hil.controller.records.run import RunCase
 from hil.controller.storage.outcomes import exit_code_for
@@ -55,7 +55,7 @@ class SuspectRun:
     @property
     def board(self) -> str:
         """Name of the board that tests the candidates."""
-        return choice_of(self._job).name
+        return choose_board(self._job).name
 
     @property
     def is_broken(self) -> bool:
@@ -111,7 +111,7 @@ class SuspectRun:
         inputs = self._run.load_tensors(stored.inputs)
         return replace(
             case,
-            model=with_sizes_of(case.model, inputs) if case.model.inputs is not None else case.model,
+            model=fix_sizes(case.model, inputs) if case.model.inputs is not None else case.model,
             inputs=inputs,
             references=restore_references(self._run, stored),
         )
@@ -129,7 +129,7 @@ class SuspectRun:
 
     def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
         """Call a function with the board's session. After a board error, reconnect and return the error."""
-        choice, faults = choice_of(self._job), self._job.faults
+        choice, faults = choose_board(self._job), self._job.faults
         try:
             case = call(self.pool.session(choice, runtimes=[self.case.new.key.runtime], faults=faults))
         except BoardError as error:
@@ -141,7 +141,7 @@ class SuspectRun:
 
     def release_board(self) -> None:
         """Close the board, so that a command can change or restart it. The next call opens it again."""
-        self.pool.give_back(choice_of(self._job), faults=self._job.faults)
+        self.pool.give_back(choose_board(self._job), faults=self._job.faults)
 
     @functools.cached_property
     def _stored(self) -> RunCase:
@@ -154,7 +154,7 @@ class SuspectRun:
     def _options(self) -> Options:
         """The options of the judged run, without files for debugging."""
         return replace(
-            for_model(self._job.options(), Path(self._stored.path)),
+            apply_model_settings(self._job.make_options(), Path(self._stored.path)),
             debug_ir=None,
             debug_ir_passes=False,
             recompute=False,

@@ -17,7 +17,7 @@ from hil.controller.records.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.confirm import (
-    BOARD_ERRORS_MOST,
+    MAX_BOARD_ERRORS,
     FaultRate,
     ProgramAnswer,
     Trial,
@@ -36,8 +36,8 @@ _HOST_STAGES = (Stage.IMPORT.value, Stage.COMPILE.value, Stage.REFER.value)
 _SHARE = 0.5
 # Skip a candidate after this many failed measurements in a row. Each measurement runs two programs: on a board that
 # spoils 30 % of all runs, half of the measurements fail.
-_FAILURES_MOST = 12
-_EFFECT_MOST = 0.5
+_MAX_FAILURES = 12
+_MAX_EFFECT = 0.5
 
 
 @dataclass
@@ -132,7 +132,7 @@ class CandidateTester:
         assert self.suspect.verdict.instructions is not None
         limit = max(MIN_EFFECT, _SHARE * (self.suspect.verdict.instructions.ratio - 1))
         found = self._count_once(program)
-        for _ in range(BOARD_ERRORS_MOST - 1):
+        for _ in range(MAX_BOARD_ERRORS - 1):
             if isinstance(found, BoardError):
                 found = self._count_once(program)
         if isinstance(found, HilError):
@@ -154,7 +154,7 @@ class CandidateTester:
         self, program: _CandidateProgram, known: Sequence[float], keep_round: Callable[[float], None]
     ) -> Trial:
         change = (self.suspect.verdict.ratio or 1.0) - 1
-        effect = min(max(self.measurer.min_effect, _SHARE * change), _EFFECT_MOST)
+        effect = min(max(self.measurer.min_effect, _SHARE * change), _MAX_EFFECT)
         decision = SequentialDecision(effect, direction="slower", noise=pool_noise(self.decisions))
         for log_ratio in known:
             decision.add(log_ratio)
@@ -166,7 +166,7 @@ class CandidateTester:
                 break
             self.rate.add(faults=1)
             failures = 1 if len(decision.log_ratios) > rounds else failures + 1
-            most = BOARD_ERRORS_MOST if isinstance(error, BoardError) else _FAILURES_MOST
+            most = MAX_BOARD_ERRORS if isinstance(error, BoardError) else _MAX_FAILURES
             if failures >= most:
                 return Trial("skipped", f"{failures} errors in a row: {error.message}", isinstance(error, BoardError))
         self.decisions.append(decision.log_ratios)
@@ -213,7 +213,7 @@ class CandidateTester:
             except BoardError:
                 raise
             except HilError as error:
-                return cases[-1].ended(error, Stage.RUN)
+                return cases[-1].with_error(error, Stage.RUN)
             return cases[-1]
 
         found = self.suspect.call_board(run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hil.controller.records.base import make_record
 from hil.controller.records.gate import CandidateTrial
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
-from hil.controller.storage.runs import storing
+from hil.controller.storage.runs import convert_write_errors
 from hil.core.bounded_json import parse_json
 from hil.core.files import MAX_TEXT_BYTES
 from hil.errors import UsageError
@@ -28,7 +28,7 @@ class TrialLog:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / TRIALS
-        with storing(folder):
+        with convert_write_errors(folder):
             remove_incomplete_line(self._path, MAX_TEXT_BYTES)
         try:
             self.trials = [
@@ -39,6 +39,6 @@ class TrialLog:
 
     def append(self, trial: CandidateTrial) -> None:
         """Append a test. After the return, the test survives a crash of this process."""
-        with storing(self._path.parent), self._path.open("ab") as file:
+        with convert_write_errors(self._path.parent), self._path.open("ab") as file:
             file.write(json.dumps(trial.to_json(), allow_nan=False).encode() + b"\n")
         self.trials.append(trial)

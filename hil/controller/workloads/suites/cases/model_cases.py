@@ -14,29 +14,29 @@ from typing import Any, TypeVar, cast
 
 from hil.bundles import Signature
 from hil.bundles.cases import BundledCase
-from hil.bundles.checks import checked_cases
+from hil.bundles.checks import check_cases
 from hil.controller.analysis.layers import (
     Activations,
     Layer,
-    activations,
-    changed_layers,
-    layer_inputs,
-    layers_of,
-    unmerged,
+    compute_activations,
+    drop_merged,
+    extract_layers,
+    find_changed_layers,
+    select_layer_inputs,
 )
-from hil.controller.models.default_inputs import default_specs, override_defaults, with_given_defaults
+from hil.controller.models.default_inputs import add_given_defaults, list_default_specs, override_defaults
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.generation.functions import choose_importer
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs
-from hil.controller.models.sizing.dimensions import check_known, own_sizes, symbols_of
+from hil.controller.models.sizing.dimensions import check_known, find_symbols, own_sizes
 from hil.controller.models.sizing.size_hints import suggest_sizes
-from hil.controller.models.sizing.sizes import sized_name, sweep
-from hil.controller.pipeline.settings.model_settings import for_model
-from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_S, CaseSettings, RunSettings, split_dims
+from hil.controller.models.sizing.sizes import format_sized_name, sweep
+from hil.controller.pipeline.settings.model_settings import apply_model_settings
+from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, CaseSettings, RunSettings, split_dims
 from hil.controller.records.suite import SuiteModelFile
-from hil.controller.storage.paths import exists
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.suites.cases.spec import (
@@ -44,16 +44,16 @@ from hil.controller.workloads.suites.cases.spec import (
     CaseSpec,
     OwnCase,
     SuiteModel,
-    short,
-    worded,
+    replace_forbidden,
+    shorten_name,
 )
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
 from hil.core.results import Model
 from hil.core.runtimes import RUNTIMES
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
-from hil.core.text import numbered
+from hil.core.text import make_names_unique
 from hil.errors import HilError, ImportFailed, NotRun, StorageError, UsageError
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class LayerChoice:
     merge: str = "content"
 
 
-def cases_of(
+def make_cases(
     models: Sequence[SuiteModel],
     flow: Flow,
     context: RunContext,
@@ -100,18 +100,19 @@ def cases_of(
         UsageError: unknown layer settings, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
-    sized = models if dims is None else sized_models(models, dims, context, settings)
+    sized = models if dims is None else size_models(models, dims, context, settings)
     wholes = [_PreparedModel(model, flow, context, _resolve_settings(model, settings)) for model in sized]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _collect_cases(whole, layers), wholes))
     every = [spec for specs in found for spec in specs]
     # Cases of two models may have the same name. Number such cases, so that their records differ.
     return tuple(
-        replace(spec, id=name) for spec, name in zip(every, numbered([short(spec.id) for spec in every]), strict=True)
+        replace(spec, id=name)
+        for spec, name in zip(every, make_names_unique([shorten_name(spec.id) for spec in every]), strict=True)
     )
 
 
-def sized_models(
+def size_models(
     models: Sequence[SuiteModel],
     dims: Mapping[str, int | str],
     context: RunContext,
@@ -132,7 +133,7 @@ def sized_models(
     if not dims and not any(own.dims or own.dim_ranges for own in given):
         return list(models)
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="symbols") as pool:
-        symbols = list(pool.map(lambda model: symbols_of(model.path, context), models))
+        symbols = list(pool.map(lambda model: find_symbols(model.path, context), models))
     check_known(dims, {model.name: own for model, own in zip(models, symbols, strict=True)}, option)
     found: list[SuiteModel] = []
     for model, symbols_of_model, own in zip(models, symbols, given, strict=True):
@@ -140,17 +141,17 @@ def sized_models(
         fixed = {name: size for name, size in {**model.dims, **sizes}.items() if name not in own.dim_ranges}
         model = replace(model, dims={**fixed, **own.dims})
         swept = {**{name: one for name, one in ranges.items() if name not in own.dims}, **own.dim_ranges}
-        found += [with_sizes(model, one, is_cut=one == sweep(swept)[-1]) for one in sweep(swept)] if swept else [model]
+        found += [set_sizes(model, one, is_cut=one == sweep(swept)[-1]) for one in sweep(swept)] if swept else [model]
     return found
 
 
 def _resolve_settings(model: SuiteModel, settings: CaseSettings) -> RunSettings:
     """Return the settings for a model's inputs."""
     shared = {name: getattr(settings, name) for name in ("seed", "input_range", "per_model")}
-    return for_model(RunSettings(**shared), model.path)
+    return apply_model_settings(RunSettings(**shared), model.path)
 
 
-def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
+def set_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> SuiteModel:
     """Return a renamed copy of a model with these sizes and random inputs.
 
     Args:
@@ -158,7 +159,7 @@ def with_sizes(model: SuiteModel, sizes: Mapping[str, int], *, is_cut: bool) -> 
     """
     return replace(
         model,
-        name=worded(sized_name(model.name, sizes)),
+        name=replace_forbidden(format_sized_name(model.name, sizes)),
         dims={**model.dims, **sizes},
         given=dict,
         expected=dict,
@@ -175,31 +176,31 @@ def _collect_cases(whole: _PreparedModel, choice: LayerChoice | None) -> list[Ca
     if source.generate is not None:
         return [*own, *_list_prompts(whole, source.generate)]
     name = source.name
-    spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
+    spec = functools.partial(CaseSpec, model=name, content=whole.digest_content(), file=whole.file())
     specs = [spec(f"{name}_full_model", make=whole.make), *own]
     for place in source.data_sets:
         make_set = functools.partial(whole.make_data_set, place)
         specs.append(spec(f"{name}_{place.name}", make=make_set))
     if choice is None or not source.is_cut or not whole.can_be_cut():
         return specs
-    with temporary_folder("hil-suite-") as folder:
+    with make_temporary_folder("hil-suite-") as folder:
         log = Path(folder) / "layers.log"
         try:
-            model, inputs = whole.final(log), whole.inputs()
+            model, inputs = whole.make_final(log), whole.inputs()
         except StorageError:
             raise
         except HilError:  # the case of the whole model reports the error
             return specs
         work: dict[str, Any] = {"cache": context.cache, "isolated": context.isolated, "log": log}
         try:
-            layers = layers_of(model, group=choice.group, inputs=inputs, **work)
+            layers = extract_layers(model, group=choice.group, inputs=inputs, **work)
         except UsageError:
             raise
         except HilError as error:
             if model.format != "onnx":  # the whole model may still run
                 error = NotRun(f"cannot extract layers as ONNX: {error.message}", stage="import", detail=error.detail)
             return [*specs, spec(f"{name}_layers", make=_make_raiser(error))]
-    for layer in unmerged(layers, choice.merge):
+    for layer in drop_merged(layers, choice.merge):
         if not layer.by_chance:
             make = functools.partial(whole.make_layer, layer, choice.inputs)
             specs.append(spec(f"{name}_layer_{layer.name}", make=make, layer=layer.name, op=layer.op))
@@ -213,9 +214,9 @@ def _list_prompts(whole: _PreparedModel, generate: Path) -> list[CaseSpec]:
         prompts = read_spec(generate).cases
     except UsageError as error:
         return [CaseSpec(f"{name}_full_model", name, _make_raiser(error.as_kind(ImportFailed)))]
-    spec = functools.partial(CaseSpec, model=name, content=whole.content(), file=whole.file())
+    spec = functools.partial(CaseSpec, model=name, content=whole.digest_content(), file=whole.file())
     return [
-        spec(f"{name}_{worded(one.name)}", make=functools.partial(whole.make_prompt, generate, one.name))
+        spec(f"{name}_{replace_forbidden(one.name)}", make=functools.partial(whole.make_prompt, generate, one.name))
         for one in prompts
     ]
 
@@ -230,7 +231,7 @@ def _read_bundled_cases(source: SuiteModel, flow: Flow, context: RunContext) -> 
         return [CaseSpec(f"{source.name}_full_model", source.name, _make_raiser(error))]
     return [
         CaseSpec(
-            f"{source.name}_{worded(own.name)}",
+            f"{source.name}_{replace_forbidden(own.name)}",
             source.name,
             functools.partial(_make_bundled_case, own, source.path, flow),
             content=own.content and digest_of(repr((own.content, flow)).encode()),
@@ -285,7 +286,7 @@ class _PreparedModel:
     def make_data_set(self, place: Path, folder: Path) -> CaseData:
         """Return a case's data from a directory with inputs and expected outputs."""
         given = self._read_data_set(place)
-        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
+        defaults = {spec.name for spec in list_default_specs(self._load_plain_model())}
         inputs = {name: array for name, array in given.inputs.items() if name not in defaults}
         others = {name: array for name, array in given.inputs.items() if name in defaults}
         whole = self
@@ -303,13 +304,13 @@ class _PreparedModel:
 
     def _read_data_set(self, place: Path) -> BundledCase:
         model = self._load_plain_model()
-        inputs, defaults, outputs = model.inputs or (), default_specs(model), tuple(model.outputs or ())
+        inputs, defaults, outputs = model.inputs or (), list_default_specs(model), tuple(model.outputs or ())
         case = read_case(place, Signature((*inputs, *defaults), outputs))
         # Inputs with default values are matched by name, or by position after the other inputs.
         more = defaults[: max(len(case.inputs) - len(inputs), 0)]
         if isinstance(case.inputs, Mapping):
             more = tuple(spec for spec in defaults if spec.name in case.inputs)
-        (given,) = checked_cases(model.function, Signature((*inputs, *more), outputs), [case])
+        (given,) = check_cases(model.function, Signature((*inputs, *more), outputs), [case])
         return given
 
     def make_layer(self, layer: Layer, mode: str, folder: Path) -> CaseData:
@@ -319,15 +320,15 @@ class _PreparedModel:
         """
         log = folder / "prepare.log"
         work: dict[str, Any] = {"cache": self.context.cache, "isolated": self.context.isolated, "log": log}
-        limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_S}
+        limits: dict[str, Any] = {"recompute": False, "timeout": COMPILE_TIMEOUT_SECONDS}
         computed: Activations = self._compute_once(
-            "activations", lambda: activations(self.final(log), self.inputs(), **limits, **work)
+            "activations", lambda: compute_activations(self.make_final(log), self.inputs(), **limits, **work)
         )
-        if changed := changed_layers([layer], computed, **limits, **work):
+        if changed := find_changed_layers([layer], computed, **limits, **work):
             raise ImportFailed(changed[layer.name], stage="import")
-        return CaseData(layer.path, layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
+        return CaseData(layer.path, select_layer_inputs(layer, computed, mode=mode, seed=self._settings.seed))
 
-    def final(self, log: Path) -> Model:
+    def make_final(self, log: Path) -> Model:
         """Return the model after the recipe. All dimensions that the inputs determine are fixed.
 
         Layers are cut from the returned model.
@@ -353,7 +354,7 @@ class _PreparedModel:
         takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
         return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
 
-    def content(self) -> str:
+    def digest_content(self) -> str:
         """Return a digest of the model, accompanying files and the flow; "" for an unreadable model."""
         model = self.file()
         if model is None:
@@ -374,7 +375,7 @@ class _PreparedModel:
         def read() -> Model:
             read = choose_importer(self.source.generate)
             model = _import_model(self.source.path, self.source.dims, self.context, read)
-            return with_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
+            return add_given_defaults(model, _read_tensors(self.source.given), self.context)[0]
 
         return self._compute_once("plain", read)
 
@@ -405,7 +406,7 @@ class _PreparedModel:
 
     def _read_given_inputs(self) -> Mapping[str, Array]:
         """Return the inputs from the files of the model."""
-        defaults = {spec.name for spec in default_specs(self._load_plain_model())}
+        defaults = {spec.name for spec in list_default_specs(self._load_plain_model())}
         if given := _read_tensors(self.source.given):
             return {name: array for name, array in given.items() if name not in defaults}
         for place in self.source.data_sets:
@@ -438,7 +439,7 @@ class _PreparedModel:
         """Return calibration samples for a recipe, or an empty list if the recipe must find samples itself."""
         if found := self.source.calibration():
             return found
-        if exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
+        if path_exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
             return []
         given = self._read_given_inputs()
         return [given] if given else []

@@ -11,31 +11,31 @@ from pathlib import Path
 
 from hil.bundles import Bundle, Method
 from hil.bundles.cases import BundledCase
-from hil.bundles.signature import sealed
+from hil.bundles.signature import add_seal
 from hil.controller.models.generation.spec import GENERATE, read_file_names
-from hil.controller.models.importers import importers
+from hil.controller.models.importers import load_importers
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
-from hil.controller.storage.paths import exists
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.workloads.bundles.bpte import read_bpte
 from hil.controller.workloads.bundles.case_files import GOLDEN_INDEX, read_golden
 from hil.controller.workloads.bundles.flagfile import (
-    calls_left_out,
-    case_name,
-    flagfiles_among,
     is_flagfile,
+    list_flagfiles,
+    list_omitted_calls,
+    make_case_name,
     read_flagfiles,
 )
-from hil.controller.workloads.bundles.methods import recorded_random
-from hil.controller.workloads.bundles.onnx import data_sets, data_sets_left_out, model_of_data_sets
-from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle, stored_program
-from hil.controller.workloads.suites.cases.spec import OwnCase, SuiteModel, worded
+from hil.controller.workloads.bundles.methods import read_random_record
+from hil.controller.workloads.bundles.onnx import find_model, list_data_sets, list_omitted_data_sets
+from hil.controller.workloads.bundles.program_case import ProgramCase, extract_program, open_bundle
+from hil.controller.workloads.suites.cases.spec import OwnCase, SuiteModel, replace_forbidden
 from hil.core.digest import digest_of
 from hil.core.files import MAX_TEXT_BYTES, digest_file, read_file
 from hil.core.tensors import Array
-from hil.core.text import numbered
+from hil.core.text import make_names_unique
 from hil.errors import UsageError
 from hil.formats.executorch_file import Damaged, is_bundle, read_buffer, read_cases, read_methods
 
@@ -73,12 +73,15 @@ def scan_models(path: Path) -> ModelScan:
     """
     if path.is_dir():
         root, files = path, sorted(_walk_files(path))
-        flagged, left_out = by_program(flagfiles_among(files))
+        flagged, left_out = group_by_program(list_flagfiles(files))
         sets = {file.parent.parent for file in files if file.parent.name.startswith("test_data_set")}
-        left_out += [*calls_left_out(files), *(line for one in sorted(sets) for line in data_sets_left_out(one))]
+        left_out += [
+            *list_omitted_calls(files),
+            *(line for one in sorted(sets) for line in list_omitted_data_sets(one)),
+        ]
     else:
         root, files, left_out = path.parent, [path], []
-        flagged, _ = by_program([path] if is_flagfile(path.name) else flagfiles_among(root.iterdir()))
+        flagged, _ = group_by_program([path] if is_flagfile(path.name) else list_flagfiles(root.iterdir()))
         if not is_flagfile(path.name):
             flagged = {program: its for program, its in flagged.items() if program == path.resolve()}
         if not flagged and not _is_model(path, _list_suffixes(), True):
@@ -119,7 +122,7 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def _list_suffixes() -> tuple[str, ...]:
-    return tuple(sorted(suffix for one in importers().values() for suffix in one.suffixes))
+    return tuple(sorted(suffix for one in load_importers().values() for suffix in one.suffixes))
 
 
 def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
@@ -137,12 +140,12 @@ def _is_model(file: Path, suffixes: tuple[str, ...], named: bool) -> bool:
 
 def _choose_names(files: list[Path]) -> list[str]:
     """Return a unique name per file: the shortest of stem, path and path with suffix."""
-    forms = [[worded(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
+    forms = [[replace_forbidden(part) for part in (own.stem, str(own.with_suffix("")), str(own))] for own in files]
     names = [form[0] for form in forms]
     for longer in (1, 2):
         count = Counter(names)
         names = [form[longer] if count[name] > 1 else name for name, form in zip(names, forms, strict=True)]
-    return numbered(names)
+    return make_names_unique(names)
 
 
 def _get_naming_path(file: Path) -> Path:
@@ -157,20 +160,20 @@ def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteMode
     model = SuiteModel(
         name, file, given=functools.partial(_read_archive, inputs), expected=functools.partial(_read_archive, expected)
     )
-    is_case = exists(inputs) or exists(expected)
+    is_case = path_exists(inputs) or path_exists(expected)
     if flagfiles:
         beside += [one for flagfile in flagfiles for one in _list_source_files(flagfile) if one != file]
-        own_cases = functools.partial(cases_of_flagfiles, flagfiles, file.parent)
+        own_cases = functools.partial(make_flagfile_cases, flagfiles, file.parent)
         model = replace(model, own_cases=own_cases, is_case=is_case)
-    elif brings_cases(file):
+    elif may_contain_cases(file):
         if is_golden(file):
             beside += [one for one in sorted(file.parent.rglob("*")) if one.is_file() and one != file]
-        model = replace(model, own_cases=functools.partial(cases_in, file), is_case=is_case)
-    elif file.suffix.lower() == ".onnx" and model_of_data_sets(file.parent) == file:
-        model = replace(model, data_sets=tuple(data_sets(file.parent)))
+        model = replace(model, own_cases=functools.partial(read_own_cases, file), is_case=is_case)
+    elif file.suffix.lower() == ".onnx" and find_model(file.parent) == file:
+        model = replace(model, data_sets=tuple(list_data_sets(file.parent)))
         beside += [one for place in model.data_sets for one in sorted(place.iterdir())]
     spec = called.with_name(called.stem + GENERATE)
-    if exists(spec):
+    if path_exists(spec):
         beside += [spec, *_list_named_files(spec)]
         model = replace(model, generate=spec)
     return replace(model, beside=tuple(dict.fromkeys(beside)))
@@ -186,17 +189,17 @@ def _list_named_files(spec: Path) -> list[Path]:
 
 def _list_source_files(flagfile: Path) -> list[Path]:
     try:
-        return files_of(flagfile)
+        return list_files(flagfile)
     except UsageError:  # the case reports the error
         return [flagfile]
 
 
 def _read_archive(archive: Path) -> Mapping[str, Array]:
     """Read the arrays of a model, such as ``net.inputs.npz`` for ``net.onnx`` or the SavedModel ``net``."""
-    return load_npz(archive) if exists(archive) else {}
+    return load_npz(archive) if path_exists(archive) else {}
 
 
-def brings_cases(file: Path) -> bool:
+def may_contain_cases(file: Path) -> bool:
     """Return whether a file's name allows bundled cases: a bundle, or a golden directory's index."""
     return file.suffix.lower() in (".hilb", ".bpte") or is_golden(file)
 
@@ -206,8 +209,11 @@ def is_golden(file: Path) -> bool:
     return file.name == GOLDEN_INDEX and (file.parent / "program").is_dir()
 
 
-def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
-    """Return all methods' cases in a file for which :func:`brings_cases` is true. A ``.bpte`` may have no cases."""
+def read_own_cases(file: Path, context: RunContext) -> list[OwnCase]:
+    """Return all methods' cases in a file for which :func:`may_contain_cases` is true.
+
+    A ``.bpte`` may have no cases.
+    """
     if is_golden(file):
         bundle = read_golden(file.parent, context=context)
     elif file.suffix.lower() == ".hilb":
@@ -219,17 +225,19 @@ def cases_in(file: Path, context: RunContext) -> list[OwnCase]:
     return list(_list_bundled_cases(file, bundle, context))
 
 
-def cases_of_flagfiles(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
+def make_flagfile_cases(files: Sequence[Path], folder: Path, context: RunContext) -> list[OwnCase]:
     """Return a case per flag file of a program. Names are relative to a directory."""
 
     def make(file: Path, place: Path) -> ProgramCase:
         (own,) = _list_bundled_cases(file, read_flagfiles(file, context=context), context)
         return own.make(place)
 
-    return [OwnCase(case_name(file, folder), _digest_sources(file), functools.partial(make, file)) for file in files]
+    return [
+        OwnCase(make_case_name(file, folder), _digest_sources(file), functools.partial(make, file)) for file in files
+    ]
 
 
-def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
+def group_by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[str]]:
     """Group flag files by program. Also return a line about flag files without expected outputs, which are skipped.
 
     Files that name no program are ignored, because IREE's tools did not write them. A file that hil cannot parse forms
@@ -254,7 +262,7 @@ def by_program(flagfiles: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[
     return programs, left_out
 
 
-def files_of(flagfile: Path) -> list[Path]:
+def list_files(flagfile: Path) -> list[Path]:
     """Return the flag file and all files that it names."""
     flags = parse_flagfile(flagfile)
     tensors = [text.partition("@")[2] for text in (*flags.inputs, *flags.expected)]
@@ -263,8 +271,8 @@ def files_of(flagfile: Path) -> list[Path]:
 
 def _list_bundled_cases(file: Path, bundle: Bundle, context: RunContext) -> Iterator[OwnCase]:
     def make(method: Method, case: BundledCase, place: Path) -> ProgramCase:
-        program = sealed(stored_program(bundle, context.cache), bundle.head, place)
-        random = recorded_random(bundle.made, method.name)
+        program = add_seal(extract_program(bundle, context.cache), bundle.head, place)
+        random = read_random_record(bundle.made, method.name)
         return ProgramCase(file, bundle.digest, method, case, program, random)
 
     for method in bundle.methods:
@@ -274,7 +282,7 @@ def _list_bundled_cases(file: Path, bundle: Bundle, context: RunContext) -> Iter
 
 def _digest_sources(flagfile: Path) -> str:
     try:
-        return digest_of("\n".join(digest_file(file) for file in files_of(flagfile)).encode())
+        return digest_of("\n".join(digest_file(file) for file in list_files(flagfile)).encode())
     except (OSError, UsageError):
         return ""
 

@@ -22,31 +22,33 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import parse_pb
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 from hil.core.digest import digest_of
-from hil.core.installed import version
-from hil.core.npy import parse_npy, save_npy, typed
-from hil.core.scratch import temporary_folder
-from hil.core.tensors import Array, dtype_name
+from hil.core.installed import get_version
+from hil.core.npy import parse_npy, restore_dtype, save_npy
+from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import Array, get_dtype_name
 
-MAKE_TIMEOUT_S = 600.0
+MAKE_TIMEOUT_SECONDS = 600.0
 # Increase this when the archive's content changes.
 _VERSION = 1
 _ARCHIVE = "tests.zip"
 _INDEX = "index.json"
 
 
-def operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
+def make_operator_cases(flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case for every data set of the node tests, by name.
 
     Args:
         flow: the recipe is applied to the models. The expected outputs are the outputs of the plain model.
     """
-    installed = version("onnx")
+    installed = get_version("onnx")
     key = Cache.key("node-tests", onnx=installed, numpy=np.__version__, version=_VERSION)
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-node-tests-") as scratch:
+        with make_temporary_folder("hil-node-tests-") as scratch:
             arguments = {"out": str(folder / _ARCHIVE)}
-            context.isolated.call(write_archive, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "make.log")
+            context.isolated.call(
+                write_archive, arguments, timeout=MAKE_TIMEOUT_SECONDS, log=Path(scratch) / "make.log"
+            )
 
     entry, _ = context.cache.get_or_make(key, {"model": f"node tests of onnx {installed}"}, make)
     archive = zipfile.ZipFile(entry / _ARCHIVE)
@@ -64,7 +66,7 @@ def _make_case_data(
     path = folder / "model.onnx"
     path.write_bytes(archive.read(test["model"]))
     inputs, expected = (
-        {name: typed(parse_npy(archive.read(member)), dtype) for name, dtype, member in test[kind]}
+        {name: restore_dtype(parse_npy(archive.read(member)), dtype) for name, dtype, member in test[kind]}
         for kind in ("inputs", "outputs")
     )
     if not flow.recipe:
@@ -76,7 +78,7 @@ def _make_case_data(
 def write_archive(out: str) -> None:
     """Generate the tests and write them to an archive. Runs in a separate process."""
     with (
-        temporary_folder("hil-node-tests-") as scratch,
+        make_temporary_folder("hil-node-tests-") as scratch,
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         index = list(_write_tests(archive, Path(scratch)))
@@ -127,7 +129,7 @@ def _write_tensors(
             file = scratch / "tensor.npy"
             save_npy(file, array)
             archive.write(file, member)
-            yield value_info.name, dtype_name(array.dtype), member
+            yield value_info.name, get_dtype_name(array.dtype), member
 
 
 def _as_array(value: Any) -> Array | None:

@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.models.flows import Flow, check_flow, load_flow
-from hil.controller.storage.paths import exists, is_folder
+from hil.controller.storage.paths import is_folder, path_exists
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.model_cases import LayerChoice, cases_of
+from hil.controller.workloads.suites.cases.model_cases import LayerChoice, make_cases
 from hil.controller.workloads.suites.cases.model_scan import scan_models
-from hil.controller.workloads.suites.cases.operators import operator_cases
+from hil.controller.workloads.suites.cases.operators import make_operator_cases
 from hil.controller.workloads.suites.cases.spec import Suite
-from hil.controller.workloads.suites.cases.torch_cases import starts_from_torch, torch_cases
+from hil.controller.workloads.suites.cases.torch_cases import make_torch_cases, starts_from_torch
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
-from hil.controller.workloads.suites.zoo import zoo_models
+from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.errors import UsageError, did_you_mean
 
 EXPECTED = "expected.toml"
 _SHIPPED = Path(__file__).parents[1] / "expected_lists"
 
 
-def flow_of(request: SuiteRequest, beside: Path = Path(), *, trusted: bool = False) -> Flow:
+def choose_flow(request: SuiteRequest, beside: Path = Path(), *, trusted: bool = False) -> Flow:
     """Return the flow of a request, with the requested runtime.
 
     Args:
@@ -58,24 +58,24 @@ def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
     source = request.source
     own = BUILT_IN.get(source, "")
     if own and starts_from_torch(flow):
-        return Suite(own, source, torch_cases(own, flow, context), _SHIPPED / f"{own}_torch.toml")
+        return Suite(own, source, make_torch_cases(own, flow, context), _SHIPPED / f"{own}_torch.toml")
     if own == "operators":
-        return Suite(own, source, operator_cases(flow, context), _SHIPPED / "operators.toml")
+        return Suite(own, source, make_operator_cases(flow, context), _SHIPPED / "operators.toml")
     choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
     how: dict[str, Any] = {"layers": choice, "settings": request.settings, "dims": request.dims}
     if own == "models":
-        return Suite(own, source, cases_of(zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
+        return Suite(own, source, make_cases(build_zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)
-    if not exists(path):
-        raise UsageError(f"suite, model or directory {source!r} not found", hint=source_hint(source))
+    if not path_exists(path):
+        raise UsageError(f"suite, model or directory {source!r} not found", hint=make_source_hint(source))
     folder = path if path.is_dir() else path.parent
     found = scan_models(path)
     name = path.stem if path.is_file() else path.resolve().name
-    cases = cases_of(found.models, flow, context, **how)
+    cases = make_cases(found.models, flow, context, **how)
     return Suite(name, source, cases, folder / EXPECTED, tuple(found.left_out))
 
 
-def source_hint(source: str) -> str:
+def make_source_hint(source: str) -> str:
     """Return the hint for a source that is neither a built-in suite nor a path."""
     path = Path(source)
     beside = sorted(path.parent.iterdir()) if is_folder(path.parent) else []

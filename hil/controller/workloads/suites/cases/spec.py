@@ -15,18 +15,18 @@ from hil.core.digest import digest_of
 from hil.core.tensors import Array
 
 # The ID is the name of the case's directory, and a file name has at most 255 bytes.
-_LONGEST = 160
+_MAX_ID_LENGTH = 160
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._+-]")
 
 
-def worded(path: str) -> str:
+def replace_forbidden(path: str) -> str:
     """Replace characters of a path or name that IDs do not allow."""
     return _NOT_IN_IDS.sub("_", path.replace(os.sep, "."))
 
 
-def short(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Truncate a name for use as a directory name. Long names get a digest to keep them unique."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 9]}-{digest_of(name.encode())[-8:]}"
+    return name if len(name) <= _MAX_ID_LENGTH else f"{name[: _MAX_ID_LENGTH - 9]}-{digest_of(name.encode())[-8:]}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CaseSpec:
     file: SuiteModelFile | None = None
 
 
-def model_files(specs: Sequence[CaseSpec]) -> dict[str, SuiteModelFile]:
+def list_model_files(specs: Sequence[CaseSpec]) -> dict[str, SuiteModelFile]:
     """Return the models' files, for the run's record."""
     return {spec.model: spec.file for spec in specs if spec.file is not None}
 

@@ -30,21 +30,21 @@ import numpy as np
 from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import naming_errors
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.isolation.isolated import convert_errors
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.screen.texts import first_line, import_hint
+from hil.controller.storage.screen.texts import get_first_line, import_hint
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec, worded
-from hil.controller.workloads.suites.store import installed
+from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec, replace_forbidden
+from hil.controller.workloads.suites.store import list_installed
 from hil.core.digest import digest_of
 from hil.core.files import read_file
-from hil.core.scratch import temporary_folder
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import ImportFailed, UsageError
-from hil.formats.torch_values import from_torch
+from hil.formats.torch_values import convert_from_torch
 
-MAKE_TIMEOUT_S = 900.0
+MAKE_TIMEOUT_SECONDS = 900.0
 # Tolerance that allows a hundred layers' rounding errors (SQNR at least 115 dB with XNNPACK). atol is relative to the
 # largest output.
 _MODEL_RTOL, _MODEL_ATOL = 1e-4, 1e-5
@@ -91,7 +91,7 @@ def starts_from_torch(flow: Flow) -> bool:
     return flow.runtime == "executorch"
 
 
-def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
+def make_torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, ...]:
     """Return a case per model that the tests lower, by file and name. Nothing is exported yet.
 
     Raises:
@@ -99,7 +99,7 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
     """
     versions, whole = _read_versions(suite), suite == "models"
     specs = []
-    for test in torch_tests(suite, flow, context):
+    for test in list_torch_tests(suite, flow, context):
         made_by = {"versions": versions, "version": _VERSION, "quantize": bool(flow.recipe) and test.depends}
         made_by["test"] = [test.module, test.function, test.choice, test.number]
         content = digest_of(repr((made_by, flow)).encode())
@@ -109,14 +109,16 @@ def torch_cases(suite: str, flow: Flow, context: RunContext) -> tuple[CaseSpec, 
     return tuple(specs)
 
 
-def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
-    """Return the models that the tests lower. Arguments and errors as for :func:`torch_cases`."""
+def list_torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
+    """Return the models that the tests lower. Arguments and errors as for :func:`make_torch_cases`."""
     quantize, versions = bool(flow.recipe), _read_versions(suite)
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-torch-tests-") as scratch:
+        with make_temporary_folder("hil-torch-tests-") as scratch:
             arguments = {"package": f"{_TESTER}.{suite}", "quantize": quantize}
-            found = context.isolated.call(find_tests, arguments, timeout=MAKE_TIMEOUT_S, log=Path(scratch) / "find.log")
+            found = context.isolated.call(
+                find_tests, arguments, timeout=MAKE_TIMEOUT_SECONDS, log=Path(scratch) / "find.log"
+            )
         (folder / _INDEX).write_text(json.dumps(found))
 
     key = Cache.key("torch-tests", suite=suite, quantize=quantize, versions=versions, version=_VERSION)
@@ -125,8 +127,8 @@ def torch_tests(suite: str, flow: Flow, context: RunContext) -> list[TorchTest]:
 
 
 def _read_versions(suite: str) -> dict[str, str]:
-    needed = {package: needed_version(package, "executorch") for package in ("executorch", "torch")}
-    return {**needed, **installed(_PACKAGES[suite])}
+    needed = {package: require_version(package, "executorch") for package in ("executorch", "torch")}
+    return {**needed, **list_installed(_PACKAGES[suite])}
 
 
 def _make_case_data(
@@ -140,8 +142,10 @@ def _make_case_data(
     def make(entry: Path) -> None:
         where = {name: getattr(test, name) for name in ("module", "function", "choice", "number")}
         arguments = {**where, "quantize": made_by["quantize"], "folder": str(entry)}
-        with naming_errors("import", f"exporting {test.id}", ImportFailed, f"cannot export {test.id}"):
-            context.isolated.call(export_test, arguments, timeout=MAKE_TIMEOUT_S, log=folder / "logs" / "export.log")
+        with convert_errors("import", f"exporting {test.id}", ImportFailed, f"cannot export {test.id}"):
+            context.isolated.call(
+                export_test, arguments, timeout=MAKE_TIMEOUT_SECONDS, log=folder / "logs" / "export.log"
+            )
 
     entry, _ = context.cache.get_or_make(Cache.key("torch-test", **made_by), {"model": test.id}, make)
     path = entry / MODEL
@@ -249,7 +253,7 @@ def _find_module_tests(module: str, quantize: bool) -> Iterator[TorchTest]:
         return
     for function, choice, values, ids in _list_variants(found):
         params = {name: str(value).removeprefix("torch.") for name, value in values.items()}
-        name = worded("-".join([function.removeprefix(_TEST), *ids]))
+        name = replace_forbidden("-".join([function.removeprefix(_TEST), *ids]))
         runner, skipped, problem = _Runner(quantize), "", ""
         try:
             _run_test(found, function, values, runner)
@@ -304,9 +308,9 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
     """
     import torch
 
-    lowering = lowering_of(module, function, choice, number, quantize)
+    lowering = make_lowering(module, function, choice, number, quantize)
     model = lowering.model.eval()
-    inputs = _random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
+    inputs = _draw_random_like(lowering.inputs) if lowering.random_inputs else lowering.inputs
     with torch.no_grad():
         with _convert_errors("cannot run the module"):
             expected = model(*copy.deepcopy(inputs))
@@ -319,7 +323,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
         torch.export.save(program, Path(folder) / MODEL)
     for name, values in ((INPUTS, inputs), (EXPECTED, expected)):
         leaves = torch.utils._pytree.tree_leaves(values)
-        tensors = [from_torch(one) for one in leaves if isinstance(one, torch.Tensor)]
+        tensors = [convert_from_torch(one) for one in leaves if isinstance(one, torch.Tensor)]
         save_tensors(Path(folder) / name, {str(position): array for position, array in enumerate(tensors)})
 
 
@@ -329,10 +333,10 @@ def _convert_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ImportFailed(f"{what}: {first_line(error)}", detail=str(error)) from error
+        raise ImportFailed(f"{what}: {get_first_line(error)}", detail=str(error)) from error
 
 
-def lowering_of(module: str, function: str, choice: int, number: int, quantize: bool) -> _Lowering:
+def make_lowering(module: str, function: str, choice: int, number: int, quantize: bool) -> _Lowering:
     """Return a test's module and inputs. Weights and values are reproducible."""
     found = importlib.import_module(module)
     runner = _Runner(quantize, wanted=number)
@@ -344,7 +348,7 @@ def lowering_of(module: str, function: str, choice: int, number: int, quantize: 
     return runner.last
 
 
-def _random_like(inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _draw_random_like(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Return normally distributed values with the inputs' shapes and dtypes, drawn as in the tester."""
     import torch
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from hil.controller.storage.runs import write_file
-from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.junit import format_junit
 from hil.controller.workloads.suites.reports.links import draw_pictures
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.summary import summary_markdown
-from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
+from hil.controller.workloads.suites.reports.summary import format_summary_markdown
+from hil.controller.workloads.suites.reports.tables import format_cases_csv, format_outputs_csv
 
 _FILES = {
-    "results.csv": cases_csv,
-    "outputs.csv": outputs_csv,
-    "junit.xml": junit_xml,
-    "summary.md": summary_markdown,
+    "results.csv": format_cases_csv,
+    "outputs.csv": format_outputs_csv,
+    "junit.xml": format_junit,
+    "summary.md": format_summary_markdown,
     "report.html": report_html,
 }
 

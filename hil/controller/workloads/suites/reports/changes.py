@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.compare.stats import worst_of
+from hil.compare.stats import find_worst
 from hil.controller.records.base import parse_number
 from hil.controller.records.conditions import is_comparable
 from hil.controller.records.suite import CaseRecord
@@ -41,7 +41,7 @@ class Numbers:
     @classmethod
     def of(cls, record: CaseRecord) -> Numbers:
         """Return the numbers of a suite's case."""
-        worst = worst_of(
+        worst = find_worst(
             {key: parse_number(getattr(one, key)) for key in ("max_abs", "sqnr_db")} for one in record.outputs
         )
         return cls(
@@ -84,7 +84,7 @@ def is_measured(was: Numbers, now: Numbers) -> bool:
     return min(was.iterations, now.iterations) >= ITERATIONS and was.is_comparable and now.is_comparable
 
 
-def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[NumberChange]:
+def iter_changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable[NumberChange]:
     """Yield the changed numbers.
 
     Ignore program sizes if ``size_counts`` is false, because other cases affect the program size.
@@ -95,12 +95,12 @@ def changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Iterable
         if time_changed(a, b, faster.device_p90_ns or 0.0):
             yield NumberChange("device_p50_ns", a, b, b / a, b > a)
     a, b = was.artifact_bytes, now.artifact_bytes
-    if size_counts and a and b and size_changed(a, b):
+    if size_counts and a and b and has_size_changed(a, b):
         yield NumberChange("artifact_bytes", a, b, b / a, b > a)
     for what in ("max_abs", "sqnr_db"):
         found = [change for name, a, b in _pair_outputs(was, now) if (change := _find_error_change(what, name, a, b))]
         if found:
-            yield max(found, key=lambda one: (one.worse, size_of(one.ratio, one.before, one.after)))
+            yield max(found, key=lambda one: (one.worse, measure_change(one.ratio, one.before, one.after)))
 
 
 def _pair_outputs(was: Numbers, now: Numbers) -> Iterable[tuple[str, Numbers, Numbers]]:
@@ -118,8 +118,8 @@ def _find_error_change(what: str, output: str, was: Numbers, now: Numbers) -> Nu
     if a is None or b is None:
         return None
     if what == "sqnr_db":
-        return NumberChange(what, a, b, None, b < a, output) if sqnr_changed(a, b) else None
-    return NumberChange(what, a, b, b / a if a else None, b > a, output) if error_changed(a, b) else None
+        return NumberChange(what, a, b, None, b < a, output) if has_sqnr_changed(a, b) else None
+    return NumberChange(what, a, b, b / a if a else None, b > a, output) if has_error_changed(a, b) else None
 
 
 # These rules use bitwise operators, because they accept numbers or arrays.
@@ -131,22 +131,22 @@ def time_changed(a: Any, b: Any, faster_p90_ns: Any) -> Any:
     return enough & _exceeds_ratio(a, b, _DEVICE_RATIO) & ((a > faster_p90_ns) | (b > faster_p90_ns))
 
 
-def size_changed(a: Any, b: Any) -> Any:
+def has_size_changed(a: Any, b: Any) -> Any:
     """Return whether a program's size changed. Both must be nonzero."""
     return _exceeds_ratio(a, b, _BYTES_RATIO)
 
 
-def error_changed(a: Any, b: Any) -> Any:
+def has_error_changed(a: Any, b: Any) -> Any:
     """Return whether a maximum error changed."""
     return (a != b) & ((a == 0) | (b == 0) | _exceeds_ratio(a, b, _MAX_ABS_RATIO))
 
 
-def sqnr_changed(a: Any, b: Any) -> Any:
+def has_sqnr_changed(a: Any, b: Any) -> Any:
     """Return whether a signal-to-noise ratio changed. NaN counts as changed."""
     return (a != b) & ((abs(a - b) < _SQNR_DB) ^ True)
 
 
-def size_of(ratio: float | None, before: float, after: float) -> float:
+def measure_change(ratio: float | None, before: float, after: float) -> float:
     """Return a change's size, for sorting changes within a kind."""
     if ratio:
         return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from hil.controller.records.commands.models import DiffedNumber, DiffedRun, OutcomeChange, SuiteDiff
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing, kind_of
-from hil.controller.storage.screen.texts import counted, line, seconds
-from hil.controller.workloads.suites.reports.changes import ITERATIONS, Numbers, changes, is_measured, move_of, size_of
+from hil.controller.storage.outcomes import ABSENT, NOT_RUN, classify_outcome, is_failing
+from hil.controller.storage.screen.texts import format_count, format_seconds, line
+from hil.controller.workloads.suites.reports.changes import (
+    ITERATIONS,
+    Numbers,
+    is_measured,
+    iter_changes,
+    measure_change,
+    move_of,
+)
 from hil.controller.workloads.suites.reports.results import SuiteResults, load_run
-from hil.controller.workloads.suites.reports.summary import COLOURS, as_name, as_text, markdown_table
+from hil.controller.workloads.suites.reports.summary import COLOURS, escape_text, format_markdown_table, format_name
 from hil.errors import EXIT_FAIL, EXIT_OK
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ _LISTED = 200
 _MOVED = ("broke", "fixed", "still_failing", "new", "gone")
 # Number -> title and format.
 _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "device_p50_ns": ("device time", lambda value: seconds(value / 1e9)),
+    "device_p50_ns": ("device time", lambda value: format_seconds(value / 1e9)),
     "artifact_bytes": ("artifact size", lambda value: f"{value / 1024:.1f} KiB"),
     "max_abs": ("largest error", "{:.4g}".format),
     "sqnr_db": ("SQNR", "{:.4g} dB".format),
@@ -75,7 +82,7 @@ class RunDiff:
         return bool(self.broke) or any(is_failing(one.after) for one in self.new)
 
 
-def diff_runs(a: Path, b: Path) -> RunDiff:
+def compare_runs(a: Path, b: Path) -> RunDiff:
     """Compare an earlier run ``a`` with a later run ``b``. Raises UsageError if a directory is not a suite run."""
     before, after = load_run(a), load_run(b)
     old, new = ({record.id: record for record in run.records} for run in (before, after))
@@ -140,13 +147,13 @@ def _list_number_changes(
     users = after.get(now.program, [now.id])
     # Compare the sizes only if the programs contain the same cases, because each case affects the size.
     same = users[0] == now.id and set(users) == set(before.get(was.program, [was.id]))
-    for one in changes(Numbers.of(was), Numbers.of(now), size_counts=same):
+    for one in iter_changes(Numbers.of(was), Numbers.of(now), size_counts=same):
         cases = len(users) if one.what == "artifact_bytes" else 1
         yield CaseNumberChange(now.id, one.what, one.before, one.after, one.ratio, one.worse, cases, one.output)
 
 
 def _measure_change(change: CaseNumberChange) -> float:
-    return size_of(change.ratio, change.before, change.after)
+    return measure_change(change.ratio, change.before, change.after)
 
 
 def record_diff(diff: RunDiff) -> SuiteDiff:
@@ -200,7 +207,7 @@ def print_diff(console: Console, diff: RunDiff) -> None:
                 style = "red" if one.worse else "green"
                 console.print(Text(f"  {one.id}{_format_other_cases(one)}  {_format_change(one)}", style=style))
                 continue
-            after = (one.after, COLOURS["quiet" if name == "gone" else kind_of(one.after)])
+            after = (one.after, COLOURS["quiet" if name == "gone" else classify_outcome(one.after)])
             console.print(Text.assemble("  ", one.id, f"  {one.before} -> ", after))
             if name in ("broke", "new") and is_failing(one.after):
                 console.print(Padding(Text(one.message), (0, 0, 0, 4), expand=False))
@@ -209,19 +216,21 @@ def print_diff(console: Console, diff: RunDiff) -> None:
             console.print(Text(f"  and {len(found) - _SHOWN} more", style="dim"))
 
 
-def diff_markdown(diff: RunDiff) -> str:
+def format_diff_markdown(diff: RunDiff) -> str:
     """Return the comparison as Markdown for a CI job's summary, with at most 200 lines of a kind."""
-    lines = [f"## {as_text(diff.before.id)} → {as_text(diff.after.id)}\n"]
-    lines += [*(f"- {as_text(note)}" for note in diff.notes), "", _format_counts(diff) + "\n"]
+    lines = [f"## {escape_text(diff.before.id)} → {escape_text(diff.after.id)}\n"]
+    lines += [*(f"- {escape_text(note)}" for note in diff.notes), "", _format_counts(diff) + "\n"]
     for name, title, found in _group_differences(diff):
         title, shown = title[:1].upper() + title[1:], found[:_LISTED]
         left = ["", *([f"... and {len(found) - _LISTED} more\n"] if len(found) > _LISTED else [])]
         if name in _MOVED:
-            rows = [(as_name(one.id), *map(as_text, (one.before, one.after, one.message))) for one in shown]
-            lines += [f"### {title}\n", *markdown_table(["case", "before", "after", "message"], rows), *left]
+            rows = [(format_name(one.id), *map(escape_text, (one.before, one.after, one.message))) for one in shown]
+            lines += [f"### {title}\n", *format_markdown_table(["case", "before", "after", "message"], rows), *left]
         else:
-            rows = [(f"{as_name(one.id)}{_format_other_cases(one)}", as_text(_format_change(one))) for one in shown]
-            lines += [f"<details><summary>{title}</summary>\n", *markdown_table(["case", "change"], rows)]
+            rows = [
+                (f"{format_name(one.id)}{_format_other_cases(one)}", escape_text(_format_change(one))) for one in shown
+            ]
+            lines += [f"<details><summary>{title}</summary>\n", *format_markdown_table(["case", "change"], rows)]
             lines += [*left, "</details>\n"]
     return "\n".join(lines)
 
@@ -240,11 +249,11 @@ def _group_differences(diff: RunDiff) -> Iterable[tuple[str, str, Sequence[Any]]
 def _format_counts(diff: RunDiff) -> str:
     parts = [f"{len(getattr(diff, name))} {name.replace('_', ' ')}" for name in _MOVED]
     if diff.device_ratio is not None:
-        over = counted(diff.device_cases, "case")
+        over = format_count(diff.device_cases, "case")
         parts.append(f"device time {diff.device_ratio:.2f}x (geometric mean over {over})")
     if diff.device_few:
         parts.append(
-            f"device times of {counted(diff.device_few, 'case')} not compared: "
+            f"device times of {format_count(diff.device_few, 'case')} not compared: "
             f"fewer than {ITERATIONS} iterations, or grade F"
         )
     return ", ".join(parts)

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.pipeline.records.evidence import format_evidence
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.outcomes import kind_of
-from hil.controller.storage.screen.texts import line, plain, seconds, shortened
-from hil.controller.workloads.suites.reports.links import links_of
-from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, host_seconds, timed_text
+from hil.controller.storage.outcomes import classify_outcome
+from hil.controller.storage.screen.texts import format_seconds, line, make_plain, shorten
+from hil.controller.workloads.suites.reports.links import iter_links
+from hil.controller.workloads.suites.reports.results import EXPECTED, SuiteResults, format_timed, sum_host_seconds
 
 
-def junit_xml(run: SuiteResults) -> str:
+def format_junit(run: SuiteResults) -> str:
     """Return the run as a document with a single test suite.
 
     Mismatches and unexpected passes are failures. In JUnit's terms, expected failures and cases that did not run are
     skipped, with the reason. Other outcomes except passes are errors. A case's time is the sum over the host stages.
     """
-    return junit_document([junit_suite(run, f"{run.suite} {run.flow}")])
+    return format_junit_document([make_junit_suite(run, f"{run.suite} {run.flow}")])
 
 
-def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | None = None) -> ElementTree.Element:
+def make_junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | None = None) -> ElementTree.Element:
     """Return the run as a document element.
 
     Args:
@@ -33,18 +33,18 @@ def junit_suite(run: SuiteResults, name: str, target: str = "", base: Path | Non
         base: the document's directory; None is the run's directory.
     """
     target = target or run.flow
-    suite = ElementTree.Element("testsuite", name=plain(name))
+    suite = ElementTree.Element("testsuite", name=make_plain(name))
     if run.started is not None:
         suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(run.started)))
     properties = ElementTree.SubElement(suite, "properties")
     resume = {"resume": run.command} if run.missing else {}
     facts = {**resume, "boards": ", ".join(run.boards), "runtime": run.runtime, **run.versions}
     for name, value in facts.items():
-        ElementTree.SubElement(properties, "property", name=plain(name), value=plain(value))
+        ElementTree.SubElement(properties, "property", name=make_plain(name), value=make_plain(value))
     for record in run.records:
-        _add_case(suite, record, target, list(links_of(run, record, base)))
+        _add_case(suite, record, target, list(iter_links(run, record, base)))
     for name in run.missing:
-        about = {"classname": _format_class_name(run.suite, target), "name": plain(name), "time": "0"}
+        about = {"classname": _format_class_name(run.suite, target), "name": make_plain(name), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", about)
         ElementTree.SubElement(case, "skipped", message="not run: the run is unfinished or was aborted")
     return suite
@@ -59,7 +59,7 @@ _COUNTS = {
 }
 
 
-def junit_document(suites: Sequence[ElementTree.Element]) -> str:
+def format_junit_document(suites: Sequence[ElementTree.Element]) -> str:
     """Return suites as a document with total counts."""
     root = ElementTree.Element("testsuites", name="hil")
     for element, of in [(root, suites), *((suite, [suite]) for suite in suites)]:
@@ -74,31 +74,31 @@ def junit_document(suites: Sequence[ElementTree.Element]) -> str:
 
 
 def _add_case(suite: ElementTree.Element, record: CaseRecord, target: str, links: Sequence[tuple[str, str]]) -> None:
-    about = {"classname": _format_class_name(record.suite, target, record.model), "name": plain(record.id)}
-    case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{host_seconds(record):.3f}"})
-    kind = kind_of(record.outcome)
+    about = {"classname": _format_class_name(record.suite, target, record.model), "name": make_plain(record.id)}
+    case = ElementTree.SubElement(suite, "testcase", {**about, "time": f"{sum_host_seconds(record):.3f}"})
+    kind = classify_outcome(record.outcome)
     if kind == "quiet":
         ElementTree.SubElement(case, "skipped", message=_format_skip_reason(record))
     elif kind != "pass":
         tag = "failure" if kind == "fail" else "error"
         message = line(record.message) or record.outcome
-        problem = ElementTree.SubElement(case, tag, message=message, type=plain(record.outcome))
+        problem = ElementTree.SubElement(case, tag, message=message, type=make_plain(record.outcome))
         problem.text = _format_problem(record)
-    out = [f"board: {record.board}" if record.board else "", _format_device_time(record), *evidence_lines(record)]
+    out = [f"board: {record.board}" if record.board else "", _format_device_time(record), *format_evidence(record)]
     for one in record.attempts:
         tried = f"other attempt ({one.get('why')}) on {one.get('board') or 'no board'}: {one.get('outcome')}"
         out.append(f"{tried} {line(one.get('message') or '')}".strip())
     if kind in ("fail", "error", "board"):
         out += [f"repeat: {record.repeat}" if record.repeat else "", f"diff: {record.diff}" if record.diff else ""]
         out += [f"{what}: {where}" for what, where in links]
-    if text := plain("\n".join(filter(None, out))):
+    if text := make_plain("\n".join(filter(None, out))):
         ElementTree.SubElement(case, "system-out").text = text
 
 
 def _format_device_time(record: CaseRecord) -> str:
     if not record.device_p50_ns:
         return ""
-    return f"device time: {seconds(record.device_p50_ns / 1e9)}, median of {timed_text(record)}"
+    return f"device time: {format_seconds(record.device_p50_ns / 1e9)}, median of {format_timed(record)}"
 
 
 def _format_skip_reason(record: CaseRecord) -> str:
@@ -116,11 +116,11 @@ def _format_problem(record: CaseRecord) -> str:
         record.message,
         f"hint: {record.hint}" if record.hint else "",
         "\n".join(differing),
-        shortened(record.detail),
+        shorten(record.detail),
     )
-    return plain("\n".join(filter(None, parts)))
+    return make_plain("\n".join(filter(None, parts)))
 
 
 def _format_class_name(*parts: str) -> str:
     """Return a class name. Parsers split it into packages at the dots."""
-    return ".".join(re.sub(r"[^\w+-]+", "_", plain(part)) or "_" for part in parts)
+    return ".".join(re.sub(r"[^\w+-]+", "_", make_plain(part)) or "_" for part in parts)

@@ -16,11 +16,11 @@ from pathlib import Path
 from hil.compare.verdict import compare_output
 from hil.controller.analysis.profile.store import TRACE
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.outcomes import kind_of
-from hil.controller.storage.paths import exists, is_folder
+from hil.controller.storage.outcomes import classify_outcome
+from hil.controller.storage.paths import is_folder, path_exists
 from hil.controller.storage.runs import COMPILE_FAILURE
 from hil.controller.workloads.suites.reports.results import SuiteResults
-from hil.core.files import within
+from hil.core.files import resolve_within
 from hil.core.npy import load_npy
 from hil.errors import HilError
 
@@ -29,26 +29,26 @@ PICTURE = "difference.png"
 _PICTURES, _LARGEST = 20, 256 << 20
 
 
-def links_of(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
+def iter_links(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yield (kind, path) for all existing files and directories of a case.
 
     Args:
         base: the report's directory, to which paths are relative; None is the run's directory.
     """
     if base is not None and base != run.folder:
-        for what, where in links_of(run, record):
+        for what, where in iter_links(run, record):
             yield what, Path(os.path.relpath(run.folder / where, base)).as_posix()
         return
     if record.folder and is_folder(run.folder / record.folder):
         folder = run.folder / record.folder
         # Symbolic links point to profiles, which the loop below lists.
         found = [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-        for name in [*([PICTURE] if exists(folder / PICTURE) else []), *sorted(found)]:
+        for name in [*([PICTURE] if path_exists(folder / PICTURE) else []), *sorted(found)]:
             yield ("difference" if name == PICTURE else name), f"{record.folder}/{name}"
         if is_folder(folder / "logs" / COMPILE_FAILURE):
             yield "compiler failure", f"{record.folder}/logs/{COMPILE_FAILURE}"
     for what, where in record.directories.items():
-        if exists(run.folder / where / TRACE):
+        if path_exists(run.folder / where / TRACE):
             yield f"{what} trace", f"{where}/{TRACE}"
         if is_folder(run.folder / where):
             yield what, where
@@ -60,14 +60,16 @@ def draw_pictures(run: SuiteResults) -> None:
     Only the first 20 failing cases are drawn, or the number in the environment variable HIL_PICTURES. The function
     skips large tensors, which users can draw with ``hil compare``.
     """
-    failing = [record for record in run.records if kind_of(record.outcome) == "fail" and record.diff and record.folder]
+    failing = [
+        record for record in run.records if classify_outcome(record.outcome) == "fail" and record.diff and record.folder
+    ]
     most = os.environ.get("HIL_PICTURES", "")
     for record in failing[: int(most) if most.isdecimal() else _PICTURES]:
         if find_spec("matplotlib") is None:
             return
         # Skip unreadable or undrawable values; the report contains their numbers.
         with contextlib.suppress(HilError, OSError, ValueError):
-            picture = within(run.folder, run.folder / record.folder / PICTURE)
+            picture = resolve_within(run.folder, run.folder / record.folder / PICTURE)
             if not picture.exists():
                 _draw_picture(picture, record.diff)
 

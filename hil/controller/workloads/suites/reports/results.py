@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.records.evidence import unanswered_text
+from hil.controller.pipeline.records.evidence import format_unanswered
 from hil.controller.records.base import parse_number
 from hil.controller.records.conditions import is_comparable
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.storage.screen.texts import counted, seconds
+from hil.controller.storage.screen.texts import format_count, format_seconds
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
@@ -61,12 +61,12 @@ class SuiteResults:
         """Sentences with the reasons why the run is incomplete."""
         notes = []
         if self.missing:
-            share = f"{len(self.missing)} of {counted(len(self.missing) + len(self.records), 'case')}"
+            share = f"{len(self.missing)} of {format_count(len(self.missing) + len(self.records), 'case')}"
             why = "interrupted" if self.interrupted else "the run is unfinished or was aborted"
             notes.append(f"{share} not run: {why}")
         notes += [f"left out: {line}" for line in self.left_out]
         if self.damaged:
-            notes.append(f"{counted(self.damaged, 'unreadable line')} in results.jsonl")
+            notes.append(f"{format_count(self.damaged, 'unreadable line')} in results.jsonl")
         return notes
 
 
@@ -128,7 +128,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
         yield f"{passed} passed unexpectedly: remove {'it' if passed == 1 else 'them'} from the expected failures"
     if disputed := [record for record in records if record.disagreement]:
         first = disputed[0]
-        yield f"the references disagree in {counted(len(disputed), 'case')}: {first.id}: {first.disagreement}"
+        yield f"the references disagree in {format_count(len(disputed), 'case')}: {first.id}: {first.disagreement}"
     yield from _list_reference_remarks(records)
     if confirmed := _count_words(record.confirmed for record in records if record.confirmed):
         results = ", ".join(f"{count} {result}" for result, count in confirmed.items())
@@ -136,21 +136,21 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
     tries = [sum(one.get("why") != "confirm" for one in record.attempts) for record in records]
     if retries := sum(tries):
         times = "once" if retries == 1 else f"{retries} times"
-        yield f"the infrastructure failed {times}: {counted(len(tries) - tries.count(0), 'case')} retried"
+        yield f"the infrastructure failed {times}: {format_count(len(tries) - tries.count(0), 'case')} retried"
     if elsewhere := [record for record in records if record.elsewhere]:
         first = elsewhere[0]
-        yield f"{counted(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
+        yield f"{format_count(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
     passing = [record for record in records if record.outcome == Outcome.PASS.value]
     if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed by --allow-blind"
-        yield f"{counted(len(unjudged), 'case')} {what}: {unjudged[0]}"
+        yield f"{format_count(len(unjudged), 'case')} {what}: {unjudged[0]}"
     if graded := [record for record in records if not is_comparable(record.grade)]:
         first = graded[0]
         reasons = "; ".join(first.grade.reasons) if first.grade else ""
-        yield f"times of {counted(len(graded), 'case')} not comparable (grade F): {first.id}: {reasons}"
+        yield f"times of {format_count(len(graded), 'case')} not comparable (grade F): {first.id}: {reasons}"
     for why, count in _count_words(record.agentless for record in records if record.agentless).items():
-        yield f"{counted(count, 'case')} ran without an agent: {why}"
-    if delegated := delegation_text(records):
+        yield f"{format_count(count, 'case')} ran without an agent: {why}"
+    if delegated := format_delegation(records):
         yield delegated
 
 
@@ -159,44 +159,44 @@ def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
     deciders = _count_words(one.decided_by for one in records if one.relation not in ("", Relation.INDEPENDENT.value))
     for decider, count in deciders.items():
         if decider:
-            yield f"{counted(count, 'case')} judged only by {decider}, which is not an independent reference"
+            yield f"{format_count(count, 'case')} judged only by {decider}, which is not an independent reference"
     silent = [one for record in records for one in record.unanswered]
     for reference, count in _count_words(one.reference for one in silent).items():
         first = next(one for one in silent if one.reference == reference)
-        yield f"{counted(count, 'case')} without a result from the reference {unanswered_text(first)}"
+        yield f"{format_count(count, 'case')} without a result from the reference {format_unanswered(first)}"
     if random := [record.id for record in records if record.random]:
         draw = "draws" if len(random) == 1 else "draw"
-        yield f"{counted(len(random), 'case')} {draw} random numbers: {random[0]}"
+        yield f"{format_count(len(random), 'case')} {draw} random numbers: {random[0]}"
 
 
-def worst(outputs: Sequence[StoredComparison]) -> int | None:
+def find_worst(outputs: Sequence[StoredComparison]) -> int | None:
     """Return the index of the worst output: failed outputs first, then by mismatches, then by SQNR.
 
     None without outputs.
     """
 
-    def badness(index: int) -> tuple[bool, float, float]:
+    def compute_badness(index: int) -> tuple[bool, float, float]:
         output = outputs[index]
         passed, share, sqnr = output.passed, parse_number(output.mismatch_share), parse_number(output.sqnr_db)
         if share is None:
             share = 0.0 if passed else 1.0  # shapes differ, so all elements count
         return not passed, share, -math.inf if sqnr is None or math.isnan(sqnr) else -sqnr
 
-    return max(range(len(outputs)), key=badness, default=None)
+    return max(range(len(outputs)), key=compute_badness, default=None)
 
 
-def worst_output(outputs: Sequence[StoredComparison]) -> StoredComparison | None:
+def find_worst_output(outputs: Sequence[StoredComparison]) -> StoredComparison | None:
     """Return the worst output; None without outputs."""
-    index = worst(outputs)
+    index = find_worst(outputs)
     return None if index is None else outputs[index]
 
 
-def host_seconds(record: CaseRecord) -> float:
+def sum_host_seconds(record: CaseRecord) -> float:
     """Return the seconds of all stages on the host."""
     return sum(value for value in record.timings.values() if value)
 
 
-def timed_text(record: CaseRecord) -> str:
+def format_timed(record: CaseRecord) -> str:
     """Return the sample of a case's device time and a grade other than A; "" if not timed.
 
     Examples: ``20 iterations``, ``1 cold iteration``, ``5 iterations, grade F``.
@@ -206,10 +206,10 @@ def timed_text(record: CaseRecord) -> str:
     if record.cold:
         return "1 cold iteration"
     grade = f", grade {record.grade.grade}" if record.grade and record.grade.grade != "A" else ""
-    return counted(record.iterations, "iteration") + grade
+    return format_count(record.iterations, "iteration") + grade
 
 
-def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
+def list_slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
     """Return the cases by device time, the slowest first, and a sentence on cases that cannot be ranked.
 
     The first run of a program includes deferred loading (pages, caches, threads), so such times are not ranked.
@@ -219,7 +219,7 @@ def slowest(records: Iterable[CaseRecord]) -> tuple[list[CaseRecord], str]:
     cold = len(measured) - len(ranked)
     if not cold:
         return ranked, ""
-    which = counted(cold, "case") if ranked else "all cases"
+    which = format_count(cold, "case") if ranked else "all cases"
     return ranked, f"{which} timed with 1 cold iteration and not ranked: use {MEASURE}"
 
 
@@ -256,25 +256,27 @@ class Delegation:
     @property
     def text(self) -> str:
         """Text such as ``3 of 4 nodes; not delegated: aten.foo 1``."""
-        share = f"{self.delegated_nodes} of {counted(self.delegated_nodes + self.undelegated_nodes, 'node')}"
+        share = f"{self.delegated_nodes} of {format_count(self.delegated_nodes + self.undelegated_nodes, 'node')}"
         return f"{share}; not delegated: {_format_counts(self.undelegated)}" if self.undelegated else share
 
 
-def lowering_text(record: CaseRecord) -> str:
+def format_lowering(record: CaseRecord) -> str:
     """Return text such as ``quantised in 0.4 s, lowered in 1.2 s``, or "" if the compiler reported no times."""
     times = {"quantised": record.notes.get("quantise_s"), "lowered": record.notes.get("lower_s")}
-    return ", ".join(f"{verb} in {seconds(value)}" for verb, value in times.items() if isinstance(value, int | float))
+    return ", ".join(
+        f"{verb} in {format_seconds(value)}" for verb, value in times.items() if isinstance(value, int | float)
+    )
 
 
-def delegation_text(records: Iterable[CaseRecord]) -> str:
+def format_delegation(records: Iterable[CaseRecord]) -> str:
     """Return the delegated share of a whole run, with the main undelegated operators; "" if none was reported."""
     found = [one for record in records if (one := Delegation.of(record)) is not None]
     delegated, left = sum(one.delegated_nodes for one in found), sum(one.undelegated_nodes for one in found)
     if not delegated + left:
         return ""
     programs = sum(one.delegated_nodes > 0 for one in found)
-    nodes = f"{delegated} of {counted(delegated + left, 'node')}"
-    text = f"delegated: {nodes}, in {programs} of {counted(len(found), 'program')}"
+    nodes = f"{delegated} of {format_count(delegated + left, 'node')}"
+    text = f"delegated: {nodes}, in {programs} of {format_count(len(found), 'program')}"
     ops: Counter[str] = Counter()
     for one in found:
         ops.update(one.undelegated)

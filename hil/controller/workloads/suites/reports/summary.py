@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from hil.controller.pipeline.records.evidence import evidence_lines
+from hil.controller.pipeline.records.evidence import format_evidence
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.outcomes import kind_of
-from hil.controller.storage.screen.texts import counted, line, seconds
-from hil.controller.workloads.suites.reports.links import links_of
-from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, load_run, slowest, timed_text
+from hil.controller.storage.outcomes import classify_outcome
+from hil.controller.storage.screen.texts import format_count, format_seconds, line
+from hil.controller.workloads.suites.reports.links import iter_links
+from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, format_timed, list_slowest, load_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ COLOURS = {"pass": "green", "fail": "red", "error": "magenta", "board": "yellow"
 _FAILING = 20
 _GROUPS = 12
 # Limits in Markdown. GitHub accepts 1 MiB for a step summary.
-_LARGEST_BYTES = 900_000
+_MAX_BYTES = 900_000
 _ROWS = 200
 _MARKDOWN_GROUPS = 30
 _SLOWEST = 10
@@ -48,9 +48,9 @@ def print_summary(console: Console, folder: Path) -> None:
     run = load_run(folder)
     totals = Totals(run)
     heading = [Text(run.title, style="bold")]
-    heading += [Text(f"{count} {key}", style=COLOURS[kind_of(key)]) for key, count in totals.outcomes.items()]
+    heading += [Text(f"{count} {key}", style=COLOURS[classify_outcome(key)]) for key, count in totals.outcomes.items()]
     if run.started is not None and run.finished is not None:
-        heading.append(Text(seconds(run.finished - run.started), style="dim"))
+        heading.append(Text(format_seconds(run.finished - run.started), style="dim"))
     console.print(Text("   ").join(heading))
     for note in run.notes:
         console.print(Text(f"  {note}", style="yellow"))
@@ -59,9 +59,9 @@ def print_summary(console: Console, folder: Path) -> None:
     if totals.failing:
         console.print(_build_counts_table("failed in stage", totals.by_stage))
         console.print(_build_counts_table("failed at operator", totals.by_op))
-    groups = _group_alike(totals.failing)
+    groups = _group_similar(totals.failing)
     for record, others in groups[:_FAILING]:
-        head = Text.assemble((record.outcome, COLOURS[kind_of(record.outcome)]), "  ", (record.id, "bold"))
+        head = Text.assemble((record.outcome, COLOURS[classify_outcome(record.outcome)]), "  ", (record.id, "bold"))
         if record.confirmed:
             head.append(f"  {record.confirmed}", style="yellow")
         console.print(head)
@@ -70,12 +70,12 @@ def print_summary(console: Console, folder: Path) -> None:
         if record.repeat:
             # Do not wrap, so that users can copy the command.
             console.print(Text(f"  {record.repeat}", style="cyan"), soft_wrap=True)
-        if links := list(links_of(run, record)):
+        if links := list(iter_links(run, record)):
             console.print(Text(f"  files: {_format_places(run, record, links)}", style="dim"), soft_wrap=True)
         if others:
-            console.print(Text(f"  and {counted(others, 'more case')} with the same error", style="dim"))
+            console.print(Text(f"  and {format_count(others, 'more case')} with the same error", style="dim"))
     if more := sum(1 + others for _, others in groups[_FAILING:]):
-        console.print(Text(f"and {counted(more, 'more failing case')}", style="dim"))
+        console.print(Text(f"and {format_count(more, 'more failing case')}", style="dim"))
     where, page = (shlex.quote(str(path)) for path in (folder, folder / "report.html"))
     console.print(Text(f"stored in {where}; open {page}"), soft_wrap=True)
 
@@ -91,14 +91,14 @@ def _format_places(run: SuiteResults, record: CaseRecord, links: Sequence[tuple[
     return ", ".join(places)
 
 
-def _group_alike(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
+def _group_similar(failing: Sequence[CaseRecord]) -> list[tuple[CaseRecord, int]]:
     """Group failing cases as (first case, number of other cases).
 
     Cases that lost the board with the same error form a group.
     """
     found: dict[object, list[CaseRecord]] = {}
     for record in failing:
-        lost = kind_of(record.outcome) == "board"
+        lost = classify_outcome(record.outcome) == "board"
         found.setdefault((record.message, record.hint) if lost else record.id, []).append(record)
     return [(alike[0], len(alike) - 1) for alike in found.values()]
 
@@ -115,24 +115,24 @@ def _build_counts_table(title: str, counts: Mapping[str, int]) -> Table:
     return table
 
 
-def summary_markdown(run: SuiteResults) -> str:
+def format_summary_markdown(run: SuiteResults) -> str:
     """Return totals, failures by operator and by stage, the failing cases, and the commands that repeat them."""
     totals = Totals(run)
     text = "\n".join([*_build_heading(run, totals), *_build_failure_sections(totals), *_build_slowest_section(run)])
     failing = totals.failing[:_ROWS]
     if not failing:
         return text
-    room = (_LARGEST_BYTES - len(text.encode(errors="replace"))) // 2
+    room = (_MAX_BYTES - len(text.encode(errors="replace"))) // 2
     columns, cells = ["case", "outcome", "stage", "message"], [_build_row(one) for one in failing]
     if any(links := [_format_links(run, one) for one in failing]):
         columns, cells = [*columns, "files"], [[*row, link] for row, link in zip(cells, links, strict=True)]
-    heads, *rows = markdown_table(columns, cells)
+    heads, *rows = format_markdown_table(columns, cells)
     rows = _limit_lines(room, rows)
     commands = _limit_lines(room, [line(one.repeat, 2000) for one in failing if one.repeat])
     parts = [text, "### Failed cases\n", heads, *rows, ""]
     if more := len(totals.failing) - len(rows):
-        parts.append(f"... and {counted(more, 'more case')}: see report.html and results.csv\n")
-    facts = [f"- {as_name(one.id)}: {as_text(text)}" for one in failing if (text := _format_evidence(one))]
+        parts.append(f"... and {format_count(more, 'more case')}: see report.html and results.csv\n")
+    facts = [f"- {format_name(one.id)}: {escape_text(text)}" for one in failing if (text := _format_evidence(one))]
     if facts := _limit_lines(room // 2, facts):
         parts += ["<details><summary>Evidence for the verdicts</summary>\n", *facts, "", "</details>\n"]
     if commands:
@@ -145,15 +145,15 @@ def summary_markdown(run: SuiteResults) -> str:
 
 def _build_row(record: CaseRecord) -> list[str]:
     message = record.message + (f" ({record.confirmed})" if record.confirmed else "")
-    return [as_name(record.id), as_text(record.outcome), as_text(record.stage), as_text(line(message))]
+    return [format_name(record.id), escape_text(record.outcome), escape_text(record.stage), escape_text(line(message))]
 
 
 def _format_evidence(record: CaseRecord) -> str:
-    return line("; ".join(evidence_lines(record)), 2000)
+    return line("; ".join(format_evidence(record)), 2000)
 
 
 def _format_links(run: SuiteResults, record: CaseRecord) -> str:
-    return " ".join(f"[{as_text(what)}]({quote(where)})" for what, where in links_of(run, record))
+    return " ".join(f"[{escape_text(what)}]({quote(where)})" for what, where in iter_links(run, record))
 
 
 def _limit_lines(room: int, lines: list[str]) -> list[str]:
@@ -164,19 +164,19 @@ def _limit_lines(room: int, lines: list[str]) -> list[str]:
 
 def _build_heading(run: SuiteResults, totals: Totals) -> list[str]:
     passed, all_cases = totals.outcomes.get("PASS", 0), len(run.records)
-    failed = f"{counted(len(totals.failing), 'case')} of {all_cases} failed" if totals.failing else ""
-    facts = [f"on {as_text(', '.join(run.boards))}" if run.boards else ""]
+    failed = f"{format_count(len(totals.failing), 'case')} of {all_cases} failed" if totals.failing else ""
+    facts = [f"on {escape_text(', '.join(run.boards))}" if run.boards else ""]
     if run.started is not None:
         facts.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)))
         if run.finished is not None:
-            facts.append(seconds(run.finished - run.started))
+            facts.append(format_seconds(run.finished - run.started))
     return [
-        f"## {as_text(run.suite)}, flow {as_text(run.flow)}: {failed or f'{passed} of {all_cases} passed'}\n",
+        f"## {escape_text(run.suite)}, flow {escape_text(run.flow)}: {failed or f'{passed} of {all_cases} passed'}\n",
         ", ".join(filter(None, facts)) + "\n",
-        *(f"> **{as_text(note)}**\n" for note in run.notes),
-        *markdown_table(["outcome", "cases"], list(totals.outcomes.items())),
+        *(f"> **{escape_text(note)}**\n" for note in run.notes),
+        *format_markdown_table(["outcome", "cases"], list(totals.outcomes.items())),
         "",
-        *(f"- {as_text(remark)}" for remark in totals.remarks),
+        *(f"- {escape_text(remark)}" for remark in totals.remarks),
         *([""] if totals.remarks else []),
     ]
 
@@ -184,34 +184,38 @@ def _build_heading(run: SuiteResults, totals: Totals) -> list[str]:
 def _build_failure_sections(totals: Totals) -> list[str]:
     if not totals.failing:
         return []
-    stages = [(as_text(stage), count) for stage, count in totals.by_stage.items()]
-    ops = [(as_name(op), count, totals.run_by_op[op]) for op, count in totals.by_op.items()]
+    stages = [(escape_text(stage), count) for stage, count in totals.by_stage.items()]
+    ops = [(format_name(op), count, totals.run_by_op[op]) for op, count in totals.by_op.items()]
     rest = len(ops) - _MARKDOWN_GROUPS
     return [
         "### Failures by stage\n",
-        *markdown_table(["stage", "failed"], stages),
+        *format_markdown_table(["stage", "failed"], stages),
         "\n### Failures by operator\n",
-        *markdown_table(["operator", "failed", "cases"], ops[:_MARKDOWN_GROUPS]),
+        *format_markdown_table(["operator", "failed", "cases"], ops[:_MARKDOWN_GROUPS]),
         "",
-        *([f"... and {counted(rest, 'more operator')}\n"] if rest > 0 else []),
+        *([f"... and {format_count(rest, 'more operator')}\n"] if rest > 0 else []),
     ]
 
 
 def _build_slowest_section(run: SuiteResults) -> list[str]:
-    ranked, note = slowest(run.records)
+    ranked, note = list_slowest(run.records)
     if not (ranked or note):
         return []
     rows = [
-        (as_name(one.id), *(seconds((ns or 0) / 1e9) for ns in (one.device_p50_ns, one.device_p90_ns)), timed_text(one))
+        (
+            format_name(one.id),
+            *(format_seconds((ns or 0) / 1e9) for ns in (one.device_p50_ns, one.device_p90_ns)),
+            format_timed(one),
+        )
         for one in ranked[:_SLOWEST]
     ]
-    table = [*markdown_table(["case", "median", "90th percentile", "sample"], rows), ""] if rows else []
-    more = [f"... and {counted(len(ranked) - len(rows), 'more case')}: see results.csv\n"]
+    table = [*format_markdown_table(["case", "median", "90th percentile", "sample"], rows), ""] if rows else []
+    more = [f"... and {format_count(len(ranked) - len(rows), 'more case')}: see results.csv\n"]
     more = more if len(ranked) > len(rows) else []
-    return ["### Slowest on the device\n", *table, *more, *([f"{as_text(note)}\n"] if note else [])]
+    return ["### Slowest on the device\n", *table, *more, *([f"{escape_text(note)}\n"] if note else [])]
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
+def format_markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
     """Return the lines of a Markdown table.
 
     The first item contains the header and the separator line. Number columns are right-aligned.
@@ -221,12 +225,12 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) ->
     return [f"{lines[0]}\n|{'|'.join(rules)}|", *lines[1:]]
 
 
-def as_name(text: str) -> str:
+def format_name(text: str) -> str:
     """Return a name in Markdown: as code if possible."""
     text = line(text)
-    return f"`{text}`" if _CODE.fullmatch(text) else as_text(text)
+    return f"`{text}`" if _CODE.fullmatch(text) else escape_text(text)
 
 
-def as_text(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return a text with the symbols of Markdown and HTML escaped."""
     return _SYMBOLS.sub(r"\\\1", line(text))

@@ -11,12 +11,17 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.controller.pipeline.records.evidence import criterion_text, evidence_lines, reference_text, unanswered_text
-from hil.controller.pipeline.records.print_generation import worst_position
+from hil.controller.pipeline.records.evidence import (
+    format_criterion,
+    format_evidence,
+    format_reference,
+    format_unanswered,
+)
+from hil.controller.pipeline.records.print_generation import find_worst_position
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.screen.texts import as_text, plain
-from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, worst_output
+from hil.controller.storage.screen.texts import as_text, make_plain
+from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, find_worst_output
 from hil.core.results import Timings
 
 _OUTPUT = (
@@ -41,7 +46,7 @@ def _make_field_columns(*names: str) -> list[CaseColumn]:
 
 
 def _make_worst_column(name: str, statistic: str) -> CaseColumn:
-    return CaseColumn(name, lambda record: getattr(worst_output(record.outputs), statistic, None))
+    return CaseColumn(name, lambda record: getattr(find_worst_output(record.outputs), statistic, None))
 
 
 def _make_note_column(name: str) -> CaseColumn:
@@ -57,10 +62,10 @@ def _make_timing_column(name: str) -> CaseColumn:
 
 
 def _make_output_column(index: int, statistic: str) -> CaseColumn:
-    def value(record: CaseRecord) -> Any:
+    def read_value(record: CaseRecord) -> Any:
         return getattr(record.outputs[index], statistic) if index < len(record.outputs) else None
 
-    return CaseColumn(f"output_{index}_{statistic}", value)
+    return CaseColumn(f"output_{index}_{statistic}", read_value)
 
 
 def _make_generation_column(name: str, value: Callable[[StoredGeneration], Any], **shown: str) -> CaseColumn:
@@ -72,7 +77,7 @@ def _make_time_column(name: str, field: str) -> CaseColumn:
 
 
 def _find_worst_kl(generation: StoredGeneration) -> Any:
-    worst = worst_position(generation)
+    worst = find_worst_position(generation)
     return None if worst is None else worst.kl
 
 
@@ -93,11 +98,11 @@ COLUMNS: tuple[CaseColumn, ...] = (
     _make_worst_column("worst_output", "name"),
     *(_make_worst_column(one.key, one.key) for one in STATISTICS if one.report),
     _make_worst_column("mismatches", "mismatches"),
-    CaseColumn("plain_sqnr_db", lambda record: getattr(worst_output(record.plain_outputs), "sqnr_db", None)),
+    CaseColumn("plain_sqnr_db", lambda record: getattr(find_worst_output(record.plain_outputs), "sqnr_db", None)),
     *_make_field_columns("disagreement", "confirmed", "decided_by"),
-    CaseColumn("reference", lambda record: reference_text(record.against, record.relation)),
-    CaseColumn("unanswered", lambda record: "; ".join(map(unanswered_text, record.unanswered))),
-    CaseColumn("evidence", lambda record: "; ".join(evidence_lines(record))),
+    CaseColumn("reference", lambda record: format_reference(record.against, record.relation)),
+    CaseColumn("unanswered", lambda record: "; ".join(map(format_unanswered, record.unanswered))),
+    CaseColumn("evidence", lambda record: "; ".join(format_evidence(record))),
     CaseColumn("attempts", lambda record: len(record.attempts)),
     *_make_field_columns("message"),
 )
@@ -140,21 +145,21 @@ GENERATION_COLUMNS: tuple[CaseColumn, ...] = (
 )
 
 
-def columns_of(run: SuiteResults) -> tuple[CaseColumn, ...]:
+def list_columns(run: SuiteResults) -> tuple[CaseColumn, ...]:
     """Return the columns of a run's cases."""
     has_notes = any(record.notes or record.params for record in run.records)
     has_prompts = any(record.generation for record in run.records)
     return COLUMNS + (GENERATION_COLUMNS if has_prompts else ()) + (COMPILER_COLUMNS if has_notes else ())
 
 
-def cases_csv(run: SuiteResults) -> str:
-    """Write a row per case with the columns from :func:`columns_of`."""
-    columns = columns_of(run)
+def format_cases_csv(run: SuiteResults) -> str:
+    """Write a row per case with the columns from :func:`list_columns`."""
+    columns = list_columns(run)
     rows = ([column.value(record) for column in columns] for record in run.records)
-    return csv_text([column.name for column in columns], rows)
+    return format_csv([column.name for column in columns], rows)
 
 
-def outputs_csv(run: SuiteResults) -> str:
+def format_outputs_csv(run: SuiteResults) -> str:
     """Write a row per output and reference.
 
     References are the flow's reference, additional references, and the reference for the model before the flow's
@@ -169,13 +174,13 @@ def outputs_csv(run: SuiteResults) -> str:
         ):
             for output in outputs:
                 known = {**output.to_json(), **(output.tolerance.to_json() if output.tolerance else {})}
-                known["criteria"] = "; ".join(map(criterion_text, output.criteria))
+                known["criteria"] = "; ".join(map(format_criterion, output.criteria))
                 known |= {"id": record.id, "beside": beside, "against": against}
                 rows.append([known.get(name) for name in _OUTPUT])
-    return csv_text(_OUTPUT, rows)
+    return format_csv(_OUTPUT, rows)
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def format_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Write a table as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -192,7 +197,7 @@ def _format_cell(value: Any) -> Any:
         return " ".join(str(_format_cell(one)) for one in value)
     if not isinstance(value, str) or value in ("inf", "-inf", "nan"):
         return value
-    return as_text(plain(value))
+    return as_text(make_plain(value))
 
 
 def _convert_to_ms(ns: float | None) -> float | None:

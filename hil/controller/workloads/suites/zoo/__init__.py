@@ -11,11 +11,11 @@ from hil.controller.storage.tensor_files import load_npz
 from hil.controller.workloads.suites.cases.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
-from hil.core.installed import version
-from hil.core.scratch import temporary_folder
+from hil.core.installed import get_version
+from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
 
-MAKE_TIMEOUT_S = 300.0
+MAKE_TIMEOUT_SECONDS = 300.0
 _HERE = Path(__file__).parent
 # Possible directories of the models for digits: in a wheel, and in a checkout.
 _DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
@@ -57,15 +57,15 @@ ATOL = {"half": 4e-3, "bfloat16": 3e-2}
 _DIGITS_MODELS = ("digits_cnn", "digits_cnn_int8", "digits_cnn_batch")
 
 
-def zoo_models(context: RunContext) -> list[SuiteModel]:
+def build_zoo_models(context: RunContext) -> list[SuiteModel]:
     """Return the models of the suite ``models``, in order. Built models are cached."""
     sources = "".join(file.read_text() for file in sorted(_HERE.glob("*.py")))
-    key = Cache.key("zoo", onnx=version("onnx"), sources=digest_of(sources.encode()))
+    key = Cache.key("zoo", onnx=get_version("onnx"), sources=digest_of(sources.encode()))
 
     def make(folder: Path) -> None:
-        with temporary_folder("hil-zoo-") as scratch:
+        with make_temporary_folder("hil-zoo-") as scratch:
             log = Path(scratch) / "build.log"
-            context.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_S, log=log)
+            context.isolated.call(build, {"folder": str(folder)}, timeout=MAKE_TIMEOUT_SECONDS, log=log)
 
     entry, _ = context.cache.get_or_make(key, {"model": "the suite models"}, make)
     built = [SuiteModel(name, entry / f"{name}.onnx", DIMS.get(name, {}), atol=ATOL.get(name)) for name in BUILDERS]
@@ -86,13 +86,15 @@ def _create_digits_model(name: str) -> SuiteModel:
     folder = next((one for one in _DIGITS if one.is_dir()), _DIGITS[0])
     count = DIMS.get(name, {}).get("N", 1)
 
-    def images() -> Array:
+    def load_images() -> Array:
         return load_npz(folder / "digits_test.npz")["image"]
 
     return SuiteModel(
         name,
         folder / f"{name}.onnx",
         DIMS.get(name, {}),
-        given=lambda: {"image": images()[:count]},
-        calibration=lambda: [{"image": images()[start : start + count]} for start in range(count, 64 - count, count)],
+        given=lambda: {"image": load_images()[:count]},
+        calibration=lambda: [
+            {"image": load_images()[start : start + count]} for start in range(count, 64 - count, count)
+        ],
     )

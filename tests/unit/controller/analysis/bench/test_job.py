@@ -16,7 +16,7 @@ from hil.controller.analysis.bench.job import _BenchRun, _drop_references, run_b
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.restored import board_of_stored
+from hil.controller.pipeline.records.restored import restore_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.core.results import Outcome, RunResult
@@ -65,12 +65,12 @@ def test_stored_run_board_requires_trust_or_explicit_board():
     typed, nothing = Job(models=(), board="sim"), Job(models=())
     for board in ("board_configs/evil.toml", "root@10.0.0.7", "unix:/a.sock", "10.0.0.7:7700"):
         stored = Job(models=(), board=board, identity=Path("key"), accept_new_host_key=True)
-        assert board_of_stored(stored, nothing, own=True) == stored
-        assert board_of_stored(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
+        assert restore_board(stored, nothing, own=True) == stored
+        assert restore_board(stored, typed, own=False) == replace(stored, board="sim", **NO_KEYS)
         with pytest.raises(UsageError, match="this user did not create its record at this path"):
-            board_of_stored(stored, nothing, own=False)
+            restore_board(stored, nothing, own=False)
     stored = Job(models=(), board="kitchen", identity=Path("key"), accept_new_host_key=True)
-    assert board_of_stored(stored, nothing, own=False) == replace(stored, **NO_KEYS)
+    assert restore_board(stored, nothing, own=False) == replace(stored, **NO_KEYS)
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 2}, {"against": "latest"}])

@@ -15,7 +15,7 @@ from support.bench_boards import PacedBoard, side_on
 
 from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, count_batches, count_instructions, measure
 from hil.controller.analysis.bench.stats import Batch, BenchJob
-from hil.controller.analysis.bench.store import under_load
+from hil.controller.analysis.bench.store import select_under_load
 from hil.controller.pipeline.settings.options import Job
 from hil.core.instructions import InstructionCounts
 from hil.core.results import Outcome
@@ -142,7 +142,7 @@ def test_under_load_counts_runs_while_all_copies_run():
     def batch(copy: int, starts: list[int]) -> Batch:
         return Batch("A", 0, copy, np.array(starts), np.full(len(starts), 10))
 
-    starts, durations, rate = under_load([batch(0, [0, 10, 20, 30]), batch(1, [15, 25, 35, 45])], 2)
+    starts, durations, rate = select_under_load([batch(0, [0, 10, 20, 30]), batch(1, [15, 25, 35, 45])], 2)
     assert starts.tolist() == [15, 20, 25, 30]
     assert durations.tolist() == [10] * 4
     assert rate == pytest.approx(4 / 25 * 1e9)

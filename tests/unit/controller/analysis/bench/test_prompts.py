@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hil.controller.analysis.bench.measure import BenchSide, measure
-from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides, per_prompt
+from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides, split_prompts
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case
@@ -67,8 +67,8 @@ def test_side_has_times_of_all_batches():
 def test_per_prompt_selects_each_prompt(tmp_path: Path):
     spec = tmp_path / "p.toml"
     spec.write_text('[[prompt]]\nname = "a"\ntokens = [1]\n[[prompt]]\ntokens = [2]\n')
-    assert [one.prompt for one in per_prompt(Options(generate=spec))] == ["a", "prompt-2"]
-    assert per_prompt(Options()) == [Options()]
+    assert [one.prompt for one in split_prompts(Options(generate=spec))] == ["a", "prompt-2"]
+    assert split_prompts(Options()) == [Options()]
 
 
 class BrokenBoard:

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from hil.controller.analysis.bench.stats import Batch, compare_rounds, is_precise, round_log_ratios
 from hil.controller.devices.time_statistics import (
-    LEAST_REPEATS,
-    drift_of,
-    median_interval,
-    student_quantile,
+    MIN_REPEATS,
+    compute_median_interval,
+    compute_student_quantile,
+    measure_drift,
     summarise,
 )
 
 TIMES = st.lists(st.integers(1, 10**9), min_size=1, max_size=200)
-LOGS = st.lists(st.floats(-1, 1), min_size=LEAST_REPEATS, max_size=30)
+LOGS = st.lists(st.floats(-1, 1), min_size=MIN_REPEATS, max_size=30)
 
 
 def starts_of(durations: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_median_interval_covers_median_despite_autocorrelation():
     rng, missed = np.random.default_rng(2), 0
     for _ in range(100):
         durations = (50_000 * np.exp(alike(rng, 1000, share=0.05, memory=0.7))).astype(np.int64)
-        found = median_interval(durations)
+        found = compute_median_interval(durations)
         missed += not found.low <= 50_000 <= found.high
     assert missed <= 5
 
@@ -85,7 +85,7 @@ def test_median_interval_covers_median_despite_autocorrelation():
 @pytest.mark.parametrize("count", [1, 2, 12, 1000, 50_000])
 def test_median_interval_narrows_with_more_samples(count):
     durations = np.random.default_rng(3).normal(50_000, 500, count).astype(np.int64)
-    found = median_interval(durations)
+    found = compute_median_interval(durations)
     if count <= 12:
         assert found is None
     else:
@@ -96,13 +96,13 @@ def test_drift_marks_rising_times_but_not_autocorrelated_noise():
     rng, called = np.random.default_rng(4), 0
     for _ in range(100):
         durations = (50_000 * np.exp(alike(rng, 2000, share=0.05, memory=0.9))).astype(np.int64)
-        called += drift_of(starts_of(durations), durations, share=0.03).marked
+        called += measure_drift(starts_of(durations), durations, share=0.03).marked
     assert called <= 2
     rising = (50_000 * np.linspace(1, 1.1, 2000) * rng.normal(1, 0.02, 2000)).astype(np.int64)
-    found = drift_of(starts_of(rising), rising, share=0.03)
+    found = measure_drift(starts_of(rising), rising, share=0.03)
     assert found.marked
     assert found.change == pytest.approx(0.095, abs=0.01)
-    assert not drift_of(starts_of(rising), rising, share=0.2).marked
+    assert not measure_drift(starts_of(rising), rising, share=0.2).marked
 
 
 @pytest.mark.ci
@@ -171,7 +171,7 @@ def test_compare_ignores_incomplete_and_too_few_rounds():
     rng = np.random.default_rng(9)
     batches = machine(rng, rounds=8)
     assert round_log_ratios(batches[:-1]).size == 7
-    assert compare_rounds(round_log_ratios(batches[: 4 * (LEAST_REPEATS - 1)]), min_effect=0.03) is None
+    assert compare_rounds(round_log_ratios(batches[: 4 * (MIN_REPEATS - 1)]), min_effect=0.03) is None
     assert compare_rounds(round_log_ratios([]), min_effect=0.03) is None
 
 
@@ -179,4 +179,4 @@ def test_compare_ignores_incomplete_and_too_few_rounds():
 @pytest.mark.parametrize("freedom", [5, 6, 9, 19, 99])
 def test_student_quantiles_match_scipy(freedom):
     stats = pytest.importorskip("scipy.stats")
-    assert student_quantile(0.995, freedom) == pytest.approx(stats.t.ppf(0.995, freedom), rel=0.01)
+    assert compute_student_quantile(0.995, freedom) == pytest.approx(stats.t.ppf(0.995, freedom), rel=0.01)

@@ -15,7 +15,7 @@ from support.step_programs import logits_of, save_summing_model
 from hil.compare.generation import FaultKind, GenerationFault, GenerationVerdict
 from hil.controller.analysis.bisect import generation
 from hil.controller.analysis.bisect.generation import find_wrong_call
-from hil.controller.models.importers.onnx import spec_of_value
+from hil.controller.models.importers.onnx import make_value_spec
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.generation import begin_generation
 from hil.controller.pipeline.settings.options import Options
@@ -45,7 +45,7 @@ class FakeRunner:
         self.verdicts = verdicts
         path = save_summing_model(folder / "m.onnx")
         graph = onnx.load(path).graph
-        inputs, outputs = (tuple(map(spec_of_value, values)) for values in (graph.input, graph.output))
+        inputs, outputs = (tuple(map(make_value_spec, values)) for values in (graph.input, graph.output))
         self.model = Model("m", "onnx", path, {"m.onnx": path}, "digest", inputs=inputs, outputs=outputs)
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str) -> Case:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hil.compare.verdict import compare
-from hil.controller.analysis.bisect.find import Atol, finding_of, within, without_failed
+from hil.controller.analysis.bisect.find import Atol, drop_failed, extract_finding, judge_case
 from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case
@@ -36,7 +36,7 @@ def judged(
     case = Case(
         "net", Path("net.onnx"), Options(accept=accept), Path(), **made, outcome=verdict.outcome, reason=verdict.reason
     )
-    return finding_of(case, rtol, atol, by_chance)
+    return judge_case(case, rtol, atol, by_chance)
 
 
 def layer(name: str, inputs: str, outputs: str) -> Layer:
@@ -80,22 +80,22 @@ def test_finding_skips_outputs_of_random_numbers():
 
 def test_finding_reports_error_with_stage_and_hint():
     case = Case("net", Path("net.onnx"), Options(), Path())
-    case = case.ended(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
-    assert finding_of(case, None, None) == make_finding(
+    case = case.with_error(CompileFailed("no such operator", hint="leave it out"), Stage.COMPILE)
+    assert judge_case(case, None, None) == make_finding(
         Outcome.COMPILE_ERROR, "no such operator", stage="compile", hint="leave it out"
     )
 
 
 def test_within_derives_layer_outcome_from_tensors():
     whole = judged({"a": WANTED["a"] + 1, "b": WANTED["b"]}, by_chance=("b",))
-    assert within(layer("one", "x", "a"), whole).outcome is FAIL
-    assert within(layer("two", "a", "b"), whole).outcome is SKIP
-    assert within(layer("both", "x", "ab"), whole).outcome is FAIL
-    assert "the layer failed, or depends on a failed layer" in within(layer("more", "b", "c"), whole).reason
-    dead = within(layer("one", "x", "a"), make_finding(Outcome.RUN_CRASH, "SIGILL"))
+    assert extract_finding(layer("one", "x", "a"), whole).outcome is FAIL
+    assert extract_finding(layer("two", "a", "b"), whole).outcome is SKIP
+    assert extract_finding(layer("both", "x", "ab"), whole).outcome is FAIL
+    assert "the layer failed, or depends on a failed layer" in extract_finding(layer("more", "b", "c"), whole).reason
+    dead = extract_finding(layer("one", "x", "a"), make_finding(Outcome.RUN_CRASH, "SIGILL"))
     assert (dead.outcome, dead.reason) == (SKIP, "the whole model ended in RUN_CRASH: SIGILL")
 
 
 def test_without_failed_drops_all_downstream_layers():
     layers = [layer("a", "x", "p"), layer("b", "p", "q"), layer("c", "q", "r"), layer("d", "x", "s")]
-    assert [one.name for one in without_failed(layers, {"b"})] == ["a", "d"]
+    assert [one.name for one in drop_failed(layers, {"b"})] == ["a", "d"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hil.controller.analysis.detection.sequential import (
-    LEAST_ROUNDS,
+    MIN_ROUNDS,
     RoundNoise,
     SequentialDecision,
     decide,
@@ -76,7 +76,7 @@ def test_faster_program_is_not_slower_and_improved_otherwise():
 def test_decision_predicts_remaining_rounds():
     steady = math.log1p(0.02) + ROUND * np.tile([1.0, -1.0, 0.5, -0.5], 30)
     decision = SequentialDecision(0.02)
-    assert decision.rounds_needed == LEAST_ROUNDS
+    assert decision.rounds_needed == MIN_ROUNDS
     for value in steady[:8]:
         decision.add(float(value))
     predicted = decision.rounds_needed + 8

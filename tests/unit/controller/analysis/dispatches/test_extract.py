@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.profiles import HOST
 
 from hil.controller.analysis.dispatches.extract import Dispatch, extract_dispatches
-from hil.controller.analysis.profile.sites import sites_of
+from hil.controller.analysis.profile.sites import find_sites
 from hil.controller.models.importers import import_model
 from hil.core.results import Model
 from hil.errors import UsageError
@@ -50,11 +50,11 @@ def test_equal_dispatches_are_extracted_once(twice: Path, settings: dict[str, An
     np.testing.assert_allclose(expected["output0"], np.maximum(x.astype(float) @ WEIGHTS, 0), rtol=1e-5)
     # The key joins with profiles, and the standalone program has the same key in its profile.
     how = {name: settings[name] for name in ("cache", "isolated", "timeout", "log")}
-    assert {site.key for region in sites_of(model, HOST, **how).regions for site in region.sites} == {found.key}
+    assert {site.key for region in find_sites(model, HOST, **how).regions for site in region.sites} == {found.key}
     assert found.path is not None
     alone = import_model(found.path, dims={}, isolated=settings["isolated"])
     assert [spec.shape for spec in alone.inputs or ()] == [spec.shape for spec in found.inputs]
-    (region,) = sites_of(alone, HOST, **how).regions
+    (region,) = find_sites(alone, HOST, **how).regions
     assert region.keys == (found.key,)
 
 

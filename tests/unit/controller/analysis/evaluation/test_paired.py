@@ -7,7 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from hil.controller.analysis.evaluation.paired import bootstrap_interval, mcnemar_p_value, tango_interval
+from hil.controller.analysis.evaluation.paired import (
+    compute_bootstrap_interval,
+    compute_mcnemar_p_value,
+    compute_tango_interval,
+)
 
 Z = 1.959964
 
@@ -17,25 +21,27 @@ Z = 1.959964
     [(0, 0, 1.0), (0, 5, 0.0625), (1, 8, 0.0390625), (10, 10, 1.0), (0, 20, 2 * 0.5**20), (3, 7, 0.34375)],
 )
 def test_mcnemar_matches_binomial_test(only_first: int, only_second: int, p_value: float) -> None:
-    assert mcnemar_p_value(only_first, only_second) == pytest.approx(p_value)
-    assert mcnemar_p_value(only_second, only_first) == pytest.approx(p_value)
+    assert compute_mcnemar_p_value(only_first, only_second) == pytest.approx(p_value)
+    assert compute_mcnemar_p_value(only_second, only_first) == pytest.approx(p_value)
 
 
 def test_mcnemar_supports_large_counts() -> None:
-    assert mcnemar_p_value(5000, 5200) == pytest.approx(math.erfc(199 / math.sqrt(10200) / math.sqrt(2)), rel=0.01)
+    assert compute_mcnemar_p_value(5000, 5200) == pytest.approx(
+        math.erfc(199 / math.sqrt(10200) / math.sqrt(2)), rel=0.01
+    )
 
 
 def test_tango_interval_without_discordant_samples() -> None:
-    low, high = tango_interval(0, 0, 64)
+    low, high = compute_tango_interval(0, 0, 64)
     assert high == pytest.approx(Z**2 / (64 + Z**2), abs=1e-5)
     assert low == pytest.approx(-high)
 
 
 @pytest.mark.parametrize(("first", "second", "samples"), [(12, 2, 50), (0, 7, 40), (30, 30, 100)])
 def test_tango_interval_ends_have_extreme_scores(first: int, second: int, samples: int) -> None:
-    low, high = tango_interval(first, second, samples)
+    low, high = compute_tango_interval(first, second, samples)
     assert low < (first - second) / samples < high
-    assert tango_interval(second, first, samples) == pytest.approx((-high, -low))
+    assert compute_tango_interval(second, first, samples) == pytest.approx((-high, -low))
     for end in (low, high):
         # The share of the second kind with the largest likelihood, by brute force.
         shares = np.linspace(max(0.0, -end), (1 - end) / 2, 200_001)[1:-1]
@@ -55,9 +61,9 @@ def test_bootstrap_interval_is_paired_and_seeded() -> None:
     def score(values: np.ndarray):
         return lambda weights: float(np.average(values, weights=weights))
 
-    found = bootstrap_interval(score(moved), score(base), 400, seed=1)
-    assert found == bootstrap_interval(score(moved), score(base), 400, seed=1)
+    found = compute_bootstrap_interval(score(moved), score(base), 400, seed=1)
+    assert found == compute_bootstrap_interval(score(moved), score(base), 400, seed=1)
     # The standard error of the paired mean is 0.005, that of unpaired means 0.07.
     assert found is not None and found[0] < 0.1 < found[1] and 0.015 < found[1] - found[0] < 0.025
-    assert bootstrap_interval(score(moved * np.nan), score(base), 400, seed=1) is None
-    assert bootstrap_interval(score(moved[:1]), score(base[:1]), 1, seed=1) is None
+    assert compute_bootstrap_interval(score(moved * np.nan), score(base), 400, seed=1) is None
+    assert compute_bootstrap_interval(score(moved[:1]), score(base[:1]), 1, seed=1) is None

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hil.controller.analysis.graphs.layout import GAP_X, HEIGHT, WIDTH, layered, spread
+from hil.controller.analysis.graphs.layout import GAP_X, HEIGHT, WIDTH, lay_out, spread
 
 CHAIN = [(number, number + 1) for number in range(4)]
 
@@ -15,7 +15,7 @@ def overlapping(found):
 
 
 def test_layout_puts_chain_in_single_column():
-    found = layered(5, CHAIN)
+    found = lay_out(5, CHAIN)
     assert len(set(found["x"])) == 1
     assert found["y"] == sorted(found["y"]) and len(set(found["y"])) == 5
 
@@ -30,7 +30,7 @@ def test_layout_puts_chain_in_single_column():
     ],
 )
 def test_layout_puts_nodes_below_inputs_without_overlap(edges):
-    found = layered(5, edges)
+    found = lay_out(5, edges)
     assert not overlapping(found)
     assert all(found["y"][first] + HEIGHT < found["y"][last] for first, last in edges)
     assert all(WIDTH / 2 <= x <= found["width"] - WIDTH / 2 for x in found["x"])
@@ -38,7 +38,7 @@ def test_layout_puts_nodes_below_inputs_without_overlap(edges):
 
 
 def test_layout_bends_edge_around_nodes():
-    found = layered(5, [*CHAIN, (0, 4)])
+    found = lay_out(5, [*CHAIN, (0, 4)])
     (bends,) = found["bends"].values()
     assert len(bends) == 2 * 3
     at = dict(zip(found["y"], found["x"], strict=True))
@@ -46,18 +46,18 @@ def test_layout_bends_edge_around_nodes():
 
 
 def test_layout_puts_sources_just_above_consumer():
-    found = layered(6, [*CHAIN, (5, 4)])
+    found = lay_out(6, [*CHAIN, (5, 4)])
     assert found["y"][5] == found["y"][3]
 
 
 def test_layout_accepts_cycles_and_self_edges():
-    found = layered(3, [(0, 1), (1, 2), (2, 1), (1, 1)])
+    found = lay_out(3, [(0, 1), (1, 2), (2, 1), (1, 1)])
     assert len(found["x"]) == 3
 
 
 def test_layout_accepts_missing_nodes_and_edges():
-    assert layered(0, [])["width"] == 0
-    apart = layered(9, [])
+    assert lay_out(0, [])["width"] == 0
+    apart = lay_out(9, [])
     assert len(set(zip(apart["x"], apart["y"], strict=True))) == 9 and apart["width"] < 2 * apart["height"]
     assert apart["y"] == sorted(apart["y"]), "in rows, in their order"
 
@@ -69,5 +69,5 @@ def test_spread_preserves_gap_between_nearest_places():
 
 
 def test_layout_handles_long_chain_without_recursion():
-    found = layered(20_000, [(number, number + 1) for number in range(19_999)])
+    found = lay_out(20_000, [(number, number + 1) for number in range(19_999)])
     assert len(set(found["y"])) == 20_000

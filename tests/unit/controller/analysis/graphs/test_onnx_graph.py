@@ -11,8 +11,8 @@ from hil.controller.analysis.graphs import onnx_graph
 from hil.controller.analysis.graphs.colours import ColourScale
 from hil.controller.analysis.graphs.imported import read_imported
 from hil.controller.analysis.graphs.model_graph import ModelGraph
-from hil.controller.analysis.graphs.node_data import node_data
-from hil.controller.analysis.graphs.onnx_graph import named_layers, read_onnx
+from hil.controller.analysis.graphs.node_data import make_node_data
+from hil.controller.analysis.graphs.onnx_graph import list_named_layers, read_onnx
 from hil.controller.analysis.graphs.values import NodeValue
 from hil.errors import ImportFailed
 
@@ -50,7 +50,7 @@ def test_graph_names_unnamed_nodes_for_model_explorer(tmp_path):
     )
     graph = graph_of(model, tmp_path)
     values = {one.name: NodeValue(max_abs=1.0) for one in graph.nodes if one.kind == "node"}
-    data = node_data(values, "max_abs", graph)
+    data = make_node_data(values, "max_abs", graph)
     assert list(values) == ["Relu_0", "mine", "Relu_2"]
     assert list(data["net"]["results"]) == ["<node_0>", "mine", "<node_2>"]
 
@@ -81,8 +81,8 @@ def test_graph_omits_constants_and_nests_subgraph_nodes(tmp_path):
 
 def test_layer_names_match_suite_layer_names(tmp_path):
     path = saved(residual_cnn(), tmp_path)
-    assert dict(named_layers(path, {}, "node"))["Conv_stem"] == ["stem"]
-    assert dict(named_layers(path, {}, "fused"))["Conv+BatchNormalization+Relu_stem"] == [
+    assert dict(list_named_layers(path, {}, "node"))["Conv_stem"] == ["stem"]
+    assert dict(list_named_layers(path, {}, "fused"))["Conv+BatchNormalization+Relu_stem"] == [
         "stem",
         "stem_norm",
         "stem_relu",
@@ -99,10 +99,10 @@ def test_read_onnx_rejects_invalid_model(tmp_path, content):
 
 def test_read_onnx_rejects_too_large_model(tmp_path, monkeypatch):
     path = saved(residual_cnn(), tmp_path)
-    monkeypatch.setattr(onnx_graph, "MOST_NODES", 3)
+    monkeypatch.setattr(onnx_graph, "MAX_NODES", 3)
     with pytest.raises(ImportFailed, match="nodes exceed the limit of 3"):
         read_onnx(path, {})
-    monkeypatch.setattr(onnx_graph, "MOST_BYTES", 3)
+    monkeypatch.setattr(onnx_graph, "MAX_BYTES", 3)
     with pytest.raises(ImportFailed, match="MiB exceeds the limit of 0 MiB"):
         read_onnx(path, {})
 
@@ -132,10 +132,10 @@ def test_imported_program_preserves_onnx_node_names(tmp_path):
 
 def test_node_data_writes_valid_json_for_any_value():
     values = {"a": NodeValue("FAIL", max_abs=float("inf")), "b": NodeValue("PASS", max_abs=1.0), "c": NodeValue("PASS")}
-    data = node_data(values, "max_abs")
+    data = make_node_data(values, "max_abs")
     json.dumps(data, allow_nan=False)
     scale = ColourScale.of("max_abs", values.values())
-    assert data["results"]["b"] == {"value": 1.0, "bgColor": scale.colour(values["b"]), "textColor": "#ffffff"}
+    assert data["results"]["b"] == {"value": 1.0, "bgColor": scale.choose_colour(values["b"]), "textColor": "#ffffff"}
     assert data["results"]["a"]["value"] == "inf"
     assert "c" not in data["results"]
-    assert {one["value"] for one in node_data(values, "outcome")["results"].values()} == {"PASS", "FAIL"}
+    assert {one["value"] for one in make_node_data(values, "outcome")["results"].values()} == {"PASS", "FAIL"}

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from hil.controller.analysis.graphs.colours import STOPS, ColourScale, between, text_on
-from hil.controller.analysis.graphs.dispatches import dispatch_graph, of_operations, timed_operations
-from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph, edges_of
+from hil.controller.analysis.graphs.colours import STOPS, ColourScale, choose_text_colour, interpolate_colour
+from hil.controller.analysis.graphs.dispatches import dispatch_graph, map_operations, sum_operations
+from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph, find_edges
 from hil.controller.analysis.graphs.values import (
     LayerValue,
     NodeValue,
     bisect_layers,
-    merged,
-    of_layers,
-    of_outputs,
-    of_placement,
-    of_totals,
-    suite_layers,
+    map_layers,
+    map_outputs,
+    map_placement,
+    map_totals,
+    merge_values,
+    read_suite_layers,
 )
 from hil.core.timeline import OpRow
 
@@ -41,10 +41,10 @@ def test_bisect_layer_sets_value_of_each_node():
             {"name": "M", "nodes": ["c"], "isolated": None, "cumulative": finding()},
         ]
     }
-    found = of_layers(bisect_layers(document, "isolated"))
+    found = map_layers(bisect_layers(document, "isolated"))
     assert found.keys() == {"a", "b"}
     assert found["a"] == NodeValue("FAIL", "", 2.0, 3.0, layer="L", case="L", outputs=("y",), together=2)
-    assert of_layers(bisect_layers(document, "cumulative")).keys() == {"c"}
+    assert map_layers(bisect_layers(document, "cumulative")).keys() == {"c"}
 
 
 def test_bisect_layer_reports_worst_output_with_nan_worst():
@@ -60,7 +60,7 @@ def test_bisect_layer_reports_worst_output_with_nan_worst():
     "document", [{}, {"layers": 3}, {"layers": [None, {"nodes": 3, "isolated": {"outputs": [1, {"max_abs": []}]}}]}]
 )
 def test_bisect_layers_ignore_damaged_record(document):
-    assert of_layers(bisect_layers(document, "isolated")) == {}
+    assert map_layers(bisect_layers(document, "isolated")) == {}
 
 
 def test_suite_layers_match_by_name():
@@ -69,25 +69,25 @@ def test_suite_layers_match_by_name():
         {"id": "net_layer_A", "layer": "A", "outcome": "FAIL", "message": "off", "device_p50_ns": 5.0},
         {"id": "net_layer_B", "layer": "B"},
     ]
-    layers, missing = suite_layers(records, {"A": ["a"]})
+    layers, missing = read_suite_layers(records, {"A": ["a"]})
     assert missing == ["B"]
-    assert of_layers(layers)["a"] == NodeValue("FAIL", "off", time_ns=5.0, layer="A", case="net_layer_A", together=1)
+    assert map_layers(layers)["a"] == NodeValue("FAIL", "off", time_ns=5.0, layer="A", case="net_layer_A", together=1)
 
 
 @pytest.mark.parametrize("time", ["nan", "inf", -1, None, [], "x", 10**400])
 def test_suite_layers_drop_invalid_time(time):
-    layers, _ = suite_layers([{"id": "a", "layer": "A", "device_p50_ns": time}], {"A": ["a"]})
+    layers, _ = read_suite_layers([{"id": "a", "layer": "A", "device_p50_ns": time}], {"A": ["a"]})
     assert layers[0].value.time_ns is None
 
 
 def test_layers_keep_gravest_value_of_shared_node():
     right, wrong = NodeValue("PASS", max_abs=9.0), NodeValue("FAIL", max_abs=1.0)
-    found = of_layers([LayerValue(["a"], right), LayerValue(["a", "b"], wrong), LayerValue(["a"], right)])
+    found = map_layers([LayerValue(["a"], right), LayerValue(["a", "b"], wrong), LayerValue(["a"], right)])
     assert found["a"] == replace(wrong, together=2)
 
 
 def test_outputs_become_separate_nodes():
-    found = of_outputs([{"name": "y", "passed": False, "max_abs": 1.0, "reason": "far"}], "net")
+    found = map_outputs([{"name": "y", "passed": False, "max_abs": 1.0, "reason": "far"}], "net")
     assert found == {"output y": NodeValue("FAIL", "far", 1.0, case="net", outputs=("y",))}
 
 
@@ -98,9 +98,9 @@ def test_node_time_sums_operations_of_median_iteration():
         *(row("pad", 201, 7, "a", iteration=1), row("conv", 210, 60, "a", "b", iteration=1)),
         row("pool", 270, 9, "c", iteration=1),
     ]
-    operations = timed_operations(rows)
+    operations = sum_operations(rows)
     assert [one.name for one in operations] == ["pad", "conv", "pool"]
-    found = of_totals(operations)
+    found = map_totals(operations)
     assert found["a"] == NodeValue(time_ns=6 + 55, ops=("pad", "conv"), timed_with=2)
     assert found["c"] == NodeValue(time_ns=8, ops=("pool",), timed_with=1)
 
@@ -112,12 +112,12 @@ def test_dispatch_graph_joins_operations_across_nodes():
         GraphNode("shape", "Reshape", inputs=("u",), outputs=("v",)),
         GraphNode("c", "Gemm", inputs=("v",), outputs=("w",)),
     ]
-    model = ModelGraph("onnx", "net", nodes, edges_of(nodes))
+    model = ModelGraph("onnx", "net", nodes, find_edges(nodes))
     rows = [row("pad", 0, 5, "a"), row("conv", 10, 50, "a", "b"), row("gemm", 70, 7, "c")]
-    operations = timed_operations(rows)
+    operations = sum_operations(rows)
     graph = dispatch_graph(operations, "net", model)
     assert graph.edges == [(0, 1), (1, 2)]
-    values = of_operations(graph, operations, {"b": NodeValue("FAIL", max_abs=3.0), "a": NodeValue("PASS")})
+    values = map_operations(graph, operations, {"b": NodeValue("FAIL", max_abs=3.0), "a": NodeValue("PASS")})
     assert (values["conv"].outcome, values["conv"].time_ns) == ("FAIL", 50)
     alone = dispatch_graph(operations, "net", None)
     assert alone.edges == [] and "unknown data flow" in alone.notes[0], "no edge is drawn that nobody knows"
@@ -125,18 +125,18 @@ def test_dispatch_graph_joins_operations_across_nodes():
 
 def test_timed_operations_splits_operation_by_nodes():
     rows = [row("mm", 10 * at, 5 + at, name, iteration=at // 2) for at, name in enumerate("abab")]
-    operations = timed_operations(rows)
+    operations = sum_operations(rows)
     assert [(one.name, one.onnx_nodes) for one in operations] == [("mm", ("a",)), ("mm #2", ("b",))]
     assert [one.run_ns for one in operations] == [6, 7]
-    assert of_totals(operations)["b"].ops == ("mm #2",)
+    assert map_totals(operations)["b"].ops == ("mm #2",)
 
 
 def test_placement_maps_nodes_to_devices():
     parts = [{"device": "npu", "names": ["a"]}, {"device": "cpu", "names": ["b"], "elsewhere": True}, 3]
-    found = of_placement(parts)
+    found = map_placement(parts)
     assert {name: value.placement for name, value in found.items()} == {"a": "npu", "b": "cpu (elsewhere)"}
-    assert of_placement([{"device": "npu", "names": []}], ["a"]) == {"a": NodeValue(placement="npu")}
-    both = merged({"a": NodeValue("PASS")}, found, {"a": NodeValue("FAIL", time_ns=1.0)})
+    assert map_placement([{"device": "npu", "names": []}], ["a"]) == {"a": NodeValue(placement="npu")}
+    both = merge_values({"a": NodeValue("PASS")}, found, {"a": NodeValue("FAIL", time_ns=1.0)})
     assert both["a"] == NodeValue("PASS", placement="npu", time_ns=1.0)
 
 
@@ -144,9 +144,9 @@ def test_scale_colours_errors_by_logarithm():
     values = [NodeValue(max_abs=value) for value in (0.0, 1e-6, 1e-4, 1e-2, math.inf)]
     scale = ColourScale.of("max_abs", values)
     assert [scale.level(value.max_abs or 0.0) for value in values] == pytest.approx([0, 0, 0.5, 1, 1])
-    assert scale.colour(values[0]) == STOPS[0]
-    assert scale.colour(values[-1]) == STOPS[-1]
-    assert scale.colour(NodeValue()) == scale.colour(None) == ""
+    assert scale.choose_colour(values[0]) == STOPS[0]
+    assert scale.choose_colour(values[-1]) == STOPS[-1]
+    assert scale.choose_colour(NodeValue()) == scale.choose_colour(None) == ""
     assert [text for _, text in scale.legend()] == ["0", "0.0001", "0.01"]
 
 
@@ -175,16 +175,16 @@ def test_scale_colours_times_from_zero():
 def test_scale_colours_single_value_of_any_size(metric, value):
     one = NodeValue("FAIL", max_abs=value, sqnr_db=value, time_ns=value, placement="cpu")
     scale = ColourScale.of(metric, [one])
-    assert len(scale.colour(one)) == 7
+    assert len(scale.choose_colour(one)) == 7
     assert scale.legend()
 
 
 def test_scale_uses_distinct_outcome_and_device_colours():
     scale = ColourScale.of("outcome", [])
-    colours = {word: scale.colour(NodeValue(word)) for word in ("PASS", "FAIL", "COMPILE_ERROR", "SKIP")}
+    colours = {word: scale.choose_colour(NodeValue(word)) for word in ("PASS", "FAIL", "COMPILE_ERROR", "SKIP")}
     assert len(set(colours.values())) == 4
     devices = ColourScale.of("placement", [NodeValue(placement="a"), NodeValue(placement="b")])
-    assert devices.colour(NodeValue(placement="a")) != devices.colour(NodeValue(placement="b"))
+    assert devices.choose_colour(NodeValue(placement="a")) != devices.choose_colour(NodeValue(placement="b"))
 
 
 def test_text_on_colour_has_readable_contrast():
@@ -194,6 +194,6 @@ def test_text_on_colour_has_readable_contrast():
         return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
     for step in range(101):
-        colour = between(step / 100)
-        first, second = sorted([light(colour), light(text_on(colour))])
+        colour = interpolate_colour(step / 100)
+        first, second = sorted([light(colour), light(choose_text_colour(colour))])
         assert (second + 0.05) / (first + 0.05) >= 4.5, colour

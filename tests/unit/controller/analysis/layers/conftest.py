@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from hil.controller.analysis.layers import Layer, layers_of
+from hil.controller.analysis.layers import Layer, extract_layers
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.storage.isolation.isolated import Isolated
@@ -33,7 +33,7 @@ def imported(tmp_path: Path, isolated: Isolated) -> Imported:
 
 @pytest.fixture
 def context(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for ``layers_of``."""
+    """Return the arguments for ``extract_layers``."""
     return {name: settings[name] for name in ("cache", "isolated", "log")}
 
 
@@ -42,7 +42,7 @@ def taken_apart(imported: Imported, context: dict[str, Any]) -> Callable[..., di
     """taken_apart(proto, group) -> the layers by name."""
 
     def layers(proto: onnx.ModelProto, group: str = "node") -> dict[str, Layer]:
-        return {layer.name: layer for layer in layers_of(imported(proto), group=group, **context)}
+        return {layer.name: layer for layer in extract_layers(imported(proto), group=group, **context)}
 
     return layers
 

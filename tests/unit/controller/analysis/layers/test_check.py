@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 from support.layer_models import FLOAT, model_of, node
 
-from hil.controller.analysis.layers import Layer, activations, changed_layers, layers_of
+from hil.controller.analysis.layers import Layer, compute_activations, extract_layers, find_changed_layers
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import Isolated
 
@@ -39,11 +39,11 @@ def test_changed_layers_names_layer_with_wrong_constant(
 ) -> None:
     model = import_model(computed_weight(tmp_path), isolated=isolated)
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
-    plain, computed = layers_of(model, inputs=X, **context)
+    plain, computed = extract_layers(model, inputs=X, **context)
     assert (plain.folded, computed.folded) == (False, True)
-    values = activations(model, X, **settings)
-    assert changed_layers([plain, computed], values, **settings) == {}
-    found = changed_layers([plain, with_other_constant(computed, tmp_path)], values, **settings)
+    values = compute_activations(model, X, **settings)
+    assert find_changed_layers([plain, computed], values, **settings) == {}
+    found = find_changed_layers([plain, with_other_constant(computed, tmp_path)], values, **settings)
     assert list(found) == [computed.name]
     assert "computed for the layer changed output y: 8 of 8 values differ" in found[computed.name]
 
@@ -53,8 +53,8 @@ def test_changed_layers_runs_only_layers_with_computed_constants(
 ) -> None:
     model = import_model(computed_weight(tmp_path), isolated=isolated)
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
-    plain, _ = layers_of(model, inputs=X, **context)
-    values = activations(model, X, **settings)
+    plain, _ = extract_layers(model, inputs=X, **context)
+    values = compute_activations(model, X, **settings)
     closed = Isolated(1)
     closed.close()
-    assert changed_layers([plain], values, **{**settings, "isolated": closed}) == {}
+    assert find_changed_layers([plain], values, **{**settings, "isolated": closed}) == {}

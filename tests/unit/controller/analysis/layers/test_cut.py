@@ -11,7 +11,15 @@ import pytest
 from support.layer_models import branches_and_loops, dynamic_batch, folded, residual_cnn, sequences
 from support.models import DIGITS
 
-from hil.controller.analysis.layers import Layer, activations, cut, layer_inputs, layer_outputs, layer_specs, layers_of
+from hil.controller.analysis.layers import (
+    Layer,
+    compute_activations,
+    cut,
+    extract_layers,
+    get_layer_specs,
+    select_layer_inputs,
+    select_layer_outputs,
+)
 from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.core.results import Model
@@ -57,7 +65,7 @@ def test_cut_accepts_fused_layers(cut_out: Cut) -> None:
 
 def test_cut_includes_dequantizing_nodes_of_layer(isolated: Any, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
-    layers = {layer.name: layer for layer in layers_of(model, **context)}
+    layers = {layer.name: layer for layer in extract_layers(model, **context)}
     conv, pool = "DequantizeLinear+Conv+QuantizeLinear_conv2", "DequantizeLinear+MaxPool+QuantizeLinear_pool2"
     alone, both = cut(model, conv, conv, **context), cut(model, conv, pool, **context)
     for one in (alone, both):
@@ -71,7 +79,7 @@ def test_cut_adds_side_inputs(cut_out: Cut) -> None:
     part = cut_out(residual_cnn(), "r2", "r3")
     assert part.inputs == ("r2", "r1") and part.outputs == ("r3",)
     assert part.name == "cut_r2_to_r3" and part.op == "Conv+Add+Relu"
-    assert [str(spec) for side in layer_specs(part) for spec in side] == [
+    assert [str(spec) for side in get_layer_specs(part) for spec in side] == [
         "r2: 1x8x8x8 float32", "r1: 1x8x8x8 float32", "r3: 1x8x8x8 float32",
     ]  # fmt: skip
 
@@ -80,18 +88,18 @@ def test_cut_computes_same_values_as_whole_model(
     imported: Any, inputs_of: Callable[[Model], dict[str, Array]], context: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     model = imported(branches_and_loops())
-    values = activations(model, inputs_of(model), **settings)
+    values = compute_activations(model, inputs_of(model), **settings)
     part = cut(model, "h", "repeat", **context)
     assert part.inputs == ("positive", "h") and part.outputs == ("last", "every")
     own = import_model(part.path, isolated=settings["isolated"])
-    made = run_reference("onnxruntime", own, layer_inputs(part, values), **settings).outputs
-    for name, value in layer_outputs(part, values).items():
+    made = run_reference("onnxruntime", own, select_layer_inputs(part, values), **settings).outputs
+    for name, value in select_layer_outputs(part, values).items():
         np.testing.assert_allclose(made[name], value, rtol=1e-6)
 
 
 def test_cut_fixes_dimensions_from_inputs(cut_out: Cut) -> None:
     part = cut_out(dynamic_batch(), "r", "flat", inputs={"x": np.zeros((6, 3, 4), np.float32)})
-    assert [str(spec) for side in layer_specs(part) for spec in side] == ["r: 6x3x4 float32", "flat: 6x12 float32"]
+    assert [str(spec) for side in get_layer_specs(part) for spec in side] == ["r: 6x3x4 float32", "flat: 6x12 float32"]
 
 
 @pytest.mark.parametrize(
@@ -121,5 +129,5 @@ def test_cut_rejects_non_tensor_edge_and_dead_end(cut_out: Cut) -> None:
 def test_cut_without_ends_returns_whole_model(cut_out: Cut, imported: Any, context: dict[str, Any]) -> None:
     whole = cut_out(residual_cnn(), "", "")
     assert whole.nodes == tuple(
-        name for layer in layers_of(imported(residual_cnn()), **context) for name in layer.nodes
+        name for layer in extract_layers(imported(residual_cnn()), **context) for name in layer.nodes
     )

@@ -32,7 +32,7 @@ from support.layer_models import (
 )
 from support.models import DIGITS
 
-from hil.controller.analysis.layers import Layer, layer_specs, layers_of
+from hil.controller.analysis.layers import Layer, extract_layers, get_layer_specs
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -43,7 +43,7 @@ TakenApart = Callable[..., dict[str, Layer]]
 
 
 def ends(layer: Layer) -> list[str]:
-    return [str(spec) for side in layer_specs(layer) for spec in side]
+    return [str(spec) for side in get_layer_specs(layer) for spec in side]
 
 
 def operators(layer: Layer) -> list[str]:
@@ -51,7 +51,7 @@ def operators(layer: Layer) -> list[str]:
 
 
 def test_layers_split_plain_model_by_node(isolated: Isolated, context: dict[str, Any]) -> None:
-    layers = layers_of(import_model(DIGITS / "digits_cnn.onnx", isolated=isolated), **context)
+    layers = extract_layers(import_model(DIGITS / "digits_cnn.onnx", isolated=isolated), **context)
     assert [layer.name for layer in layers] == [
         "Conv_conv1", "Relu_relu1", "MaxPool_pool1", "Conv_conv2", "Relu_relu2", "MaxPool_pool2", "Flatten_flatten",
         "Gemm_fc1",
@@ -64,7 +64,7 @@ def test_layers_split_plain_model_by_node(isolated: Isolated, context: dict[str,
 def test_layers_are_valid_models_with_static_shapes(taken_apart: TakenApart) -> None:
     for layer in taken_apart(residual_cnn()).values():
         onnx.checker.check_model(layer.path, full_check=True)
-        assert all(spec.is_static for side in layer_specs(layer) for spec in side)
+        assert all(spec.is_static for side in get_layer_specs(layer) for spec in side)
 
 
 def test_layers_fuse_groups_like_compilers(taken_apart: TakenApart) -> None:
@@ -94,7 +94,7 @@ def test_layers_do_not_fuse_value_used_twice(taken_apart: TakenApart) -> None:
 def test_layers_keep_quantize_nodes_with_operator(isolated: Isolated, context: dict[str, Any]) -> None:
     model = import_model(DIGITS / "digits_cnn_int8.onnx", isolated=isolated)
     for group in ("node", "fused"):
-        layers = {layer.name: layer for layer in layers_of(model, group=group, **context)}
+        layers = {layer.name: layer for layer in extract_layers(model, group=group, **context)}
         conv = layers["DequantizeLinear+Conv+QuantizeLinear_conv2"]
         assert operators(conv).count("DequantizeLinear") == 3  # the value, the weight and the bias
         assert ends(conv) == [
@@ -148,15 +148,15 @@ def test_layers_fold_constants_and_drop_dead_nodes(taken_apart: TakenApart) -> N
 
 
 def test_layers_fold_shapes_of_fixed_dimensions(imported: Any, context: dict[str, Any]) -> None:
-    fixed = layers_of(imported(dynamic_batch(), N=5), **context)
+    fixed = extract_layers(imported(dynamic_batch(), N=5), **context)
     assert [layer.op for layer in fixed] == ["Relu", "Reshape", "MatMul"]
     assert ends(fixed[1]) == ["r: 5x3x4 float32", "flat: 5x12 float32"]
-    from_inputs = layers_of(imported(dynamic_batch()), inputs={"x": np.zeros((5, 3, 4), np.float32)}, **context)
+    from_inputs = extract_layers(imported(dynamic_batch()), inputs={"x": np.zeros((5, 3, 4), np.float32)}, **context)
     assert [ends(layer) for layer in from_inputs] == [ends(layer) for layer in fixed]
 
 
 def test_layers_keep_open_dimensions(imported: Any, context: dict[str, Any]) -> None:
-    layers = {layer.op: layer for layer in layers_of(imported(dynamic_batch()), **context)}
+    layers = {layer.op: layer for layer in extract_layers(imported(dynamic_batch()), **context)}
     assert ends(layers["Relu"]) == ["x: Nx3x4 float32", "r: Nx3x4 float32"]
     assert "Gather" in layers
 
@@ -168,7 +168,7 @@ def test_layers_get_shapes_from_run(taken_apart: TakenApart) -> None:
 
 
 def test_layers_keep_data_dependent_shapes_open(taken_apart: TakenApart) -> None:
-    inputs, outputs = layer_specs(taken_apart(indices_of_nonzero())["Cast_cast"])
+    inputs, outputs = get_layer_specs(taken_apart(indices_of_nonzero())["Cast_cast"])
     assert inputs[0].shape[0] == 2 and not isinstance(inputs[0].shape[1], int)
     assert not outputs[0].is_static
 
@@ -384,7 +384,7 @@ def test_layers_embed_external_weights(tmp_path: Path, isolated: Isolated, conte
     inside, outside = tmp_path / "inside.onnx", import_model(path, isolated=isolated)
     onnx.save(residual_cnn(), inside)
     assert len(outside.files) == 2
-    mine, theirs = (layers_of(model, **context) for model in (outside, import_model(inside, isolated=isolated)))
+    mine, theirs = (extract_layers(model, **context) for model in (outside, import_model(inside, isolated=isolated)))
     for one, other in zip(mine, theirs, strict=True):
         # Each layer embeds its weights and needs no other file.
         assert import_model(one.path, isolated=isolated).files.keys() == {one.path.name}
@@ -393,23 +393,23 @@ def test_layers_embed_external_weights(tmp_path: Path, isolated: Isolated, conte
 
 def test_layers_are_cached_by_model_dims_and_group(imported: Any, context: dict[str, Any]) -> None:
     model = imported(dynamic_batch(), N=2)
-    first = layers_of(model, **context)
+    first = extract_layers(model, **context)
     closed = Isolated(1)
     closed.close()
     without = {**context, "cache": Cache(context["cache"].root), "isolated": closed}
-    assert layers_of(model, **without) == first
+    assert extract_layers(model, **without) == first
     with pytest.raises(ImportFailed):
-        layers_of(imported(dynamic_batch(), N=3), **without)
+        extract_layers(imported(dynamic_batch(), N=3), **without)
     with pytest.raises(ImportFailed):
-        layers_of(model, group="fused", **without)
+        extract_layers(model, group="fused", **without)
 
 
 def test_layers_reject_unknown_group_and_other_formats(
     tmp_path: Path, imported: Any, context: dict[str, Any], isolated: Isolated
 ) -> None:
     with pytest.raises(UsageError, match="invalid group 'every'"):
-        layers_of(imported(lstm()), group="every", **context)
+        extract_layers(imported(lstm()), group="every", **context)
     path = tmp_path / "double.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     with pytest.raises(UsageError, match="expected ONNX or a format that converts to ONNX"):
-        layers_of(import_model(path, isolated=isolated), **context)
+        extract_layers(import_model(path, isolated=isolated), **context)

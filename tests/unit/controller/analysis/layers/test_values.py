@@ -27,12 +27,18 @@ from support.layer_models import (
 )
 from support.models import DIGITS
 
-from hil.controller.analysis.layers import GROUPS, activations, layer_inputs, layer_outputs, layers_of
+from hil.controller.analysis.layers import (
+    GROUPS,
+    compute_activations,
+    extract_layers,
+    select_layer_inputs,
+    select_layer_outputs,
+)
 from hil.controller.backends.references import run_reference_with_fallback
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model
-from hil.core.tensors import Array, dtype_name
+from hil.core.tensors import Array, get_dtype_name
 from hil.errors import ReferenceFailed, StageTimeout, UsageError
 
 InputsOf = Callable[[Model], dict[str, Array]]
@@ -52,22 +58,22 @@ def close(actual: Array, wanted: Array) -> None:
 def check_that_layers_make_the_model(model: Model, inputs: dict[str, Array], settings: dict[str, Any]) -> None:
     """Assert that layers reproduce their activations, alone and chained."""
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
-    whole = activations(model, inputs, **settings)
+    whole = compute_activations(model, inputs, **settings)
     wanted = run_reference_with_fallback(model, inputs, **settings)[0].outputs
     for name, value in wanted.items():
         close(whole[name], value)
     for group in GROUPS:
         made = dict(inputs)
-        for layer in layers_of(model, group=group, inputs=inputs, **context):
+        for layer in extract_layers(model, group=group, inputs=inputs, **context):
             own = import_model(layer.path, isolated=settings["isolated"], cache=settings["cache"])
             assert [spec.name for spec in own.inputs or ()] == list(layer.inputs)
-            real = layer_inputs(layer, whole)
+            real = select_layer_inputs(layer, whole)
             assert all(
-                spec.accepts(dtype_name(x.dtype), x.shape)
+                spec.accepts(get_dtype_name(x.dtype), x.shape)
                 for spec, x in zip(own.inputs or (), real.values(), strict=True)
             )
             alone = run_reference_with_fallback(own, real, **settings)[0].outputs
-            for name, value in layer_outputs(layer, whole).items():
+            for name, value in select_layer_outputs(layer, whole).items():
                 close(alone[name], value)
             made |= run_reference_with_fallback(own, {name: made[name] for name in layer.inputs}, **settings)[0].outputs
         for name, value in wanted.items():
@@ -118,7 +124,7 @@ def test_layers_compute_same_values_as_quantized_model(
     quantize_static(plain, quantised, Once(), quant_format=QuantFormat.QDQ, per_channel=True)
     model = import_model(quantised, isolated=isolated)
     check_that_layers_make_the_model(model, {"image": image}, settings)
-    layers = layers_of(model, **{name: settings[name] for name in ("cache", "isolated", "log")})
+    layers = extract_layers(model, **{name: settings[name] for name in ("cache", "isolated", "log")})
     assert any(layer.op == "DequantizeLinear+Conv+QuantizeLinear" for layer in layers)
     assert not any(layer.op in ("Conv", "Add", "MatMul", "DequantizeLinear") for layer in layers)
 
@@ -127,13 +133,13 @@ def test_activations_contain_every_intermediate_value(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:
     model = imported(residual_cnn())
-    found = activations(model, inputs_of(model), **settings)
+    found = compute_activations(model, inputs_of(model), **settings)
     inner = {name for one in residual_cnn().graph.node for name in one.output}
     assert set(found) == {"image", *inner} and len(found) == 14
     np.testing.assert_array_equal(found["r2"], np.maximum(found["c2"], 0))
     np.testing.assert_array_equal(found["image"], inputs_of(model)["image"])
     assert found.source.startswith("onnxruntime ") and found.refused == []
-    assert {spec.name: spec.shape for spec in found.specs()}["c1"] == (1, 8, 8, 8)
+    assert {spec.name: spec.shape for spec in found.iter_specs()}["c1"] == (1, 8, 8, 8)
 
 
 def test_activations_are_cached_by_model_and_inputs(
@@ -141,45 +147,45 @@ def test_activations_are_cached_by_model_and_inputs(
 ) -> None:
     model = imported(residual_cnn())
     inputs = inputs_of(model)
-    first = activations(model, inputs, **settings)
+    first = compute_activations(model, inputs, **settings)
     closed = Isolated(1)
     closed.close()
-    again = activations(model, inputs, **{**settings, "isolated": closed})
+    again = compute_activations(model, inputs, **{**settings, "isolated": closed})
     np.testing.assert_array_equal(again["scores"], first["scores"])
     for other in ({"recompute": True}, {"inputs": {"image": inputs["image"] + 1}}):
         arguments = {"inputs": inputs, **settings, "isolated": closed, **other}
         with pytest.raises(ReferenceFailed, match="were stopped"):
-            activations(model, **arguments)
+            compute_activations(model, **arguments)
 
 
 def test_activations_fall_back_to_onnx_reference(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(of_bfloat16())
-    found = activations(model, inputs_of(model), **settings)
+    found = compute_activations(model, inputs_of(model), **settings)
     assert found.source.startswith("onnx-reference ")
     ((name, reason),) = found.refused
     assert name == "onnxruntime" and "MatMul" in reason
-    assert dtype_name(found["m"].dtype) == "bfloat16"
+    assert get_dtype_name(found["m"].dtype) == "bfloat16"
 
 
 def test_activations_use_named_reference(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(residual_cnn())
-    found = activations(model, inputs_of(model), references=["onnx-reference"], **settings)
+    found = compute_activations(model, inputs_of(model), references=["onnx-reference"], **settings)
     assert found.source.startswith("onnx-reference") and not found.refused
     with pytest.raises(UsageError, match="reference iree-llvm-cpu does not provide intermediate values") as caught:
-        activations(model, inputs_of(model), references=["iree-llvm-cpu"], **settings)
+        compute_activations(model, inputs_of(model), references=["iree-llvm-cpu"], **settings)
     assert caught.value.hint == "expected one of onnxruntime, onnx-reference"
 
 
 def test_activations_list_model_outputs(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(folded())
-    found = activations(model, inputs_of(model), **settings)
+    found = compute_activations(model, inputs_of(model), **settings)
     assert found.outputs == ("y", "count", "same")
-    assert found.spec("y").shape == (2, 4) and "nothing" in found
+    assert found.get_spec("y").shape == (2, 4) and "nothing" in found
 
 
 def test_activations_omit_tensor_sequences(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     model = imported(sequences())
-    assert set(activations(model, inputs_of(model), **settings)) == {"x", "r", "n", "joined", "y"}
+    assert set(compute_activations(model, inputs_of(model), **settings)) == {"x", "r", "n", "joined", "y"}
 
 
 def test_activations_fail_when_every_reference_fails(imported: Any, settings: dict[str, Any]) -> None:
@@ -187,7 +193,7 @@ def test_activations_fail_when_every_reference_fails(imported: Any, settings: di
     model = imported(model_of(nodes, [("x", FLOAT, (4,)), ("shape", INT64, (1,))], [("y", FLOAT, ("M",))]))
     wrong = {"x": np.ones(4, np.float32), "shape": np.array([3], np.int64)}
     with pytest.raises(ReferenceFailed, match=r"onnxruntime: .*; onnx-reference: ") as failed:
-        activations(model, wrong, **settings)
+        compute_activations(model, wrong, **settings)
     assert failed.value.stage == "refer"
 
 
@@ -203,7 +209,7 @@ def test_activations_time_out(imported: Any, settings: dict[str, Any]) -> None:
     model = imported(model_of(nodes, [("x", FLOAT, ()), ("turns", INT64, ())], [("y", FLOAT, ())]))
     inputs = {"x": np.array(1, np.float32), "turns": np.array(10**12)}
     with pytest.raises(StageTimeout, match=r"intermediate values of model\.onnx timed out after 1 s") as late:
-        activations(model, inputs, **{**settings, "timeout": 1.0})
+        compute_activations(model, inputs, **{**settings, "timeout": 1.0})
     assert late.value.stage == "refer"
 
 
@@ -212,21 +218,21 @@ def test_layer_inputs_reject_missing_values_and_unknown_mode(
     imported: Any, inputs_of: InputsOf, settings: dict[str, Any]
 ) -> None:
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
-    (*_, last) = layers_of(imported(residual_cnn()), **context)
+    (*_, last) = extract_layers(imported(residual_cnn()), **context)
     other = imported(branches_and_loops())
     with pytest.raises(ReferenceFailed, match="layer Sigmoid_head_act: the reference has no value for tensor"):
-        layer_inputs(last, activations(other, inputs_of(other), **settings))
+        select_layer_inputs(last, compute_activations(other, inputs_of(other), **settings))
     with pytest.raises(UsageError, match="invalid mode 'zero'"):
-        layer_inputs(last, {}, mode="zero")
+        select_layer_inputs(last, {}, mode="zero")
 
 
 def test_random_inputs_stay_in_observed_range(imported: Any, inputs_of: InputsOf, settings: dict[str, Any]) -> None:
     context = {name: settings[name] for name in ("cache", "isolated", "log")}
     for proto in (residual_cnn(), branches_and_loops(), shared_weight(), of_bfloat16()):
         model = imported(proto)
-        observed = activations(model, inputs_of(model), **settings)
-        for layer in layers_of(model, **context):
-            drawn, same, others = (layer_inputs(layer, observed, mode="random", seed=seed) for seed in (1, 1, 2))
+        observed = compute_activations(model, inputs_of(model), **settings)
+        for layer in extract_layers(model, **context):
+            drawn, same, others = (select_layer_inputs(layer, observed, mode="random", seed=seed) for seed in (1, 1, 2))
             for name, value in drawn.items():
                 real = observed[name]
                 assert (value.dtype, value.shape) == (real.dtype, real.shape)
@@ -253,8 +259,8 @@ def test_random_inputs_stay_in_observed_range(imported: Any, inputs_of: InputsOf
 )
 def test_random_inputs_match_any_dtype_and_shape(value: Array, imported: Any, context: dict[str, Any]) -> None:
     nodes = [node("Identity", ["x"], ["y"], "same")]
-    (layer,) = layers_of(imported(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])), **context)
-    drawn = layer_inputs(layer, {"x": value}, mode="random")["x"]
+    (layer,) = extract_layers(imported(model_of(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])), **context)
+    drawn = select_layer_inputs(layer, {"x": value}, mode="random")["x"]
     assert (drawn.dtype, drawn.shape) == (value.dtype, value.shape)
     if value.dtype.kind in "fiu" and np.isfinite(value).any():
         finite = value[np.isfinite(value)]
@@ -267,4 +273,4 @@ def test_activations_reject_models_other_than_onnx(
     path = tmp_path / "same.mlir"
     path.write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     with pytest.raises(UsageError, match="expected ONNX or a format that converts to ONNX"):
-        activations(import_model(path, isolated=isolated), {}, **settings)
+        compute_activations(import_model(path, isolated=isolated), {}, **settings)

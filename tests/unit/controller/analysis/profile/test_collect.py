@@ -8,7 +8,7 @@ import pytest
 from support.models import DIGITS
 from support.profiles import profile_iree, profile_onnxruntime
 
-from hil.controller.analysis.profile.collect import check_folder, iree_rows, onnxruntime_rows
+from hil.controller.analysis.profile.collect import check_folder, iter_iree_rows, iter_onnxruntime_rows
 from hil.controller.analysis.profile.compilation.estimate import estimate
 from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
 from hil.controller.analysis.profile.runtimes.onnxruntime_profile import read_onnxruntime
@@ -27,7 +27,7 @@ def iree(request: pytest.FixtureRequest, settings: dict[str, Any], tmp_path: Pat
     events = read_ireeprof(run.profile, folder=tmp_path, warmup=WARMUP, iterations=RUNS, **given)
     sites = dispatch_sites(run.model, run.artifact, cache=settings["cache"], **given)
     notes: list[str] = []
-    yield list(iree_rows(events, sites, run="night", board="sim", notes=notes))
+    yield list(iter_iree_rows(events, sites, run="night", board="sim", notes=notes))
     assert not notes
 
 
@@ -60,7 +60,7 @@ def test_iree_rows_without_sites_keep_times_and_add_note(settings: dict[str, Any
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     events = read_ireeprof(run.profile, folder=tmp_path, iterations=RUNS, **given)
     notes: list[str] = []
-    rows = list(iree_rows(events, Sites((), {}), run="r", board="b", notes=notes))
+    rows = list(iter_iree_rows(events, Sites((), {}), run="r", board="b", notes=notes))
     assert len(rows) == len(events)
     assert not [row for row in rows if row.onnx_nodes]
     (note,) = notes
@@ -72,7 +72,9 @@ def test_onnxruntime_rows_join_kernels_nodes_and_estimates(settings: dict[str, A
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     path = profile_onnxruntime(model.path, tmp_path, WARMUP + RUNS)
     events = read_onnxruntime(path, model, warmup=WARMUP, **given)
-    rows = list(onnxruntime_rows(events, estimate(model, cache=settings["cache"], **given), run="night", board="sim"))
+    rows = list(
+        iter_onnxruntime_rows(events, estimate(model, cache=settings["cache"], **given), run="night", board="sim")
+    )
     assert {row.iteration for row in rows} == set(range(RUNS))
     assert {(row.run, row.board, row.runtime) for row in rows} == {("night", "sim", "onnxruntime")}
     conv = next(row for row in rows if row.onnx_nodes == ("conv1", "relu1") and row.flops is not None)

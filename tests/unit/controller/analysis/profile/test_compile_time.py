@@ -19,7 +19,7 @@ from hil.controller.analysis.profile.compilation.compile_time import (
 )
 from hil.controller.models.compiling import IREE_PHASES
 from hil.controller.models.importers import import_model
-from hil.core.clock import now_ns
+from hil.core.clock import get_time_ns
 from hil.core.results import Model
 from hil.core.timeline import Span
 from hil.errors import CompileFailed, StageTimeout, StorageError, UsageError
@@ -46,9 +46,9 @@ def inside(span: Span, outer: Span) -> bool:
 
 
 def test_profile_lists_phases_passes_dispatches_executables(settings: dict[str, Any], tmp_path: Path) -> None:
-    before = now_ns()
+    before = get_time_ns()
     told = profile(digits(settings), tmp_path / "out" / "deep", settings)
-    after = now_ns()
+    after = get_time_ns()
     assert told.folder == tmp_path / "out" / "deep"
     assert not told.notes
 

@@ -10,7 +10,7 @@ import pytest
 from support.made_profiles import US, profile, row, run_on
 
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
-from hil.controller.analysis.profile.totals import totals
+from hil.controller.analysis.profile.totals import sum_rows
 from hil.core.timeline import InvokeTiming, Profile, Span
 
 
@@ -106,7 +106,7 @@ def test_diff_sums_operation_run_twice_per_iteration():
 def test_diff_computes_shares_of_medians():
     rows = [row(op, 1000 * at, took, iteration=at) for op, took in (("a", 60), ("b", 40)) for at in range(5)]
     rows[0] = row("a", 0, 6000)  # one outlier: by mean times the first operation has nearly the whole share
-    alone = {one.name: one.share for one in totals(rows)}
+    alone = {one.name: one.share for one in sum_rows(rows)}
     compared = compare_profiles(profile(rows), profile(rows))
     shares = {one.name: one.a.share for one in compared.ops if one.a}
     assert shares == alone == {"a": 0.6, "b": 0.4}

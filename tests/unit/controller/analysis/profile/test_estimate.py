@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 
-from hil.controller.analysis.profile.compilation.estimate import RIDGE, Estimate, Estimates, estimate, operations
+from hil.controller.analysis.profile.compilation.estimate import RIDGE, Estimate, Estimates, count_operations, estimate
 from hil.controller.models.importers import import_model
 
 Save = Callable[..., Path]
@@ -64,15 +64,15 @@ def estimates(path: Path, settings: dict[str, Any], **dims: int) -> Estimates:
 def test_operations_counts_flops_by_operator(
     op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any], expected: int | None
 ) -> None:
-    assert operations(op_type, ins, outs, given) == expected
+    assert count_operations(op_type, ins, outs, given) == expected
 
 
 def test_estimate_omits_traffic_between_joined_nodes(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
     image, filters, bias, between = 4 * 64, 4 * 16 * 9, 4 * 16, 4 * 16 * 64
-    assert found.of(["conv1"]).bytes == image + filters + bias + between
-    assert found.of(["relu1"]).bytes == 2 * between
-    together = found.of(["conv1", "relu1"])
+    assert found.estimate(["conv1"]).bytes == image + filters + bias + between
+    assert found.estimate(["relu1"]).bytes == 2 * between
+    together = found.estimate(["conv1", "relu1"])
     assert together.bytes == image + filters + bias + between
     assert together.flops == 2 * 16 * 64 * 9 + 16 * 64
     assert together.shapes == "1x1x8x8xf32, 16x1x3x3xf32, 16xf32 -> 1x16x8x8xf32"
@@ -81,7 +81,7 @@ def test_estimate_omits_traffic_between_joined_nodes(settings: dict[str, Any]) -
 def test_estimate_of_whole_model_counts_inputs_weights_outputs(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
     weights = 16 * 9 + 16 + 32 * 16 * 9 + 32 + 128 * 10 + 10
-    assert found.of(found.nodes).bytes == 4 * (64 + weights + 10)
+    assert found.estimate(found.nodes).bytes == 4 * (64 + weights + 10)
 
 
 def test_estimate_skips_views_and_unread_table_rows(save_onnx: Save, settings: dict[str, Any]) -> None:
@@ -93,21 +93,21 @@ def test_estimate_skips_views_and_unread_table_rows(save_onnx: Save, settings: d
     ]
     path = save_onnx(nodes, [("ids", TensorProto.INT64, (2,))], [("y", FLOAT, (16,))], [table, shape])
     found = estimates(path, settings)
-    assert found.of(["pick"]).bytes == 2 * 8 + 2 * (2 * 8 * 4)
-    assert found.of(["flat"]).bytes == 0
-    assert found.of(["pick", "flat"]).flops == 0
+    assert found.estimate(["pick"]).bytes == 2 * 8 + 2 * (2 * 8 * 4)
+    assert found.estimate(["flat"]).bytes == 0
+    assert found.estimate(["pick", "flat"]).flops == 0
 
 
 def test_estimate_uses_given_symbol_sizes(save_onnx: Save, settings: dict[str, Any]) -> None:
     path = save_onnx([helper.make_node("Relu", ["x"], ["y"], name="r")], [("x", FLOAT, ("N", 4))], [("y", FLOAT, None)])
-    assert estimates(path, settings).of(["r"]) == Estimate(None, None, "? -> ?")
-    assert estimates(path, settings, N=3).of(["r"]) == Estimate(12, 96, "3x4xf32 -> 3x4xf32")
+    assert estimates(path, settings).estimate(["r"]) == Estimate(None, None, "? -> ?")
+    assert estimates(path, settings, N=3).estimate(["r"]) == Estimate(12, 96, "3x4xf32 -> 3x4xf32")
 
 
 def test_estimate_ignores_unknown_node_names(settings: dict[str, Any]) -> None:
     found = estimates(DIGITS / "digits_cnn.onnx", settings)
-    assert found.of(["no such node"]) == Estimate(None, None)
-    assert found.of(["fc1", "no such node"]) == found.of(["fc1"])
+    assert found.estimate(["no such node"]) == Estimate(None, None)
+    assert found.estimate(["fc1", "no such node"]) == found.estimate(["fc1"])
 
 
 def test_estimate_skips_other_formats(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from hil.controller.analysis.profile.runtimes.iree_profile import (
     EVENTS,
     SETUP,
     IreeEvents,
-    by_repetition,
-    mapped_rows,
-    ordinals_of,
+    assign_by_repetition,
+    find_submissions,
+    map_rows,
+    number_events,
+    number_within_iterations,
     read_ireeprof,
-    submissions_of,
-    within,
 )
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -62,7 +62,7 @@ def test_events_repeat_dispatches_in_program_order(read: Any) -> None:
     events = read(iterations=RUNS)
     assert events.iterations == RUNS
     assert not events.notes
-    submitted, which = events.submitted()
+    submitted, which = events.group_submissions()
     assert which == [0] * RUNS
     (dispatches,) = [keys for keys in submitted[0] if keys]
     assert len(dispatches) == 6
@@ -120,7 +120,7 @@ def test_event_times_map_to_other_clock(read: Any) -> None:
 
 
 def test_memory_samples_follow_each_change(read: Any) -> None:
-    samples = list(read(iterations=RUNS).memory())
+    samples = list(read(iterations=RUNS).iter_memory())
     assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
     assert {sample.unit for sample in samples} == {"bytes"}
     values = [sample.value for sample in samples]
@@ -156,13 +156,13 @@ def test_read_times_out(read: Any) -> None:
 def test_driver_without_commands_gives_same_dispatches(
     digits: Profiled, read: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    own = read(iterations=RUNS).submitted()
+    own = read(iterations=RUNS).group_submissions()
     folder = tmp_path / "sync"
     folder.mkdir()
     sync = profile_iree(digits.model.path, folder, settings, device="local-sync", runs=RUNS)
     events = read(sync.profile, iterations=RUNS)
-    assert (mapped_rows(events.folder / EVENTS, EVENT)["command"] == NONE).all()
-    other = events.submitted()
+    assert (map_rows(events.folder / EVENTS, EVENT)["command"] == NONE).all()
+    other = events.group_submissions()
     assert [keys for keys in other[0][0] if keys] == [keys for keys in own[0][0] if keys]
 
 
@@ -183,13 +183,13 @@ def rows(*events: tuple[int, int, int, int]) -> np.ndarray:
 )
 def test_ordinals_follow_command_or_event_order(commands: list[int], expected: list[int]) -> None:
     events = rows((ALLOCA, 7, NONE, 0), *((DISPATCH, 7, command, 1) for command in commands))
-    assert ordinals_of(events, DISPATCH).tolist() == [-1, *expected]
+    assert number_events(events, DISPATCH).tolist() == [-1, *expected]
 
 
 def test_equal_submissions_have_same_kind() -> None:
     same = [(ALLOCA, 0, NONE, 5), (DISPATCH, 1, 2, 9), (DISPATCH, 1, 4, 8), (ALLOCA, 2, NONE, 20), (DISPATCH, 3, 2, 30)]
     events = rows(*same, (DISPATCH, 3, 4, 31))
-    numbers, kinds = submissions_of(events, ordinals_of(events, DISPATCH))
+    numbers, kinds = find_submissions(events, number_events(events, DISPATCH))
     assert numbers.tolist() == [0, 1, 1, 2, 3, 3]
     assert kinds[0] == kinds[2]
     assert kinds[1] == kinds[3]
@@ -199,21 +199,21 @@ def test_equal_submissions_have_same_kind() -> None:
 def test_dispatch_order_changes_submission_kind() -> None:
     events = rows((DISPATCH, 0, 1, 0), (DISPATCH, 0, 2, 1), (DISPATCH, 1, 1, 2), (DISPATCH, 1, 2, 3))
     events["key"] = [10, 11, 11, 10]
-    kinds = submissions_of(events, ordinals_of(events, DISPATCH))[1]
+    kinds = find_submissions(events, number_events(events, DISPATCH))[1]
     assert kinds[0] != kinds[1]
 
 
 def test_within_counts_submissions_per_iteration() -> None:
-    assert within(np.array([-1, -1, 0, 0, 0, 1, 1, 1])).tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+    assert number_within_iterations(np.array([-1, -1, 0, 0, 0, 1, 1, 1])).tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
 
 
 def test_mapped_rows_accepts_empty_file(tmp_path: Path) -> None:
     (tmp_path / "events.bin").write_bytes(b"")
-    assert len(mapped_rows(tmp_path / "events.bin", EVENT)) == 0
+    assert len(map_rows(tmp_path / "events.bin", EVENT)) == 0
 
 
 def told(kinds: str, iterations: int | None) -> tuple[str, str]:
-    found, doubt = by_repetition(np.array([ord(kind) for kind in kinds]), iterations)
+    found, doubt = assign_by_repetition(np.array([ord(kind) for kind in kinds]), iterations)
     return "".join("-" if number == SETUP else str(number) for number in found), doubt
 
 
@@ -259,6 +259,6 @@ def test_inseparable_runs_become_single_run_with_note() -> None:
 
 def test_runs_are_found_in_linear_time() -> None:
     kinds = np.arange(200_000)
-    found, doubt = by_repetition(kinds, 7)
+    found, doubt = assign_by_repetition(kinds, 7)
     assert doubt
     assert found.max() == 0

@@ -13,19 +13,19 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 from support.profiles import profile_onnxruntime
 
-from hil.controller.analysis.profile.collect import onnxruntime_rows
+from hil.controller.analysis.profile.collect import iter_onnxruntime_rows
 from hil.controller.analysis.profile.compilation.estimate import estimate
 from hil.controller.analysis.profile.runtimes.onnxruntime_profile import (
     KernelEvent,
     KernelNodes,
     OnnxRuntimeEvents,
-    by_name,
+    find_by_name,
     read_onnxruntime,
 )
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.zoo import zoo_models
+from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.core.results import Model
 from hil.errors import RunFailed, StageTimeout
 
@@ -78,7 +78,9 @@ def test_quantized_kernel_names_surrounding_nodes(settings: dict[str, Any], tmp_
 
 def test_pattern_kernel_names_all_fused_nodes(settings: dict[str, Any], tmp_path: Path) -> None:
     model = next(
-        each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "transformer"
+        each
+        for each in build_zoo_models(RunContext(settings["cache"], settings["isolated"]))
+        if each.name == "transformer"
     )
     kernels = first_run(profiled(model.path, settings, tmp_path))
     by_nodes = {kernel.nodes: kernel for kernel in kernels if kernel.computes}
@@ -91,7 +93,7 @@ def test_pattern_kernel_names_all_fused_nodes(settings: dict[str, Any], tmp_path
 
 def test_addition_fuses_into_preceding_convolution(settings: dict[str, Any], tmp_path: Path) -> None:
     model = next(
-        each for each in zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "resnet"
+        each for each in build_zoo_models(RunContext(settings["cache"], settings["isolated"])) if each.name == "resnet"
     )
     kernels = first_run(profiled(model.path, settings, tmp_path))
     behind = next(kernel.nodes for kernel in kernels if kernel.computes and "Conv_7" in kernel.nodes)
@@ -129,7 +131,7 @@ def test_control_flow_kernel_becomes_runtime_row(save_onnx: Save, settings: dict
     events = read_onnxruntime(profile_onnxruntime(path, tmp_path, 1), model, **given)
     rows = {
         row.op: row
-        for row in onnxruntime_rows(events, estimate(model, cache=settings["cache"], **given), run="r", board="b")
+        for row in iter_onnxruntime_rows(events, estimate(model, cache=settings["cache"], **given), run="r", board="b")
     }
     assert rows["if"].kind == "runtime"
     assert rows["if"].onnx_nodes == ()
@@ -240,5 +242,5 @@ def test_kernels_without_nodes_take_linear_time() -> None:
 
 
 def test_long_kernel_names_take_linear_time() -> None:
-    assert by_name("a" + "_1" * 1_000_000, {"a": "a"}) == []
-    assert by_name("a" + "_1" * 2000, {"a": "node"}) == ["node"]
+    assert find_by_name("a" + "_1" * 1_000_000, {"a": "a"}) == []
+    assert find_by_name("a" + "_1" * 2000, {"a": "node"}) == ["node"]

@@ -15,7 +15,7 @@ from support.schemas import check_document
 from support.traces import HAS_QUERIES, trace_bytes, write_trace_file
 from support.waiting import eventually
 
-from hil.controller.analysis.profile.perfetto import QueryTable, SqlError, TraceProcessor, query, table_text
+from hil.controller.analysis.profile.perfetto import QueryTable, SqlError, TraceProcessor, format_table, query
 from hil.controller.cli.stored.profile import profile as command
 from hil.errors import UsageError
 
@@ -230,10 +230,10 @@ def test_query_command_prints_columns_or_json(trace):
 
 
 def test_table_text_escapes_control_characters():
-    text = table_text(QueryTable(("a", "b"), [("\x1b[2Jx\ny", 1)]))
+    text = format_table(QueryTable(("a", "b"), [("\x1b[2Jx\ny", 1)]))
     assert text.splitlines() == ["a    b", "x y  1"]
-    assert table_text(QueryTable((), [])) == ""
-    assert table_text(QueryTable(("name",), [])) == "name\n"
+    assert format_table(QueryTable((), [])) == ""
+    assert format_table(QueryTable(("name",), [])) == "name\n"
 
 
 def nodes_of(parent: int) -> list[int]:

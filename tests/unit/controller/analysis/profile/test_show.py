@@ -13,16 +13,16 @@ from rich.console import Console
 from support.schemas import check_document
 from support.shown_profile import US, example
 
-from hil.controller.analysis.profile.show import print_profile, si, summarize_profile
-from hil.controller.analysis.profile.store import find_profile, folder_of, title_of, trace_of, write_profile
-from hil.controller.analysis.profile.totals import run_times, totals, typical_iteration
+from hil.controller.analysis.profile.show import format_si, print_profile, summarize_profile
+from hil.controller.analysis.profile.store import find_folder, find_profile, read_title, trace_of, write_profile
+from hil.controller.analysis.profile.totals import find_typical_iteration, run_times, sum_rows
 from hil.controller.cli.stored.profile import profile as command
 from hil.controller.storage.runs import RunStore
 from hil.errors import UsageError
 
 
 def test_totals_by_operation_sort_by_cost():
-    first, second, third = totals(example().rows)
+    first, second, third = sum_rows(example().rows)
     assert [(one.name, one.calls, one.total_ns, one.share) for one in (first, second, third)] == [
         ("matmul_0", 3, 180 * US, 0.6),
         ("matmul_1", 6, 90 * US, 0.3),
@@ -34,9 +34,9 @@ def test_totals_by_operation_sort_by_cost():
 
 
 def test_totals_group_by_node_and_type():
-    by_node = [(one.name, one.share) for one in totals(example().rows, "node")]
+    by_node = [(one.name, one.share) for one in sum_rows(example().rows, "node")]
     assert by_node == [("fc1, relu1", 0.6), ("fc2", 0.2), ("fc3", 0.1), ("(runtime)", 0.1)]
-    by_type = [(one.name, one.share, one.ops) for one in totals(example().rows, "type")]
+    by_type = [(one.name, one.share, one.ops) for one in sum_rows(example().rows, "type")]
     assert by_type == [
         ("Gemm+Relu", 0.6, ("matmul_0",)),
         ("Gemm", 0.3, ("matmul_1",)),
@@ -45,11 +45,11 @@ def test_totals_group_by_node_and_type():
 
 
 def test_totals_compute_parallelism_from_tiles():
-    assert [one.parallelism for one in totals(example().rows)] == [2.0, 1.0, None]
+    assert [one.parallelism for one in sum_rows(example().rows)] == [2.0, 1.0, None]
 
 
 def test_totals_compute_throughput_from_estimates():
-    first, second, third = totals(example().rows)
+    first, second, third = sum_rows(example().rows)
     # 120,000 operations and 6,000 bytes in 60 us.
     assert (first.flops_per_s, first.bytes_per_s, first.intensity) == (2e9, 1e8, 20.0)
     assert (first.bound_estimate, second.bound_estimate, third.bound_estimate) == ("compute", "memory", "")
@@ -59,15 +59,15 @@ def test_totals_compute_throughput_from_estimates():
 def test_totals_omit_throughput_with_missing_estimate():
     rows = list(example().rows)
     rows[4] = replace(rows[4], flops=None, bound_estimate="memory")
-    (first, *_) = totals(rows)
+    (first, *_) = sum_rows(rows)
     assert (first.flops_per_s, first.intensity, first.bound_estimate) == (None, None, "")
     assert first.bytes_per_s == 1e8
 
 
 def test_totals_accept_zero_durations():
     rows = [replace(row, duration_ns=0, tile_time_ns=0) for row in example().rows]
-    assert {(one.share, one.parallelism, one.flops_per_s) for one in totals(rows)} == {(0.0, None, None)}
-    assert totals([]) == []
+    assert {(one.share, one.parallelism, one.flops_per_s) for one in sum_rows(rows)} == {(0.0, None, None)}
+    assert sum_rows([]) == []
 
 
 def test_totals_exclude_time_of_nested_operations():
@@ -75,7 +75,7 @@ def test_totals_exclude_time_of_nested_operations():
     around = replace(copy, op="execute", start_ns=compute[0].start_ns - 10 * US, duration_ns=120 * US)
     # Two concurrent threads: their 40 us together take 20 us.
     beside = replace(compute[1], op="beside")
-    found = {one.name: one.total_ns for one in totals([around, *compute[:2], beside, *compute[2:], copy])}
+    found = {one.name: one.total_ns for one in sum_rows([around, *compute[:2], beside, *compute[2:], copy])}
     assert found == {
         "execute": 20 * US,
         "matmul_0": 60 * US,
@@ -102,13 +102,13 @@ def test_run_times_fall_back_to_rows():
 def test_run_times_of_empty_profile_are_none():
     times = run_times(replace(example(), rows=[], calls=[]))
     assert (times.timed_p50_ns, times.profiled_p50_ns, times.iterations, times.overhead) == (None, None, 0, None)
-    assert typical_iteration([]) == []
+    assert find_typical_iteration([]) == []
 
 
 def test_typical_iteration_has_median_duration():
     rows = [replace(row, duration_ns=row.duration_ns * (3, 1, 2)[row.iteration]) for row in example().rows]
-    assert {row.iteration for row in typical_iteration(rows)} == {2}
-    assert [row.op for row in typical_iteration(rows)] == ["matmul_0", "matmul_1", "matmul_1", "buffer.copy"]
+    assert {row.iteration for row in find_typical_iteration(rows)} == {2}
+    assert [row.op for row in find_typical_iteration(rows)] == ["matmul_0", "matmul_1", "matmul_1", "buffer.copy"]
 
 
 def shown(profile, *, by="op", top=20, width=80) -> str:
@@ -191,7 +191,7 @@ def test_summarize_profile_limits_totals_to_top():
     [(None, "-"), (0.0, "0 B/s"), (999.0, "999 B/s"), (1.5e3, "1.5 kB/s"), (3.2e9, "3.2 GB/s"), (7e14, "700 TB/s")],
 )
 def test_si_formats_number_with_prefix(value, text):
-    assert si(value, "B/s") == text
+    assert format_si(value, "B/s") == text
 
 
 # ---- which profile is meant
@@ -212,7 +212,7 @@ def store(tmp_path: Path, written: Path) -> RunStore:
     for title, cases in (("one", ["digits"]), ("two", ["digits", "other"]), ("none", [])):
         run = store.create(title, {})
         for case in cases:
-            (run.case_folder(case) / "profile").symlink_to(written / case)
+            (run.make_case_folder(case) / "profile").symlink_to(written / case)
         (run.folder / "not-a-case").mkdir()
     return store
 
@@ -262,14 +262,14 @@ def test_find_profile_reports_missing_profile(store, tmp_path):
 
 def test_directory_of_rejects_trace_without_rows(written, tmp_path):
     trace = written / "digits" / "trace.pftrace.gz"
-    assert folder_of(trace) == written / "digits"
+    assert find_folder(trace) == written / "digits"
     assert trace_of(written / "digits") == trace_of(trace) == trace
-    assert title_of(trace) == title_of(written / "digits") == "digits_cnn on sim"
+    assert read_title(trace) == read_title(written / "digits") == "digits_cnn on sim"
     alone = tmp_path / "alone.pftrace.gz"
     alone.write_bytes(trace.read_bytes())
-    assert (trace_of(alone), title_of(alone)) == (alone, "alone.pftrace.gz")
+    assert (trace_of(alone), read_title(alone)) == (alone, "alone.pftrace.gz")
     with pytest.raises(UsageError, match="is only a trace"):
-        folder_of(alone)
+        find_folder(alone)
     with pytest.raises(UsageError, match="requires a directory or a run, got trace file"):
         find_profile(str(alone), "digits")
 

@@ -11,12 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS
 from support.profiles import HOST, profile_iree
 
-from hil.controller.analysis.profile.collect import iree_rows
+from hil.controller.analysis.profile.collect import iter_iree_rows
 from hil.controller.analysis.profile.runtimes.iree_profile import read_ireeprof
-from hil.controller.analysis.profile.sites import DispatchSite, Region, Sites, dispatch_sites, names_in
+from hil.controller.analysis.profile.sites import DispatchSite, Region, Sites, dispatch_sites, find_names
 from hil.controller.models.importers import import_model
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.zoo import zoo_models
+from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.core.results import Artifact, Model
 from hil.errors import CompileFailed, UsageError
 
@@ -98,7 +98,7 @@ def test_sites_separate_calls_of_same_executable(save_onnx: Save, settings: dict
 @pytest.mark.ci
 def test_sites_separate_loops(settings: dict[str, Any]) -> None:
     context = RunContext(settings["cache"], settings["isolated"])
-    gru = next(model for model in zoo_models(context) if model.name == "gru")
+    gru = next(model for model in build_zoo_models(context) if model.name == "gru")
     regions = sites_of(gru.path, settings).regions
     assert [{node for site in each.sites for node in site.nodes} for each in regions] == [{"GRU_1"}, {"GRU_2"}]
     assert regions[0].loop
@@ -207,7 +207,7 @@ def test_match_falls_back_to_dispatch_names() -> None:
 def test_sites_cover_every_dispatch_of_zoo_models(settings: dict[str, Any], tmp_path: Path, device: str) -> None:
     given = {name: settings[name] for name in ("isolated", "timeout", "log")}
     profiled = 0
-    for model in zoo_models(RunContext(settings["cache"], settings["isolated"])):
+    for model in build_zoo_models(RunContext(settings["cache"], settings["isolated"])):
         folder = tmp_path / model.name
         folder.mkdir()
         try:
@@ -217,7 +217,7 @@ def test_sites_cover_every_dispatch_of_zoo_models(settings: dict[str, Any], tmp_
         sites = dispatch_sites(run.model, run.artifact, cache=settings["cache"], **given)
         events = read_ireeprof(run.profile, folder=folder, warmup=1, iterations=2, **given)
         notes: list[str] = list(events.notes)
-        rows = [row for row in iree_rows(events, sites, run="r", board="b", notes=notes) if row.kind == "compute"]
+        rows = [row for row in iter_iree_rows(events, sites, run="r", board="b", notes=notes) if row.kind == "compute"]
         assert rows, model.name
         assert not notes, model.name
         assert {row.iteration for row in rows} == {0, 1}, model.name
@@ -242,4 +242,4 @@ def test_sites_cover_every_dispatch_of_zoo_models(settings: dict[str, Any], tmp_
     ],
 )
 def test_names_in_parses_locations(location: str, expected: list[str]) -> None:
-    assert names_in(location) == expected
+    assert find_names(location) == expected

@@ -11,23 +11,23 @@ import pytest
 from hil.compare.verdict import compare_output
 from hil.controller.analysis.tensors.elements import MINUS_INF_HERE, NAN_HERE, NONFINITE, NONFINITE_ALONE
 from hil.controller.analysis.tensors.judging import judge_recorded, judge_within
-from hil.controller.analysis.tensors.maps import error_map, nonfinite_map, value_map
-from hil.controller.analysis.tensors.overview import SCATTER_CELLS, overview
+from hil.controller.analysis.tensors.maps import make_error_map, make_nonfinite_map, make_value_map
+from hil.controller.analysis.tensors.overview import SCATTER_CELLS, count_elements
 from hil.controller.analysis.tensors.pictures import (
     COLOURS,
     EMPTY,
     EQUAL,
     STEPS,
-    error_scale,
+    choose_error_scale,
+    choose_value_scale,
+    encode_png,
+    make_palette,
     paint,
     paint_codes,
-    palette,
-    png,
-    value_scale,
 )
-from hil.controller.analysis.tensors.planes import PIECE, plane_of
-from hil.controller.analysis.tensors.texts import text_rows
-from hil.controller.analysis.tensors.worst import exact, worst_elements, worst_in
+from hil.controller.analysis.tensors.planes import PIECE, choose_plane
+from hil.controller.analysis.tensors.texts import list_text_rows
+from hil.controller.analysis.tensors.worst import find_worst_elements, find_worst_in, format_exact
 from hil.core.results import Outcome, Tolerance
 
 NAN, INF = float("nan"), float("inf")
@@ -45,7 +45,7 @@ def pair(size: int = 3 * PIECE + 7) -> tuple[np.ndarray, np.ndarray]:
 
 def test_overview_counts_all_elements():
     a, b = pair()
-    found = overview(a, b)
+    found = count_elements(a, b)
     finite = a[np.isfinite(a)].astype(np.float64)
     one = found.sides[0]
     assert (one.elements, one.nan, one.infinite) == (a.size, 1, 0)
@@ -63,13 +63,13 @@ def test_overview_counts_all_elements():
 
 def test_overview_scatter_puts_equal_values_on_diagonal():
     a = np.linspace(-1, 1, 1000)
-    scatter = overview(a, a).scatter
+    scatter = count_elements(a, a).scatter
     assert scatter is not None and scatter.shape == (SCATTER_CELLS, SCATTER_CELLS)
     assert (np.diag(scatter).sum(), scatter.sum()) == (1000, 1000)
 
 
 def test_overview_gives_whole_values_a_bar_each():
-    found = overview(np.array([-2, 1, 1, 3], np.int8))
+    found = count_elements(np.array([-2, 1, 1, 3], np.int8))
     assert [(bar.low, bar.high, bar.counts[0]) for bar in found.values if bar.counts[0]] == [
         (-2.5, -1.5, 1),
         (0.5, 1.5, 2),
@@ -80,7 +80,7 @@ def test_overview_gives_whole_values_a_bar_each():
 @pytest.mark.parametrize("values", [[], [NAN, INF], [1e308, -1e308], [5e-324], [0.0]])
 def test_overview_accepts_odd_values(values):
     a = np.array(values)
-    found = overview(a, a)
+    found = count_elements(a, a)
     assert found.sides[0].elements == len(values) and found.equal == len(values)
 
 
@@ -89,7 +89,7 @@ def test_worst_elements_match_compare_output():
     a[5] = b[5]
     b[9] = a[9]
     tolerance = Tolerance(1e-3, 1e-3)
-    found = worst_elements(a, b, tolerance, most=20)
+    found = find_worst_elements(a, b, tolerance, most=20)
     wanted = compare_output("y", a, b, rtol=1e-3, atol=1e-3)
     assert found[0].index == wanted.worst_index == (PIECE + 1,)
     assert (found[0].actual, found[0].reference) == wanted.worst_values
@@ -102,14 +102,14 @@ def test_worst_elements_rank_by_share_of_tolerance():
     """The element with the smallest tolerance uses nearly none of its tolerance."""
     b = np.array([1000.0, 100.0, 0.0, 2000.0])
     a = b + np.array([0.07, 0.001, 0.0, 2.5])  # uses 7 %, 1 %, none, more than all of the tolerance
-    found = worst_elements(a, b, Tolerance(1e-3, 1e-6))
+    found = find_worst_elements(a, b, Tolerance(1e-3, 1e-6))
     assert [(one.index[0], one.mismatch) for one in found] == [(3, True), (0, False), (1, False)]
 
 
 @pytest.mark.parametrize("by", ["excess", "abs", "rel", "ulp"])
 def test_worst_elements_rank_nonfinite_mismatch_first(by):
     a, b = pair()
-    found = worst_elements(a, b, None, by=by, most=4)
+    found = find_worst_elements(a, b, None, by=by, most=4)
     assert [one.index for one in found[:2]] == [(5,), (9,)]
     apart = np.abs(a.astype(np.float64) - b)
     apart[~np.isfinite(apart)] = -1
@@ -120,17 +120,17 @@ def test_worst_elements_rank_nonfinite_mismatch_first(by):
 
 def test_worst_elements_omit_equal_elements():
     a = np.array([1.0, NAN, INF])
-    assert worst_elements(a, a.copy(), None) == []
-    plane = plane_of(a.shape)
-    assert worst_in(a, a, plane, plane.whole, "abs") is None
+    assert find_worst_elements(a, a.copy(), None) == []
+    plane = choose_plane(a.shape)
+    assert find_worst_in(a, a, plane, plane.whole, "abs") is None
 
 
 def test_exact_shows_bits_of_value():
     payload = np.array([0x7FC01234, 0x3F800001], np.uint32).view(np.float32)
-    assert exact(payload, (0,)) == "nan (bits 0x7fc01234)"
-    assert np.float32(exact(payload, (1,))) == payload[1]
-    assert exact(np.array([2**63 + 1], np.uint64), (0,)) == str(2**63 + 1)
-    assert exact(np.array(["a\x1b"]), (0,)) == "'a\\x1b'"
+    assert format_exact(payload, (0,)) == "nan (bits 0x7fc01234)"
+    assert np.float32(format_exact(payload, (1,))) == payload[1]
+    assert format_exact(np.array([2**63 + 1], np.uint64), (0,)) == str(2**63 + 1)
+    assert format_exact(np.array(["a\x1b"]), (0,)) == "'a\\x1b'"
 
 
 def test_judge_within_applies_given_tolerance():
@@ -173,18 +173,18 @@ def unpacked(data: bytes) -> tuple[np.ndarray, bytes]:
 def test_paint_colours_cells_by_value():
     a, b = np.zeros((4, 5)), np.zeros((4, 5))
     a[1, 2], a[2, 3], a[3, 4] = 1.0, 1e-3, NAN
-    plane = plane_of(a.shape)
-    found = error_map(a, b, plane, plane.whole)
-    cells, colours = unpacked(png(paint(found, error_scale(found)), "inferno"))
+    plane = choose_plane(a.shape)
+    found = make_error_map(a, b, plane, plane.whole)
+    cells, colours = unpacked(encode_png(paint(found, choose_error_scale(found)), "inferno"))
     assert (cells[1, 2], cells[2, 3], cells[0, 0]) == (STEPS - 1, 0, EQUAL)
     at = 3 * int(cells[3, 4])
     nan = colours[at : at + 3]
-    assert nan.hex() == COLOURS[NAN_HERE] and colours == palette("inferno")
+    assert nan.hex() == COLOURS[NAN_HERE] and colours == make_palette("inferno")
 
 
 @pytest.mark.parametrize(("scale", "words"), [("inferno", NONFINITE), ("viridis", NONFINITE_ALONE)])
 def test_nonfinite_colours_differ_from_number_colours(scale, words):
-    numbers = np.frombuffer(palette(scale), np.uint8).reshape(-1, 3)[:STEPS].astype(int)
+    numbers = np.frombuffer(make_palette(scale), np.uint8).reshape(-1, 3)[:STEPS].astype(int)
     for code in words:
         apart = np.abs(numbers - list(bytes.fromhex(COLOURS[code]))).sum(axis=1)
         assert apart.min() > 100, (scale, words[code], apart.min())
@@ -195,12 +195,12 @@ def test_paint_mixes_nan_and_numbers_in_a_cell(small):
     values = np.ones((small, 1000))
     values[:, ::2] = NAN
     values[3, 4] = values[7, 401] = -np.inf
-    plane = plane_of(values.shape, 0, 1)
-    found = value_map(values, plane, plane.whole)
+    plane = choose_plane(values.shape, 0, 1)
+    found = make_value_map(values, plane, plane.whole)
     assert found.counts[NAN_HERE] == small * 500 - 1 and found.counts[MINUS_INF_HERE] == 2
     for cells, other in (
-        (paint(found, value_scale([found])), lambda one: one < STEPS),
-        (paint_codes(nonfinite_map(values, plane, plane.whole)), lambda one: one == EQUAL),
+        (paint(found, choose_value_scale([found])), lambda one: one < STEPS),
+        (paint_codes(make_nonfinite_map(values, plane, plane.whole)), lambda one: one == EQUAL),
     ):
         colour = {code: STEPS + 1 + code for code in (NAN_HERE, MINUS_INF_HERE)}
         assert np.count_nonzero(cells == colour[MINUS_INF_HERE]) == 2
@@ -212,26 +212,26 @@ def test_paint_shows_single_nan():
     for place in ((0, 0), (3, 4), (501, 500), (999, 997)):
         values = np.ones((1000, 1000))
         values[place] = NAN
-        plane = plane_of(values.shape, 0, 1)
-        found = value_map(values, plane, plane.whole)
-        assert np.count_nonzero(paint(found, value_scale([found])) == STEPS + 1 + NAN_HERE) == 1
+        plane = choose_plane(values.shape, 0, 1)
+        found = make_value_map(values, plane, plane.whole)
+        assert np.count_nonzero(paint(found, choose_value_scale([found])) == STEPS + 1 + NAN_HERE) == 1
 
 
 def test_paint_leaves_cells_past_end_transparent():
     a = np.arange(70.0)
-    plane = plane_of(a.shape)
-    found = value_map(a, plane, plane.whole)
-    cells = paint(found, value_scale([found]))
+    plane = choose_plane(a.shape)
+    found = make_value_map(a, plane, plane.whole)
+    cells = paint(found, choose_value_scale([found]))
     assert cells.shape == (8, 9) and (cells.reshape(-1)[70:] == EMPTY).all() and (cells.reshape(-1)[:70] < STEPS).all()
 
 
 def test_palette_lightness_increases():
     for name in ("viridis", "inferno"):
-        colours = np.frombuffer(palette(name), np.uint8).reshape(256, 3)[:STEPS] / 255
+        colours = np.frombuffer(make_palette(name), np.uint8).reshape(256, 3)[:STEPS] / 255
         light = colours @ [0.2126, 0.7152, 0.0722]
         assert (np.diff(light) > -0.004).all() and light[-1] - light[0] > 0.6
 
 
 def test_text_rows_mark_differences():
     a, b = np.array([["a", "b"], ["c", "d"]]), np.array([["a", "b"], ["c", "x"]])
-    assert [(row.index, row.differ) for row in text_rows([a, b], 2, 9)] == [((1, 0), False), ((1, 1), True)]
+    assert [(row.index, row.differ) for row in list_text_rows([a, b], 2, 9)] == [((1, 0), False), ((1, 1), True)]

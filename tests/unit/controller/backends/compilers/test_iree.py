@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.compiling import fake_compiler
 
 from hil.controller.backends.compilers import compile_model, iree_program
-from hil.controller.backends.compilers.iree_program import host_cpu, recipe_of
+from hil.controller.backends.compilers.iree_program import choose_settings, identify_host_cpu
 from hil.controller.backends.references import run_reference
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import Isolated
@@ -258,14 +258,14 @@ def test_errors_in_extracts_messages_and_locations() -> None:
         "note: see current operation\n"
         'loc("fc2"): error: op verification failed\n'
     )
-    assert iree_program.errors_in(said) == [
+    assert iree_program.find_errors(said) == [
         "failed to legalize operation 'torch.operator' that was explicitly marked illegal (onnx.Foo) at 'fc1'",
         "op verification failed at 'fc2'",
     ]
 
 
 def test_host_cpu_returns_stable_identity() -> None:
-    assert len(host_cpu()) > 3 and host_cpu() == host_cpu()
+    assert len(identify_host_cpu()) > 3 and identify_host_cpu() == identify_host_cpu()
 
 
 # --- without a compiler ---
@@ -365,7 +365,7 @@ def test_model_above_two_gigabytes_compiles(tmp_path: Path, settings: dict[str, 
 def test_very_long_feature_list_compiles_as_flag(save_onnx: Save, settings) -> None:
     model = import_model(linear(save_onnx), isolated=settings["isolated"])
     features = f"--iree-llvmcpu-target-cpu-features={','.join(['+avx'] * 80)}"
-    assert recipe_of(model, [features]).flags[-1] == features
+    assert choose_settings(model, [features]).flags[-1] == features
 
 
 def test_unusable_ir_directory_raises_usage_error(save_onnx: Save, settings, tmp_path: Path) -> None:

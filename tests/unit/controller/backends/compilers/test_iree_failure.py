@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_failure import IR, PASS, SCRIPT
-from hil.controller.models.compiling import CompileOrder, call_isolated, entering
+from hil.controller.models.compiling import CompileOrder, call_isolated, report_phase
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import IsolatedCrash
 from hil.errors import CompileCrashed, CompileFailed, StageError, StageTimeout, UsageError
@@ -163,7 +163,7 @@ class DyingPool:
     def call(self, function: Any, phases: list[str], *, timeout: float | None, log: Path) -> None:
         with log.open("a") as file, contextlib.redirect_stdout(file):
             for phase in phases:
-                entering(phase)
+                report_phase(phase)
         raise IsolatedCrash("the worker process died of SIGSEGV", detail="the end of its log")
 
 

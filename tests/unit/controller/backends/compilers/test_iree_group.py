@@ -27,7 +27,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.operators import operator_cases
+from hil.controller.workloads.suites.cases.operators import make_operator_cases
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.core.results import Artifact, Model
 from hil.core.tensors import Array
@@ -201,7 +201,7 @@ def outcome(model: Model, settings: dict[str, Any]) -> str:
 def node_tests(isolated: Isolated, shared_cache: Path) -> dict[str, CaseSpec]:
     """The tests of operators in the installed onnx, by name."""
     context = RunContext(Cache(shared_cache), isolated)
-    return {case.id: case for case in operator_cases(load_flow("iree"), context)}
+    return {case.id: case for case in make_operator_cases(load_flow("iree"), context)}
 
 
 def compare_outcomes(tests: Sequence[CaseSpec], settings: dict[str, Any], folder: Path) -> list[str]:

@@ -9,9 +9,14 @@ from typing import NamedTuple
 
 import pytest
 
-from hil.controller.backends.compilers.tfcompile import target_of, tfcompile_target
-from hil.controller.backends.compilers.tfcompile_build import glue_of, is_needed, needed_variants
-from hil.controller.backends.compilers.tfcompile_graph import assigned_variables, identifiers, make_config, split
+from hil.controller.backends.compilers.tfcompile import choose_target, parse_target
+from hil.controller.backends.compilers.tfcompile_build import find_needed_variants, is_needed, write_glue
+from hil.controller.backends.compilers.tfcompile_graph import (
+    find_assigned_variables,
+    make_config,
+    make_identifiers,
+    split,
+)
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
 from hil.formats.xla_program import LibrarySignature, read_signature, write_signature
@@ -51,7 +56,7 @@ def config(feed=(2, 4), nodes=GRAPH):
 
 
 def test_variable_without_assignment_becomes_read_only():
-    assert assigned_variables(GRAPH) == {"fc1/kernel"}
+    assert find_assigned_variables(GRAPH) == {"fc1/kernel"}
     assert {port.node: port.read_only for port in config().variables} == {
         "fc1/kernel": False,
         "moving/mean": True,
@@ -61,7 +66,7 @@ def test_variable_without_assignment_becomes_read_only():
 
 def test_variable_passed_to_function_counts_as_assigned():
     looped = [*GRAPH, Node("while", "While", ("moving/mean",))]
-    assert assigned_variables(looped) == {"fc1/kernel", "moving/mean"}
+    assert find_assigned_variables(looped) == {"fc1/kernel", "moving/mean"}
 
 
 def test_config_turns_scoped_names_into_unique_identifiers():
@@ -70,7 +75,7 @@ def test_config_turns_scoped_names_into_unique_identifiers():
     assert [port.spec.name for port in told.variables] == ["fc1/kernel", "moving/mean", "fc1.kernel"]
     assert (told.feeds[0].name, told.feeds[0].node, told.feeds[0].output) == ("feed_x", "function/x", 0)
     assert told.fetches[0].name == "fetch_a_loss"
-    name = identifiers()
+    name = make_identifiers()
     assert [name("param", text) for text in ("a/b", "a_b", "a_b_2", "ä")] == [
         "param_a_b",
         "param_a_b_2",
@@ -100,7 +105,7 @@ def test_linker_includes_only_called_libraries():
    xla::cpu::internal::TypedMatMul<std::complex<double>, std::complex<double>>(device
    xla::cpu::internal::EigenConv2D<Eigen::half>(device
 """
-    included, variants = needed_variants(header)
+    included, variants = find_needed_variants(header)
     assert included == {"dot_lib", "convolution_lib"}
     needed = {
         name
@@ -114,7 +119,7 @@ def test_linker_includes_only_called_libraries():
 
 
 def test_linker_includes_whole_library_for_unknown_type():
-    included, variants = needed_variants(
+    included, variants = find_needed_variants(
         '#include "xla/backends/cpu/runtime/dot_lib.h"\ninternal::TypedMatMul<odd, odd>('
     )
     assert is_needed("dot_lib_f32", included, variants) and is_needed("dot_lib_s8", included, variants)
@@ -124,20 +129,20 @@ def test_linker_includes_whole_library_for_unknown_type():
 def test_glue_source_escapes_hostile_names():
     names = ("x)hil", '"; } int evil() { return 0; } //', "a\\", "ü\n")
     signature = LibrarySignature("step", (), tuple(TensorSpec(name, "float32", ()) for name in names))
-    (line,) = [line for line in glue_of(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
+    (line,) = [line for line in write_glue(write_signature(signature)).splitlines() if "hil_xla_signature" in line]
     literal = re.fullmatch(r'.* return ("(?:[^"\\]|\\["\\])*"); }', line)
     assert literal and read_signature(json.loads(literal[1])) == signature
 
 
 def test_target_defaults_to_host_architecture():
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    assert target_of([]).triple.split("-")[0] == machine
-    arm = target_of(["--target-triple=aarch64-unknown-linux-gnu", "--target-cpu=cortex-a53", "--variables=outside"])
+    assert parse_target([]).triple.split("-")[0] == machine
+    arm = parse_target(["--target-triple=aarch64-unknown-linux-gnu", "--target-cpu=cortex-a53", "--variables=outside"])
     assert (arm.zig, arm.cpu, arm.variables) == ("aarch64-linux-gnu.2.17", "cortex-a53", True)
-    assert tfcompile_target({"arch": "arm64"}).flags == ("--target-triple=aarch64-unknown-linux-gnu",)
-    assert tfcompile_target({}).flags == ()
+    assert choose_target({"arch": "arm64"}).flags == ("--target-triple=aarch64-unknown-linux-gnu",)
+    assert choose_target({}).flags == ()
     with pytest.raises(UsageError, match="unsupported tfcompile target riscv64"):
-        target_of(tfcompile_target({"arch": "riscv64"}).flags)
+        parse_target(choose_target({"arch": "riscv64"}).flags)
 
 
 def test_config_uses_given_port_names():
@@ -155,9 +160,9 @@ def test_config_uses_given_port_names():
 
 def test_target_accepts_class_in_tfcompile_spelling():
     for flag in ("--cpp_class=mynamespace::MyComputation", "--cpp-class=mynamespace::MyComputation"):
-        assert target_of([flag]).cpp_class == "mynamespace::MyComputation"
-    assert "using Program = my::Step;" in glue_of("{}", "my::Step")
-    assert target_of(["--target_triple=aarch64-unknown-linux-gnu"]).zig == "aarch64-linux-gnu.2.17"
+        assert parse_target([flag]).cpp_class == "mynamespace::MyComputation"
+    assert "using Program = my::Step;" in write_glue("{}", "my::Step")
+    assert parse_target(["--target_triple=aarch64-unknown-linux-gnu"]).zig == "aarch64-linux-gnu.2.17"
 
 
 @pytest.mark.parametrize(
@@ -174,4 +179,4 @@ def test_target_accepts_class_in_tfcompile_spelling():
 )
 def test_target_rejects_invalid_flags(flag, message):
     with pytest.raises(UsageError, match=message):
-        target_of([flag])
+        parse_target([flag])

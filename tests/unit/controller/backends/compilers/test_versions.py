@@ -32,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         found.append((module, *arguments))
         return [sys.executable, "-c", PIP]
 
-    monkeypatch.setattr(versions, "module_command", command)
+    monkeypatch.setattr(versions, "make_module_command", command)
     return found
 
 

@@ -24,17 +24,17 @@ from support.memory_groups import join_group, memory_group, memory_used
 from support.waiting import eventually
 
 from hil.controller.devices.agentless import scripts
-from hil.controller.devices.agentless.scripts import machine, readings
+from hil.controller.devices.agentless.scripts import parse_machine, parse_readings
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import connect_board
-from hil.controller.devices.deploy.wheels import iree_tool
+from hil.controller.devices.deploy.wheels import fetch_iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.board_config import BoardConfig, Connection, RuntimeCommand, fill
 from hil.core.board_parser import parse_runtime
 from hil.core.files import digest_file
 from hil.core.results import Artifact, Part
-from hil.core.tensors import Array, TensorSpec, dtype_of
+from hil.core.tensors import Array, TensorSpec, parse_dtype
 from hil.errors import (
     BoardBusy,
     BoardError,
@@ -50,7 +50,7 @@ from hil.errors import (
     UsageError,
 )
 from hil.formats.iree_command import PROFILE_TOOL, RUN_TOOL, own_tool
-from hil.formats.iree_values import mlir_type
+from hil.formats.iree_values import format_mlir_type
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the commands are those of a Linux board")
 
@@ -78,7 +78,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = []
     for dtype in DTYPES:
         for kind, shape in (("fixed", (3,)), ("rows", (2, None))):
-            tensor = mlir_type(TensorSpec("", dtype, shape))
+            tensor = format_mlir_type(TensorSpec("", dtype, shape))
             lines.append(f"func.func @{dtype}_{kind}(%a: {tensor}) -> {tensor} {{ return %a : {tensor} }}")
     return compile_mlir("\n".join(lines), tmp_path_factory.mktemp("identities"), "identities")
 
@@ -204,7 +204,7 @@ def test_run_preserves_tensors_of_every_dtype(open_board, identities):
     board = open_board()
     values = np.array([0, 1, 3, 2, 5, 7], np.uint8)
     for dtype in DTYPES:
-        flat = values.astype(np.bool_) if dtype == "bool" else values.astype(np.float32).astype(dtype_of(dtype))
+        flat = values.astype(np.bool_) if dtype == "bool" else values.astype(np.float32).astype(parse_dtype(dtype))
         for function, given in ((f"{dtype}_fixed", flat[:3]), (f"{dtype}_rows", flat.reshape(2, 3))):
             result, _, _ = run(board, artifact_of(identities, function), given)
             (output,) = result.outputs.values()
@@ -615,9 +615,9 @@ MEMORY = ["hil-memory", "MemTotal:  1000 kB", "MemAvailable: 400 kB"]
     ],
 )
 def test_run_output_reports_memory_after_kill(lines, expected):
-    ended = scripts.ended("\n".join([".", *lines, "hil-command 137 0", "-", "hil-command", "out"]))
+    ended = scripts.parse_end("\n".join([".", *lines, "hil-command 137 0", "-", "hil-command", "out"]))
     assert ended == scripts.CommandEnd("exit", 137, 0, (None,), "out", expected)
-    assert scripts.ended("\n".join(MEMORY)) is None
+    assert scripts.parse_end("\n".join(MEMORY)) is None
 
 
 @pytest.mark.ci
@@ -655,7 +655,7 @@ def test_command_runs_without_telemetry_unless_configured(environment, expected,
     argv = scripts.run(str(tmp_path), [], program, limit_s=60, wait_s=0, environment=environment)
     variables = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     printed = subprocess.run(argv, env=variables, capture_output=True, text=True, check=True).stdout
-    ended = scripts.ended(printed)
+    ended = scripts.parse_end(printed)
     assert ended is not None and ended.out.strip() == expected
 
 
@@ -734,7 +734,7 @@ def test_vendor_command_uses_configured_arguments(open_board, shell, tmp_path):
     )
     spec = TensorSpec("x", "bfloat16", (2, "n"))
     artifact = replace(artifact_of(tmp_path / "model.bin", ""), runtime="npu", inputs=(spec,), outputs=(spec,))
-    given = np.arange(6).reshape(2, 3).astype(dtype_of("bfloat16"))
+    given = np.arange(6).reshape(2, 3).astype(parse_dtype("bfloat16"))
     result, _, program = run(open_board(command, runtime="npu"), artifact, given)
     np.testing.assert_array_equal(result.outputs["x"], given)
     assert program.log() == ["a b$(touch pwned)"]
@@ -860,14 +860,14 @@ def test_only_iree_has_built_in_command(open_board, shell):
 )
 def test_iree_tool_rejects_unsupported_board(tmp_path, tool, arch, libc, words):
     with pytest.raises(LoadFailed, match=words) as caught:
-        iree_tool(tool, arch, libc, cache=Cache(tmp_path), board="lab")
+        fetch_iree_tool(tool, arch, libc, cache=Cache(tmp_path), board="lab")
     assert "[runtime]" in caught.value.hint
 
 
 def test_iree_tool_uses_local_program_for_same_platform(tmp_path):
-    tool = iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab")
+    tool = fetch_iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab")
     assert tool.read_bytes()[:4] == b"\x7fELF"
-    assert iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab") == tool
+    assert fetch_iree_tool(PROFILE_TOOL, platform.machine(), cache=Cache(tmp_path), board="lab") == tool
 
 
 def test_unusable_directory_raises_board_error(open_board, shell):
@@ -906,13 +906,13 @@ def test_parse_runtime_rejects_invalid_table(tmp_path, table, word):
 
 
 def test_machine_accepts_board_with_few_tools():
-    text = scripts.parts(
+    text = scripts.split_parts(
         "noise\nhil-command folder\n/root/.hil/command\n\nhil-command system\nLinux\n\nhil-command arch\naarch64\n"
         "\nhil-command cpuinfo\nprocessor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: 0xd03\n\n"
         "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd08\n\nhil-command meminfo\nMemTotal:   1024 kB\n"
     )
     assert text["folder"] == "/root/.hil/command"
-    assert machine(text) == {
+    assert parse_machine(text) == {
         "system": "Linux",
         "arch": "aarch64",
         "cpu_features": ["fp", "asimd"],
@@ -923,7 +923,7 @@ def test_machine_accepts_board_with_few_tools():
 
 
 def test_readings_have_agent_names():
-    assert readings(
+    assert parse_readings(
         "cpufreq/policy4/scaling_cur_freq:1500000\ncpufreq/policy0/scaling_max_freq:1800000\n"
         "cpufreq/policy0/scaling_governor:schedutil\ncpu0/thermal_throttle/core_throttle_count:2\n"
         "cpu1/thermal_throttle/core_throttle_count:3\nthermal_zone0/type:soc: a\nthermal_zone0/temp:48500\n"
@@ -943,9 +943,9 @@ def test_readings_have_agent_names():
 
 
 def test_ended_rejects_truncated_output():
-    assert scripts.ended(".\n.\n") is None
-    assert scripts.ended("hil-command 0 0\n12\n") is None
-    whole = scripts.ended(".\nhil-command 3 2\n 12\n-\nhil-command\nEXEC @main\n")
+    assert scripts.parse_end(".\n.\n") is None
+    assert scripts.parse_end("hil-command 0 0\n12\n") is None
+    whole = scripts.parse_end(".\nhil-command 3 2\n 12\n-\nhil-command\nEXEC @main\n")
     assert whole == scripts.CommandEnd("exit", 3, 2, (12, None), "EXEC @main\n")
 
 
@@ -1082,7 +1082,7 @@ def test_undeclared_program_accepts_given_inputs(open_board, torch_functions):
 @pytest.mark.ci
 def test_undeclared_output_requires_typed_file(open_board, torch_functions):
     with pytest.raises(RunFailed, match="unsupported data encoding"):
-        run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
+        run(open_board(), artifact_of(torch_functions, "half"), np.zeros(2, parse_dtype("bfloat16")))
     board = open_board(RuntimeCommand(kind="command", tensors="bin"))
     with pytest.raises(LoadFailed, match="but not the dtype"):
-        run(board, artifact_of(torch_functions, "half"), np.zeros(2, dtype_of("bfloat16")))
+        run(board, artifact_of(torch_functions, "half"), np.zeros(2, parse_dtype("bfloat16")))

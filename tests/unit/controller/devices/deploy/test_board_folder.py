@@ -128,13 +128,13 @@ def test_clean_waits_for_running_deploy(shell: Any, small: Small, monkeypatch: p
 def test_deploy_ignores_timestamps_from_the_future(shell: Any, small: Small):
     for text in ("first", "second"):
         put(shell, small(text))
-    agents = Path(probe.status(shell, "").folder, "agents")
+    agents = Path(probe.read_status(shell, "").folder, "agents")
     for path in agents.iterdir():
         os.utime(path, (4e9, 4e9))
 
     place = put(shell, small("third"))
 
-    assert probe.status(shell, "").build == place.build
+    assert probe.read_status(shell, "").build == place.build
     assert put(shell, small("third")) == AgentPlace(place.socket, place.folder, place.build, place.python, 0)
 
 
@@ -152,7 +152,7 @@ def test_probe_rejects_login_without_shell(shell: Any, tmp_path: Path):
     (nothing / "sh").chmod(0o700)
     shell.path = str(nothing)
 
-    for ask in (probe.status, probe.logs):
+    for ask in (probe.read_status, probe.read_logs):
         with pytest.raises(BoardError, match="unexpected response") as caught:
             ask(shell, "")
         assert "POSIX sh" in caught.value.hint and "not available" in caught.value.detail

@@ -37,7 +37,7 @@ def is_gone(pid: int) -> bool:
 
 
 def pid_of(shell: Any) -> int:
-    return probe.status(shell, "").pid
+    return probe.read_status(shell, "").pid
 
 
 def plan_of(shell: Any, packages: list[Package]) -> tuple[str, AgentBuild]:
@@ -71,7 +71,7 @@ def test_ensure_agent_deploys_once_and_cleans_up(shell: Any):
     assert described.build == first.build
     assert not {one.name: one.error for one in described.runtimes}["iree"]
 
-    state = probe.status(shell, "")
+    state = probe.read_status(shell, "")
     assert state.build == first.build and state.used_bytes < 90e6
     code = "import numpy.fft, numpy.linalg, numpy.ma, numpy.testing, iree.runtime, grpc, ml_dtypes; "
     code += "numpy.testing.assert_allclose(numpy.linalg.inv(numpy.eye(9) * 2), numpy.eye(9) / 2)"
@@ -93,7 +93,7 @@ def test_ensure_agent_accumulates_runtimes(shell: Any):
 
     joined = ensure.ensure_agent(shell, AgentRecipe.of(("iree",)), **settings)
 
-    assert [name.partition("=")[0] for name in probe.status(shell, "").agent.runtimes] == ["iree", "vendors"]
+    assert [name.partition("=")[0] for name in probe.read_status(shell, "").agent.runtimes] == ["iree", "vendors"]
     for runtimes in (("vendors",), ("iree",), ("iree", "vendors")):
         again = ensure.ensure_agent(shell, AgentRecipe.of(runtimes), **settings)
         assert (again.build, again.pushed_bytes) == (joined.build, 0)
@@ -116,7 +116,7 @@ def test_deploy_drops_packages_of_older_versions(shell: Any, small: Small):
     for text in ("first", "second", "third"):
         put(shell, small(text))
 
-    folder = Path(probe.status(shell, "").folder)
+    folder = Path(probe.read_status(shell, "").folder)
     assert len(list((folder / "packages").iterdir())) == 2
     assert put(shell, small("second")).pushed_bytes == 0
 
@@ -142,7 +142,7 @@ def test_deploy_waits_for_agent_in_use(shell: Any, small: Small):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_deploy_and_clean_leave_busy_agent_running(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(ensure._WAIT_S, "busy", 0.0)
+    monkeypatch.setitem(ensure._WAIT_SECONDS, "busy", 0.0)
     place = put(shell, small("first"))
     Path(place.folder, "store", "in-use").touch()
 
@@ -159,8 +159,8 @@ def test_deploy_and_clean_leave_busy_agent_running(shell: Any, small: Small, mon
 def test_deploy_wait_ends_despite_alternating_reasons(shell: Any, small: Small, monkeypatch: pytest.MonkeyPatch):
     answers = itertools.cycle([{"status": "busy"}, {"status": "locked"}])
     monkeypatch.setattr(ensure, "install", lambda *_, **__: next(answers))
-    monkeypatch.setattr(ensure, "_POLL_S", 0.01)
-    monkeypatch.setattr(ensure, "_WAIT_S", {"busy": 0.3, "locked": 60.0})
+    monkeypatch.setattr(ensure, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ensure, "_WAIT_SECONDS", {"busy": 0.3, "locked": 60.0})
     said: list[str] = []
 
     with pytest.raises(BoardBusy):
@@ -278,7 +278,7 @@ def test_logs_return_agent_output(shell: Any, small: Small):
     agent = small().files["hil/agent/__main__.py"].open().read().decode()
     put(shell, small(main=f"print('hello from the agent', flush=True)\n{agent}"))
 
-    assert "hello from the agent" in probe.logs(shell, "")
+    assert "hello from the agent" in probe.read_logs(shell, "")
 
 
 def test_agent_does_not_inherit_connection_files(shell: Any, small: Small):
@@ -303,6 +303,6 @@ def test_probe_lists_python_once(shells: Callable[..., Any]):
 def test_build_hashes_python_and_packages(shell: Any, small: Small):
     place = put(shell, small())
 
-    state = probe.status(shell, "")
+    state = probe.read_status(shell, "")
     expected = hashlib.sha256("\n".join([state.agent.python, *sorted(state.agent.packages)]).encode()).hexdigest()[:16]
     assert place.build == state.build == expected

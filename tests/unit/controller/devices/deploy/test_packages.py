@@ -10,10 +10,10 @@ import pytest
 
 from hil.controller.devices.deploy.packages import (
     File,
-    archive_of,
+    archive_files,
+    iter_wheel_files,
     own_files,
     read_index,
-    wheel_files,
     write_package,
     write_wheels,
 )
@@ -73,7 +73,7 @@ def test_wheel_files_drop_unneeded_numpy_files(tmp_path: Path):
         "numpy-2.4.6.data/platlib/numpy/late.py",
     )
 
-    assert {name for name, _ in wheel_files(numpy)} == {
+    assert {name for name, _ in iter_wheel_files(numpy)} == {
         "numpy/__init__.py",
         "numpy/_core/_multiarray_umath.so",
         "numpy/testing/__init__.py",
@@ -86,7 +86,7 @@ def test_wheel_files_drop_unneeded_numpy_files(tmp_path: Path):
 def test_wheel_files_keep_tests_of_other_wheels(tmp_path: Path):
     vendors = wheel(tmp_path / "vendor_runtime-1.0-py3-none-any.whl", "vendor/tests/data.py")
 
-    assert [name for name, _ in wheel_files(vendors)] == ["vendor/tests/data.py"]
+    assert [name for name, _ in iter_wheel_files(vendors)] == ["vendor/tests/data.py"]
 
 
 def test_index_lists_packed_wheels(tmp_path: Path):
@@ -104,4 +104,4 @@ def test_agent_files_exclude_controller_files():
 
     assert {"hil/agent/__main__.py", "hil/protocol/wire.py", "hil/protocol/v1/agent_pb2.py", "hil/__init__.py"} <= names
     assert not [name for name in names if name.startswith(("hil/controller", "hil/sim", "hil/testing", "hil/api"))]
-    assert len(archive_of(own_files())) < 1_100_000
+    assert len(archive_files(own_files())) < 1_100_000

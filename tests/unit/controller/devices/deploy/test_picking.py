@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from hil.controller.devices.deploy.ensure import usable_interpreters
+from hil.controller.devices.deploy.ensure import list_usable_interpreters
 from hil.controller.devices.deploy.packages import (
     Interpreter,
     NoAgentHere,
     NoPython,
-    pip_options,
-    platform_tags,
+    list_platform_tags,
+    make_pip_options,
 )
 from hil.controller.devices.deploy.probe import parse
-from hil.errors import locating
+from hil.errors import locate_errors
 
 RASPBERRY = """\
 Welcome to the board!
@@ -50,13 +50,13 @@ def test_parse_reads_probe_output():
 
 
 def test_usable_interpreters_need_version_and_modules():
-    assert [one.path for one in usable_interpreters(parse(RASPBERRY))] == ["/opt/my tools/python3.12"]
+    assert [one.path for one in list_usable_interpreters(parse(RASPBERRY))] == ["/opt/my tools/python3.12"]
 
 
 def test_usable_interpreters_prefer_local_version():
     lines = [f"python\t3.{minor}\tx86_64\tglibc-2.36\t/usr/bin/python3.{minor}\t" for minor in (10, 11, 12, 13, 14)]
 
-    found = usable_interpreters(parse("\n".join(lines)))
+    found = list_usable_interpreters(parse("\n".join(lines)))
 
     here = sys.version_info[1]
     others = [minor for minor in (13, 12, 11, 10, 14) if minor != here]
@@ -66,8 +66,8 @@ def test_usable_interpreters_prefer_local_version():
 def test_missing_python_error_lists_interpreters_and_fix():
     old = "\n".join(line for line in RASPBERRY.splitlines() if "3.12" not in line)
 
-    with pytest.raises(NoPython) as caught, locating(stage="deploy", board="pi"):
-        usable_interpreters(parse(old))
+    with pytest.raises(NoPython) as caught, locate_errors(stage="deploy", board="pi"):
+        list_usable_interpreters(parse(old))
 
     assert "3.10" in caught.value.message
     assert 'runtime.kind = "command"' in caught.value.hint
@@ -78,7 +78,7 @@ def test_missing_python_error_lists_interpreters_and_fix():
 
 def test_board_without_linux_raises_error():
     with pytest.raises(NoAgentHere, match="FreeBSD"):
-        usable_interpreters(parse("machine\tarm64\tFreeBSD\n"))
+        list_usable_interpreters(parse("machine\tarm64\tFreeBSD\n"))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_board_without_linux_raises_error():
     ],
 )
 def test_platform_tags_depend_on_machine_and_libc(interpreter: Interpreter, tag: str, fits: bool):
-    assert (tag in platform_tags(interpreter)) is fits
+    assert (tag in list_platform_tags(interpreter)) is fits
 
 
 @pytest.mark.parametrize("libc", ["", "bionic", "glibc-3.1"])
 def test_unknown_libc_has_empty_platform_tags(libc: str):
-    assert platform_tags(on("x86_64", libc)) == []
+    assert list_platform_tags(on("x86_64", libc)) == []
 
 
 def test_pip_options_use_board_python_and_never_build():
-    options = pip_options(on("aarch64", "glibc-2.17"))
+    options = make_pip_options(on("aarch64", "glibc-2.17"))
 
     assert "--only-binary=:all:" in options
     assert "--python-version=311" in options

@@ -15,7 +15,13 @@ from support.deploying import empty_index
 
 from hil.controller.devices.deploy import packages
 from hil.controller.devices.deploy.packages import Interpreter, NoAgentHere, NoWheels, Package
-from hil.controller.devices.deploy.wheels import WheelGroup, WheelRequirement, agent_group, packages_for, runtime_group
+from hil.controller.devices.deploy.wheels import (
+    WheelGroup,
+    WheelRequirement,
+    fetch_packages,
+    make_agent_group,
+    make_runtime_group,
+)
 from hil.controller.storage.cache import Cache
 from hil.errors import BoardError, StorageError
 
@@ -39,7 +45,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fetch(tmp_path: Path) -> Fetch:
     def make(wanted: WheelRequirement, interpreter: Interpreter = ARM) -> list[Package]:
         groups = [WheelGroup("some", (wanted,))]
-        return packages_for(interpreter, groups, say=lambda text: None, cache=Cache(tmp_path / "cache"))
+        return fetch_packages(interpreter, groups, say=lambda text: None, cache=Cache(tmp_path / "cache"))
 
     return make
 
@@ -108,7 +114,7 @@ def test_unpublished_runtime_error_names_runtime(index: Path, tmp_path: Path, ru
     board = Interpreter("/usr/bin/python3", (3, 11), "armv7l", "glibc-2.36")
 
     with pytest.raises(NoWheels, match=r"^[a-z-]+[<>=][^ ]+ is not published for Python 3\.11 on armv7l, glibc 2\.36"):
-        packages_for(board, [runtime_group(runtime)], say=print, cache=Cache(tmp_path / "cache"))
+        fetch_packages(board, [make_runtime_group(runtime)], say=print, cache=Cache(tmp_path / "cache"))
 
 
 def test_slow_download_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -117,7 +123,7 @@ def test_slow_download_reports_progress(tmp_path: Path, monkeypatch: pytest.Monk
     wheel = publish(served, "large", "1.0")
     with zipfile.ZipFile(wheel, "a") as more:
         more.writestr("large/data", os.urandom(2_000_000))
-    monkeypatch.setattr(packages, "_EVERY_S", 0.0)
+    monkeypatch.setattr(packages, "_EVERY_SECONDS", 0.0)
     said: list[str] = []
     quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(served))) as server:
@@ -127,7 +133,7 @@ def test_slow_download_reports_progress(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
         monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
         group = [WheelGroup("some", (WheelRequirement("large", "", "1.0"),))]
-        packages_for(ARM, group, say=said.append, cache=Cache(tmp_path / "cache"))
+        fetch_packages(ARM, group, say=said.append, cache=Cache(tmp_path / "cache"))
         server.shutdown()
 
     assert said[0] == "fetching some for Python 3.11 on aarch64, glibc 2.31"
@@ -197,9 +203,9 @@ def test_refused_index_request_raises_board_error(
 
 
 def test_agent_group_lists_declared_dependencies():
-    names = {one.name for one in agent_group().wanted}
+    names = {one.name for one in make_agent_group().wanted}
 
     assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "blake3"} <= names
     assert not names & {"onnx", "onnxruntime", "iree-base-compiler", "paramiko"}
-    assert runtime_group("iree").name.startswith("iree=")
-    assert runtime_group("vendors-own") == WheelGroup("vendors-own", ())
+    assert make_runtime_group("iree").name.startswith("iree=")
+    assert make_runtime_group("vendors-own") == WheelGroup("vendors-own", ())

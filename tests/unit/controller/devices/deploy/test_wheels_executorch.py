@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from support.deploying import empty_index
 
-from hil.controller.devices.deploy.packages import Interpreter, NoWheels, wheel_files
-from hil.controller.devices.deploy.wheels import WheelGroup, packages_for, runtime_group
+from hil.controller.devices.deploy.packages import Interpreter, NoWheels, iter_wheel_files
+from hil.controller.devices.deploy.wheels import WheelGroup, fetch_packages, make_runtime_group
 from hil.controller.storage.cache import Cache
 
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
 
 
 def test_executorch_group_uses_cpu_torch():
-    group = runtime_group("executorch")
+    group = make_runtime_group("executorch")
     assert [one.name for one in group.wanted] == ["executorch", "torch", "flatbuffers"]
     torch = group.wanted[1]
     assert torch.exact == torch.loose
@@ -26,9 +26,9 @@ def test_executorch_group_uses_cpu_torch():
 
 def test_missing_torch_error_names_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     empty_index(tmp_path, monkeypatch)
-    torch = runtime_group("executorch").wanted[1]
+    torch = make_runtime_group("executorch").wanted[1]
     with pytest.raises(NoWheels, match=r"torch==2\.[0-9.]+\+cpu is not published for Python 3\.11 on aarch64") as error:
-        packages_for(ARM, [WheelGroup("g", (torch,))], say=lambda text: None, cache=Cache(tmp_path / "cache"))
+        fetch_packages(ARM, [WheelGroup("g", (torch,))], say=lambda text: None, cache=Cache(tmp_path / "cache"))
     assert "PIP_EXTRA_INDEX_URL" in error.value.hint
 
 
@@ -54,5 +54,5 @@ def test_wheel_files_drop_unneeded_torch_files(tmp_path: Path):
         with zipfile.ZipFile(tmp_path / name, "w") as wheel:
             for file in files:
                 wheel.writestr(file, "x")
-        kept = [file for file, _ in wheel_files(tmp_path / name)]
+        kept = [file for file, _ in iter_wheel_files(tmp_path / name)]
         assert sorted(kept) == sorted(file for file, stays in files.items() if stays)

@@ -48,7 +48,7 @@ def test_connect_rejects_file_and_too_long_path(nowhere: Path) -> None:
 
 
 def test_connect_accepts_busy_server(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "_PROBE_S", 0.1)
+    monkeypatch.setattr(agent, "_PROBE_SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as waiting:
         server.bind("busy.sock")
         server.listen(0)

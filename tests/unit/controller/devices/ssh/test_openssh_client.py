@@ -21,4 +21,4 @@ def test_config_file_preserves_bytes_of_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["identity", "known_hosts"])
 def test_path_with_variable_raises_usage_error(name: str) -> None:
     with pytest.raises(UsageError, match=r"ssh cannot read the path '/\$\{X\}/k'"):
-        client._options(Path("/s"), Connection(**{name: "/${X}/k"}))
+        client._build_options(Path("/s"), Connection(**{name: "/${X}/k"}))

@@ -15,7 +15,7 @@ from hil.controller.devices.ssh.errors import (
     ProxyFailed,
     TurnedAway,
 )
-from hil.controller.devices.ssh.openssh.log import Log, config_error
+from hil.controller.devices.ssh.openssh.log import Log, make_config_error
 from hil.core.board_config import Connection
 from hil.errors import BoardUnreachable, HilError, StorageError, UsageError
 
@@ -240,8 +240,8 @@ def test_refusal_returns_last_line() -> None:
         "channel 2: open failed: connect failed: open failed",
         "channel 3: open failed: administratively prohibited: x",
     ]
-    assert log(lines).refusal() == "administratively prohibited: x"
-    assert log([]).refusal() == ""
+    assert log(lines).find_refusal() == "administratively prohibited: x"
+    assert log([]).find_refusal() == ""
 
 
 def test_log_text_has_bounded_length() -> None:
@@ -249,4 +249,4 @@ def test_log_text_has_bounded_length() -> None:
 
 
 def test_config_error_without_output_mentions_missing_reason() -> None:
-    assert "no reason" in config_error("").message
+    assert "no reason" in make_config_error("").message

@@ -23,4 +23,4 @@ def test_known_hosts_rejects_irregular_files(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["/dev/null", "absent"])
 def test_known_hosts_reads_empty_files(tmp_path: Path, name: str) -> None:
-    assert KnownHosts([tmp_path / name], accept_new=False, board="b").preferred_kinds("pi") == []
+    assert KnownHosts([tmp_path / name], accept_new=False, board="b").list_preferred_kinds("pi") == []

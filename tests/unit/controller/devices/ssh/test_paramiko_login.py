@@ -220,7 +220,7 @@ def test_login_error_names_locked_key(home: Path, person: Person) -> None:
     ways = login(identity=path)
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey"))
-    error = ways.refused(caught.value.result, "me@pi", hung_up=False)
+    error = ways.make_refused_error(caught.value.result, "me@pi", hung_up=False)
     assert f"{path} needs a passphrase" in error.hint and "ssh-add" in error.hint
 
 
@@ -230,7 +230,7 @@ def test_login_error_lists_tried_methods(home: Path, person: Person) -> None:
     ways = login(password="set")
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey"))
-    error = ways.refused(caught.value.result, "me@pi", hung_up=False)
+    error = ways.make_refused_error(caught.value.result, "me@pi", hung_up=False)
     assert error.message == f"me@pi refused the login; tried: the key {path}"
     assert "ssh-copy-id me@pi" in error.hint
 
@@ -239,7 +239,7 @@ def test_login_error_without_keys_suggests_identity(person: Person) -> None:
     ways = login()
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey"))
-    error = ways.refused(caught.value.result, "me@pi", hung_up=False)
+    error = ways.make_refused_error(caught.value.result, "me@pi", hung_up=False)
     assert "none: no usable key, and no password" in error.message and "--identity FILE" in error.hint
 
 
@@ -248,7 +248,10 @@ def test_login_error_reports_incomplete_methods(home: Path, person: Person) -> N
     ways = login(identity=home / "k")
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey", "password", keys=(fingerprint,)))
-    assert "requires multiple login methods" in ways.refused(caught.value.result, "me@pi", hung_up=False).message
+    assert (
+        "requires multiple login methods"
+        in ways.make_refused_error(caught.value.result, "me@pi", hung_up=False).message
+    )
 
 
 def test_login_stops_after_server_hangs_up(home: Path, person: Person) -> None:
@@ -259,7 +262,10 @@ def test_login_stops_after_server_hangs_up(home: Path, person: Person) -> None:
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(server)
     assert server.tried == ["publickey"]
-    assert "closed the connection during login" in ways.refused(caught.value.result, "me@pi", hung_up=True).message
+    assert (
+        "closed the connection during login"
+        in ways.make_refused_error(caught.value.result, "me@pi", hung_up=True).message
+    )
 
 
 def test_login_answers_hidden_question_with_set_password(person: Person) -> None:
@@ -337,4 +343,4 @@ def test_login_skips_key_readable_by_others(home: Path, person: Person) -> None:
     ways = login(identity=path)
     with pytest.raises(AuthFailure) as caught:
         ways.authenticate(Server("publickey", keys=(fingerprint,)))
-    assert "chmod 600" in ways.refused(caught.value.result, "me@pi", hung_up=False).hint
+    assert "chmod 600" in ways.make_refused_error(caught.value.result, "me@pi", hung_up=False).hint

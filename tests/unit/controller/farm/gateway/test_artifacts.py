@@ -73,9 +73,9 @@ def put(store: ArtifactStore, data: bytes, name: str = "", size: int | None = No
 @pytest.mark.parametrize("data", [b"", b"small", bytes(range(256)) * 20_000], ids=["empty", "small", "5 MB"])
 def test_store_returns_uploaded_data(store: ArtifactStore, data: bytes) -> None:
     name = digest_of(data)
-    assert store.lacks([name, name]) == [name]
+    assert store.list_missing([name, name]) == [name]
     put(store, data)
-    assert store.lacks([name]) == []
+    assert store.list_missing([name]) == []
     assert store.size(name) == len(data)
     assert b"".join(store.read(name)) == data
     put(store, data)  # A repeated upload succeeds.
@@ -92,7 +92,7 @@ def test_store_lists_missing_digests_in_request_order(store: ArtifactStore) -> N
     names = [digest_of(bytes([number])) for number in range(40)]
     for number in range(0, 40, 2):
         put(store, bytes([number]))
-    assert store.lacks(names) == names[1::2]
+    assert store.list_missing(names) == names[1::2]
 
 
 def test_store_discards_incomplete_or_mismatched_uploads(store: ArtifactStore) -> None:
@@ -106,7 +106,7 @@ def test_store_discards_incomplete_or_mismatched_uploads(store: ArtifactStore) -
     with pytest.raises(RuntimeError), store.receive(name, 4) as incoming:
         incoming.add(b"tr")
         raise RuntimeError
-    assert store.lacks([name]) == [name]
+    assert store.list_missing([name]) == [name]
     with pytest.raises(FarmError, match=r"blake3.* not found in the farm's store"):
         list(store.read(name))
     with pytest.raises(FarmError, match=r"blake3.* not found in the farm's store"):
@@ -116,7 +116,7 @@ def test_store_discards_incomplete_or_mismatched_uploads(store: ArtifactStore) -
 @pytest.mark.parametrize("name", ["../../etc/passwd", "blake3:", "md5:" + "0" * 32, "blake3:" + "A" * 64, ""])
 def test_store_rejects_malformed_digests(store: ArtifactStore, name: str) -> None:
     for attempt in (
-        lambda: store.lacks([name]),
+        lambda: store.list_missing([name]),
         lambda: store.receive(name, 1),
         lambda: list(store.read(name)),
         lambda: store.size(name),
@@ -129,7 +129,7 @@ def test_store_rejects_malformed_digests(store: ArtifactStore, name: str) -> Non
 def test_store_delete_succeeds_for_missing_file(store: ArtifactStore) -> None:
     name = put(store, b"old")
     store.delete(name)
-    assert store.lacks([name]) == [name]
+    assert store.list_missing([name]) == [name]
     store.delete(name)
 
 
@@ -140,7 +140,7 @@ def test_store_sweep_deletes_abandoned_uploads(tmp_path: Path) -> None:
     left.write_bytes(b"part")
     assert store.sweep(60, time.time()) == 0
     assert store.sweep(60, time.time() + 120) == 1
-    assert not left.exists() and store.lacks([name]) == []
+    assert not left.exists() and store.list_missing([name]) == []
 
 
 def test_store_reports_unwritable_directory(tmp_path: Path) -> None:
@@ -160,4 +160,4 @@ def test_store_reports_unreachable_s3_server(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match=r"the farm's store .* failed"):
-        ArtifactStore("s3://farm/x").lacks([digest_of(b"")])
+        ArtifactStore("s3://farm/x").list_missing([digest_of(b"")])

@@ -36,7 +36,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         found.append((lease, text))
 
     monkeypatch.setattr("hil.controller.farm.store.event_log.append_output", append)
-    monkeypatch.setattr(log_buffer, "_AWAY_S", 0.01)
+    monkeypatch.setattr(log_buffer, "_AWAY_SECONDS", 0.01)
     return found
 
 
@@ -80,7 +80,7 @@ def test_log_buffer_preserves_line_order_across_outages(written: list[tuple[int,
 def test_log_buffer_blocks_writers_above_size_limit(
     written: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_buffer, "_MOST", 100)
+    monkeypatch.setattr(log_buffer, "_MAX_CHARACTERS", 100)
 
     async def work(one: LogBuffer) -> None:
         for _ in range(10):

@@ -40,10 +40,10 @@ def _get(url: str) -> str:
 
 def test_metrics_report_farm_state_and_gateway_calls() -> None:
     metrics = Metrics()
-    metrics.called("Farm.Submit", "OK", 0.004)
-    metrics.called("Farm.Submit", "UNAVAILABLE", 5.0)
-    metrics.called("Hosts.Attend", "UNAVAILABLE", None)
-    metrics.granted("run", "normal", 0.03)
+    metrics.count_call("Farm.Submit", "OK", 0.004)
+    metrics.count_call("Farm.Submit", "UNAVAILABLE", 5.0)
+    metrics.count_call("Hosts.Attend", "UNAVAILABLE", None)
+    metrics.count_grant("run", "normal", 0.03)
     metrics.results.labels("PASS").inc()
     metrics.results.labels("NONE").inc()
     metrics.expired.inc(2)

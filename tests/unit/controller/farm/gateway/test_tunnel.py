@@ -27,7 +27,7 @@ class Side:
         self._pieces, self._ends, self._slow_s = pieces, ends, slow_s
         self.got: list[bytes] = []
 
-    async def pieces(self) -> AsyncIterator[pb.Piece]:
+    async def iter_pieces(self) -> AsyncIterator[pb.Piece]:
         for data in self._pieces:
             yield pb.Piece(data=data)
         if not self._ends:
@@ -46,12 +46,12 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def carried(holder: Any, board: Any, *, over_after_s: float | None = None) -> TunnelRegistry:
     async def go() -> TunnelRegistry:
         tunnels = TunnelRegistry()
-        with tunnels.opened(7) as one:
-            joined = asyncio.create_task(tunnels.find(one.id).join(board.pieces(), board))
+        with tunnels.open_tunnel(7) as one:
+            joined = asyncio.create_task(tunnels.find(one.id).join(board.iter_pieces(), board))
             if over_after_s is not None:
                 asyncio.get_running_loop().call_later(over_after_s, one.end, "the lease has ended")
             try:
-                await asyncio.wait_for(one.serve(holder.pieces(), holder), 20)
+                await asyncio.wait_for(one.serve(holder.iter_pieces(), holder), 20)
             finally:
                 await asyncio.wait_for(joined, 20)
         return tunnels

@@ -51,11 +51,11 @@ def grant(fence: int) -> Grant:
 
 
 def test_card_includes_agent_labels_after_look(agent, way, tmp_path):
-    before = way.card()
+    before = way.read_card()
     assert before.labels == {"chip": "x"}
     agent()
-    way.look()
-    card = way.card()
+    way.refresh()
+    card = way.read_card()
     assert (card.name, card.hw_type, card.site, card.host) == ("bench", "bench", "berlin", "lab1")
     assert card.labels.items() > {"chip": "x"}.items() and card.labels["cores"] >= 1
     assert not card.direct and not card.powered and str(tmp_path) not in card.config
@@ -66,7 +66,7 @@ def test_take_ends_session_with_lower_fence(agent, way, tmp_path):
     older = AgentClient(AgentEndpoint(f"unix:{tmp_path}/a.sock"), "bench")
     older.open_session("older", fence=4, on_wait=print)
     assert not way.is_held(4)
-    way.look()
+    way.refresh()
     assert way.is_held(4) and not way.is_held(5)
     way.take(grant(5))
     assert not way.is_held(4)
@@ -93,7 +93,7 @@ def test_connection_recovers_after_agent_restart(agent, way):
     first.stop()
     agent()
     way.take(grant(2))
-    way.look()
+    way.refresh()
     assert way.fence == 2
 
 
@@ -125,7 +125,7 @@ def silence(client: AgentClient) -> None:
     """Simulate a client that has heard from the agent too long ago."""
     hold = client._hold
     assert hold is not None
-    hold._guard.within(0.0)
+    hold._guard.set_timeout(0.0)
     eventually(lambda: hold.silent)
 
 
@@ -178,7 +178,7 @@ def test_faults_require_local_simulator(agent, way):
 
 def test_bring_skips_runtime_on_externally_managed_agent(agent, way):
     agent()
-    assert way.bring("onnxruntime", print) is False and way.bring("", print) is False
+    assert way.deploy_runtime("onnxruntime", print) is False and way.deploy_runtime("", print) is False
 
 
 def test_bring_installs_missing_runtime_over_ssh(agent, way, tmp_path, monkeypatch):
@@ -194,15 +194,15 @@ def test_bring_installs_missing_runtime_over_ssh(agent, way, tmp_path, monkeypat
 
     monkeypatch.setattr(ways, "open_link", opened)
     agent()
-    way.bring("tflite", print)
+    way.deploy_runtime("tflite", print)
     # The owner of this agent chose its runtimes.
     assert asked == [""]
     config = tmp_path / "bench.toml"
     config.write_text(config.read_text().replace(f"unix:{tmp_path}/a.sock", "root@bench"))
     way.close()
-    way.bring("", print)
-    way.bring("tflite", print)
+    way.deploy_runtime("", print)
+    way.deploy_runtime("tflite", print)
     assert asked == ["", "", "tflite"]
     way.info["runtimes"] = [{"name": "tflite"}]
-    way.bring("tflite", print)
+    way.deploy_runtime("tflite", print)
     assert asked == ["", "", "tflite"]

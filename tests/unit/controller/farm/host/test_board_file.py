@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.host.inventory import lease_config, public_text, sim_text
+from hil.controller.farm.host.inventory import format_public_config, format_sim_config, lease_config
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power
 from hil.core.boards import load_board
 
@@ -64,7 +64,7 @@ def test_lease_config_changes_only_connection_and_fence(address, config):
 
 
 def test_public_text_omits_address_keys_and_power(config, tmp_path):
-    text = public_text(config)
+    text = format_public_config(config)
     shown = written(text, tmp_path)
     assert not any(word in text for word in ("192.0.2.7", "token", "usbrelay", "pw@pdu", ".ssh"))
     assert (shown.name, shown.hw_type, shown.devices, shown.labels) == ("rack3", "rpi5", config.devices, config.labels)
@@ -72,6 +72,6 @@ def test_public_text_omits_address_keys_and_power(config, tmp_path):
 
 def test_sim_text_sets_name_and_address_of_simulator(tmp_path):
     kind = load_board("sim-f16").config
-    there = written(sim_text(kind, "lab-sim-3", "unix:/s/3.sock"), tmp_path)
+    there = written(format_sim_config(kind, "lab-sim-3", "unix:/s/3.sock"), tmp_path)
     assert (there.name, there.hw_type, there.connection.address) == ("lab-sim-3", kind.hw_type, "unix:/s/3.sock")
     assert there.simulator == kind.simulator and there.labels == kind.labels and not there.is_simulator

@@ -19,7 +19,7 @@ from hil.controller.farm.host.gateway_link import gateway_stream
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import card_of, grant_message, methods
+from hil.controller.farm.rpc import decode_card, encode_grant, iter_methods
 from hil.protocol import grpc_calls
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -43,7 +43,7 @@ class Gateway:
     def start(self) -> None:
         pool = concurrent.futures.ThreadPoolExecutor(8)
         self._server = grpc.server(pool, options=grpc_calls.GRPC_OPTIONS)
-        (path, asked, answered) = next((p, a, b) for name, p, _, a, b in methods("Hosts") if name == "Attend")
+        (path, asked, answered) = next((p, a, b) for name, p, _, a, b in iter_methods("Hosts") if name == "Attend")
         service, _, name = path.strip("/").rpartition("/")
         handler = grpc.stream_stream_rpc_method_handler(
             self._attend, request_deserializer=asked.FromString, response_serializer=answered.SerializeToString
@@ -61,7 +61,7 @@ class Gateway:
     def kinds(self) -> list[str]:
         return [str(one.WhichOneof("kind")) for one in self.heard]
 
-    def of(self, kind: str) -> list[Any]:
+    def iter_cases(self, kind: str) -> list[Any]:
         return [getattr(one, kind) for one in self.heard if one.WhichOneof("kind") == kind]
 
     def _attend(self, requests: Iterator[pb.FromBoard], context: Any) -> Iterator[pb.ToBoard]:
@@ -100,22 +100,22 @@ class Board:
         self.told: list[str] = []
         self.held = [5]
 
-    def card(self) -> BoardCard:
+    def get_card(self) -> BoardCard:
         return BoardCard("rpi5", labels={"chip": "a76"})
 
-    def leases(self) -> list[int]:
+    def list_leases(self) -> list[int]:
         return self.held
 
-    def granted(self, grant: Grant) -> None:
+    def queue_grant(self, grant: Grant) -> None:
         self.grants.append(grant)
 
-    def ended(self, lease: int, reason: str) -> None:
+    def cancel_lease(self, lease: int, reason: str) -> None:
         self.over.append((lease, reason))
 
-    def dialled(self, dial: pb.DialIn, gateway: str) -> None:
+    def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
         self.dials.append((dial.id, gateway))
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         self.told.append(text)
 
 
@@ -146,17 +146,17 @@ def attending(gateway: Gateway, board: Board, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.ci
 def test_stream_sends_hello_before_beats(gateway, board, attending):
-    eventually(lambda: len(gateway.of("beat")) >= 5)
+    eventually(lambda: len(gateway.iter_cases("beat")) >= 5)
     assert gateway.kinds()[0] == "hello" and gateway.kinds().count("hello") == 1
-    (hello,) = gateway.of("hello")
-    assert card_of(hello.card) == board.card()
+    (hello,) = gateway.iter_cases("hello")
+    assert decode_card(hello.card) == board.get_card()
     assert (hello.worker, list(hello.leases), attending.owner) == ("worker-1", [5], True)
-    assert list(gateway.of("beat")[-1].leases) == [5]
+    assert list(gateway.iter_cases("beat")[-1].leases) == [5]
 
 
 def test_stream_forwards_gateway_messages_to_board(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    gateway.say(grant=grant_message(GRANT))
+    gateway.say(grant=encode_grant(GRANT))
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
     gateway.say(dial=pb.DialIn(id="d1", lease=5))
     eventually(lambda: board.dials)
@@ -165,59 +165,64 @@ def test_stream_forwards_gateway_messages_to_board(gateway, board, attending):
 
 def test_stream_repeats_hello_and_started_after_reconnect(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    attending.started(5, "unix:/agent.sock")
-    eventually(lambda: gateway.of("started"))
+    attending.report_start(5, "unix:/agent.sock")
+    eventually(lambda: gateway.iter_cases("started"))
     gateway.stop()
     eventually(lambda: board.told)
     assert not attending.owner
     gateway.heard = []
     gateway.start()
-    eventually(lambda: gateway.of("started"))
-    assert gateway.kinds()[:2] == ["hello", "started"] and gateway.of("started")[0].direct == "unix:/agent.sock"
+    eventually(lambda: gateway.iter_cases("started"))
+    assert gateway.kinds()[:2] == ["hello", "started"] and gateway.iter_cases("started")[0].direct == "unix:/agent.sock"
 
 
 @pytest.mark.ci
 def test_stream_omits_ended_leases_after_reconnect(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    attending.started(5, "")
-    attending.started(6, "")
-    eventually(lambda: len(gateway.of("started")) == 2)
+    attending.report_start(5, "")
+    attending.report_start(6, "")
+    eventually(lambda: len(gateway.iter_cases("started")) == 2)
     gateway.say(ended=pb.Ended(lease=5, reason="cancelled"))
     eventually(lambda: board.over)
-    attending.finished(6)
+    attending.flush_output(6)
     gateway.stop()
     gateway.heard = []
     gateway.start()
-    eventually(lambda: len(gateway.of("beat")) > 1)
-    assert not gateway.of("started")
+    eventually(lambda: len(gateway.iter_cases("beat")) > 1)
+    assert not gateway.iter_cases("started")
 
 
 def test_stream_batches_lines_and_sends_them_after_outage(gateway, board, attending):
     eventually(lambda: gateway.heard)
     for number in range(50):
-        attending.printed(5, f"line {number}")
-    attending.finished(5)
-    eventually(lambda: "line 49" in "\n".join(one.text for one in gateway.of("printed")))
-    assert len(gateway.of("printed")) < 10
+        attending.queue_output(5, f"line {number}")
+    attending.flush_output(5)
+    eventually(lambda: "line 49" in "\n".join(one.text for one in gateway.iter_cases("printed")))
+    assert len(gateway.iter_cases("printed")) < 10
     gateway.stop()
     eventually(lambda: board.told)
     gateway.heard = []
-    attending.printed(6, "said while nobody listened")
+    attending.queue_output(6, "said while nobody listened")
     gateway.start()
-    eventually(lambda: gateway.of("printed"))
-    assert (gateway.of("printed")[0].lease, gateway.of("printed")[0].text) == (6, "said while nobody listened\n")
+    eventually(lambda: gateway.iter_cases("printed"))
+    assert (gateway.iter_cases("printed")[0].lease, gateway.iter_cases("printed")[0].text) == (
+        6,
+        "said while nobody listened\n",
+    )
 
 
 def test_stream_sends_case_results_with_lines(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    attending.printed(5, "a: PASS \ud800")
-    attending.case_ended(5, "a\ud800", "PASS", "")
-    attending.case_ended(6, "b", "FAIL", "wrong")
-    attending.finished(5)
-    eventually(lambda: len([one for said in gateway.of("printed") for one in said.cases]) == 2)
-    told = [(said.lease, one.name, one.outcome, one.reason) for said in gateway.of("printed") for one in said.cases]
+    attending.queue_output(5, "a: PASS \ud800")
+    attending.queue_case(5, "a\ud800", "PASS", "")
+    attending.queue_case(6, "b", "FAIL", "wrong")
+    attending.flush_output(5)
+    eventually(lambda: len([one for said in gateway.iter_cases("printed") for one in said.cases]) == 2)
+    told = [
+        (said.lease, one.name, one.outcome, one.reason) for said in gateway.iter_cases("printed") for one in said.cases
+    ]
     assert told == [(5, "a?", "PASS", ""), (6, "b", "FAIL", "wrong")]
-    assert "a: PASS ?\n" in [said.text for said in gateway.of("printed")]
+    assert "a: PASS ?\n" in [said.text for said in gateway.iter_cases("printed")]
 
 
 @pytest.mark.ci
@@ -244,8 +249,8 @@ def test_stream_pauses_after_refused_token(gateway, board, attending):
 
 
 def test_stream_reports_refusal_with_hint(gateway, board, attending, monkeypatch):
-    monkeypatch.setattr(gateway_stream, "_REFUSED_S", 0.05)
-    monkeypatch.setattr(gateway_stream, "_AGAIN_S", (0.1, 30.0))  # Limits the whole retry.
+    monkeypatch.setattr(gateway_stream, "_REFUSED_SECONDS", 0.05)
+    monkeypatch.setattr(gateway_stream, "_AGAIN_SECONDS", (0.1, 30.0))  # Limits the whole retry.
     eventually(lambda: gateway.heard)
     gateway.refuses = True
     gateway.stop()
@@ -257,23 +262,23 @@ def test_stream_reports_refusal_with_hint(gateway, board, attending, monkeypatch
 
 
 def test_stream_close_sends_pending_lines_and_hangs_up(gateway, board, attending):
-    attending.printed(5, "the last word")
+    attending.queue_output(5, "the last word")
     eventually(lambda: gateway.heard)
     attending.close(wait_s=WAIT_S)
     assert gateway.hung_up.wait(WAIT_S)
-    assert gateway.of("printed")[-1].text == "the last word\n"
+    assert gateway.iter_cases("printed")[-1].text == "the last word\n"
 
 
 def test_stream_start_ignores_repeated_call(gateway, board, attending):
     assert attending.start() is False
-    eventually(lambda: len(gateway.of("beat")) > 2)
+    eventually(lambda: len(gateway.iter_cases("beat")) > 2)
     assert gateway.streams == 1
 
 
 def test_stream_sends_hello_when_board_changes(gateway, board, attending):
     eventually(lambda: gateway.heard)
-    attending.present()
-    eventually(lambda: len(gateway.of("hello")) == 2)
+    attending.send_card()
+    eventually(lambda: len(gateway.iter_cases("hello")) == 2)
 
 
 @pytest.mark.parametrize(("asked", "beat_s"), [(2.0, 2.0), (0.0, 1.5), (float("nan"), 1.5), (1e-9, 1.5), (1e300, 1.5)])

@@ -11,7 +11,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.farm.host.job_attempt import check_health
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.workloads import board_needs, run_job
-from hil.controller.workloads.board_needs import lack_of_disk, lack_of_memory, write_model
+from hil.controller.workloads.board_needs import find_lack_of_disk, find_lack_of_memory, write_model
 from hil.core.board_config import BoardConfig
 
 
@@ -74,7 +74,7 @@ def test_health_check_reports_result_of_small_model(record, code, reason, tmp_pa
     ],
 )
 def test_health_check_reports_low_memory(readings: list[dict[str, Any]], lack: str):
-    assert lack_of_memory({"readings": readings}) == lack
+    assert find_lack_of_memory({"readings": readings}) == lack
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_health_check_reports_low_memory(readings: list[dict[str, Any]], lack: s
     ],
 )
 def test_health_check_reports_low_store_space(info: dict[str, Any], lack: str):
-    assert lack_of_disk(info) == lack
+    assert find_lack_of_disk(info) == lack
 
 
 def test_check_needs_writes_new_file_each_time(tmp_path, monkeypatch):

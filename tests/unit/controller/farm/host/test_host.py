@@ -21,7 +21,7 @@ def test_host_name_differs_by_directory_and_persists(tmp_path):
 def test_serve_rejects_host_without_boards(tmp_path, monkeypatch):
     monkeypatch.setenv("HIL_BOARDS", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("hil.controller.farm.host.inventory.known_boards", dict)
+    monkeypatch.setattr("hil.controller.farm.host.inventory.list_boards", dict)
     with pytest.raises(UsageError, match="no boards found"):
         serve(FARM, tmp_path, name="lab", say=print)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.host.inventory import HostInfo, find_boards, make_simulators, sockets_for
+from hil.controller.farm.host.inventory import HostInfo, find_boards, make_simulators, make_socket_folder
 from hil.controller.farm.paths import FarmAddress
 from hil.errors import UsageError
 
@@ -58,15 +58,15 @@ def test_simulators_use_host_name_and_keep_faults(site):
 
 def test_sockets_directory_persists_and_rejects_other_users(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    place = sockets_for(tmp_path / "one")
-    assert place == sockets_for(tmp_path / "one") != sockets_for(tmp_path / "two")
+    place = make_socket_folder(tmp_path / "one")
+    assert place == make_socket_folder(tmp_path / "one") != make_socket_folder(tmp_path / "two")
     assert place.stat().st_mode & 0o777 == 0o700
     place.rmdir()
     for planted in (tmp_path, tmp_path / "nothing"):
         place.symlink_to(planted)
         with pytest.raises(UsageError, match="belongs to a different user"):
-            sockets_for(tmp_path / "one")
+            make_socket_folder(tmp_path / "one")
         place.unlink()
     place.touch()
     with pytest.raises(UsageError, match="belongs to a different user"):
-        sockets_for(tmp_path / "one")
+        make_socket_folder(tmp_path / "one")

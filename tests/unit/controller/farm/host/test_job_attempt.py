@@ -6,7 +6,7 @@ import pytest
 from support.run_records import run_case, run_record
 
 from hil.controller.farm.host.job_attempt import LineProgress, _build_result
-from hil.controller.farm.host.lease_runner import failed
+from hil.controller.farm.host.lease_runner import make_failed_result
 from hil.controller.records.run import RunCase
 from hil.errors import (
     AccessRefused,
@@ -85,10 +85,10 @@ def test_result_reason_names_most_severe_case():
     ],
 )
 def test_failed_classifies_error_by_type(error, code, infrastructure):
-    result = failed(error)
+    result = make_failed_result(error)
     assert (result.exit_code, result.infrastructure) == (code, infrastructure)
     assert str(error.args[0]) in result.reason
 
 
 def test_failed_appends_hint_to_reason():
-    assert failed(BoardLost("gone", hint="look at its power")).reason == "gone; look at its power"
+    assert make_failed_result(BoardLost("gone", hint="look at its power")).reason == "gone; look at its power"

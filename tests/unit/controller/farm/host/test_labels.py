@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hil.controller.farm.host.board_connection import labels_of
+from hil.controller.farm.host.board_connection import collect_labels
 from hil.controller.farm.selector import parse
 from hil.core.boards import load_board
 
@@ -28,7 +28,7 @@ BOARD = replace(load_board("generic").config, labels={"chip": "a53", "cores": 3}
 
 
 def test_labels_combine_agent_info_and_config():
-    labels = labels_of(BOARD, INFO)
+    labels = collect_labels(BOARD, INFO)
     for text in (
         "arch=aarch64",
         "cpu=Cortex-A53",
@@ -48,18 +48,18 @@ def test_labels_combine_agent_info_and_config():
 
 
 def test_labels_prefer_config_over_agent_info():
-    assert labels_of(BOARD, INFO)["cores"] == 3
+    assert collect_labels(BOARD, INFO)["cores"] == 3
 
 
 def test_labels_use_only_config_without_agent_info():
-    assert labels_of(BOARD, {}) == {"chip": "a53", "cores": 3}
+    assert collect_labels(BOARD, {}) == {"chip": "a53", "cores": 3}
 
 
 def test_labels_report_program_memory_limit_as_mem():
-    assert labels_of(BOARD, INFO | {"memory_limit_bytes": str(64 << 20)})["mem"] == 64 << 20
+    assert collect_labels(BOARD, INFO | {"memory_limit_bytes": str(64 << 20)})["mem"] == 64 << 20
 
 
 def test_labels_mark_simulated_and_agentless_boards():
-    assert labels_of(load_board("sim").config, {})["simulated"] is True
-    assert labels_of(BOARD, INFO | {"simulated": ["sim"]})["simulated"] is True
-    assert labels_of(replace(BOARD, command=replace(BOARD.command, kind="command")), {})["agentless"] is True
+    assert collect_labels(load_board("sim").config, {})["simulated"] is True
+    assert collect_labels(BOARD, INFO | {"simulated": ["sim"]})["simulated"] is True
+    assert collect_labels(replace(BOARD, command=replace(BOARD.command, kind="command")), {})["agentless"] is True

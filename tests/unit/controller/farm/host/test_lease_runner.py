@@ -36,10 +36,10 @@ class BoardConnection:
         self.holder, self.taken, self.released = 0, 0, 0
         self.brought = ""
 
-    def bring(self, runtime: str, say: Callable[[str], None]) -> None:
+    def deploy_runtime(self, runtime: str, say: Callable[[str], None]) -> None:
         self.brought = runtime
 
-    def card(self) -> BoardCard:
+    def read_card(self) -> BoardCard:
         return self.shown
 
     def take(self, grant: Grant) -> None:
@@ -66,13 +66,13 @@ class GatewayStream:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def started(self, lease: int, direct: str) -> None:
+    def report_start(self, lease: int, direct: str) -> None:
         self.told.append(f"started {lease} {direct}")
 
-    def present(self) -> None:
+    def send_card(self) -> None:
         self.told.append("present")
 
-    def printed(self, lease: int, text: str) -> None:
+    def queue_output(self, lease: int, text: str) -> None:
         self.told.append(text)
 
 
@@ -138,7 +138,7 @@ def test_lease_fails_when_agent_excludes_other_clients(target, do, tmp_path):
 
 @pytest.mark.parametrize(("held_by", "clear"), [(0, True), (3, False), (4, True)])
 def test_clear_away_fails_while_job_occupies_board(held_by, clear, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease_runner, "_FREE_S", 0.1)
+    monkeypatch.setattr(lease_runner, "_FREE_SECONDS", 0.1)
     way: Any = BoardConnection(tmp_path)
     way.holder = held_by
     assert LeaseRunner(way, lambda: None, 1, passed).clear_away(3) is clear
@@ -155,13 +155,13 @@ def test_farm_call_retries_unreachable_gateway(monkeypatch):
             raise answer
         return str(answer)
 
-    assert job_attempt._retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_S] * 2
+    assert job_attempt._retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_SECONDS] * 2
 
 
 def test_lease_serves_connections_before_reporting_start(tmp_path):
     made: Any = LeaseRunner(BoardConnection(tmp_path, target=AgentEndpoint("unix:/a.sock")), lambda: None, 1, passed)
     attendance: Any = GatewayStream()
-    attendance.started = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
+    attendance.report_start = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=JobSpec(Kind.LEASE), timeout_s=0.05), attendance)
     assert (attendance.told, result.reason, made.serving) == (
         [(5, f"unix:{tmp_path}/lease-5.sock")],
@@ -221,4 +221,4 @@ def test_job_failure_runs_without_recovery_steps(do, tmp_path: Path) -> None:
     ],
 )
 def test_fault_of_check_separates_unfit_from_lost_board(check: JobResult, kind: type) -> None:
-    assert type(lease_runner.fault_of(check)) is kind
+    assert type(lease_runner.make_check_error(check)) is kind

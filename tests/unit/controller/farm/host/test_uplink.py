@@ -23,7 +23,7 @@ from hil.controller.farm.host.gateway_link import uplink as uplink_module
 from hil.controller.farm.host.gateway_link.uplink import listen
 from hil.controller.farm.host.gateway_link.uplink_call import UplinkCall, ask
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import methods
+from hil.controller.farm.rpc import iter_methods
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol import grpc_calls, wire_errors
 from hil.protocol.data_connection import CALL, END, HEADER, MESSAGE, Frames
@@ -59,7 +59,7 @@ class Gateway:
         options = {**dict(grpc_calls.GRPC_OPTIONS), "grpc.max_receive_message_length": most_bytes}
         self._server = grpc.server(pool, options=list(options.items()))
         table = {}
-        for name, path, kind, asked, answered in methods("Hosts"):
+        for name, path, kind, asked, answered in iter_methods("Hosts"):
             service = path.strip("/").rpartition("/")[0]
             if behaviour := getattr(self, name.lower(), None):
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -124,7 +124,7 @@ def attending(path: Path) -> Iterator[tuple[UplinkCall, Iterator[Any]]]:
     try:
         call.within(WAIT_S)
         call.send(pb.FromBoard(beat=pb.BoardBeat()))
-        replies = call.replies()
+        replies = call.iter_replies()
         assert next(replies).WhichOneof("kind") == "beat"
         yield call, replies
     finally:
@@ -219,7 +219,7 @@ def test_uplink_reports_refusal_despite_pending_sends(gateway, path):
             for _ in range(20):
                 with contextlib.suppress(FarmUnreachable):  # The call has ended; the code below reads its error.
                     call.send(pb.FromBoard(printed=pb.Printed(lease=5, text="x" * 1000)))
-            next(call.replies())
+            next(call.iter_replies())
         call.close()
 
 
@@ -302,7 +302,7 @@ def test_uplink_rejects_invalid_call(path, content):
         caller.sendall(HEADER.pack(MESSAGE, len(content)) + content)
         frames = Frames(caller.dup())
         kind, size = frames.begin() or (0, 0)
-        error = wire_errors.from_bytes(frames.content(size))
+        error = wire_errors.decode_error(frames.content(size))
         assert kind == END and isinstance(error, UsageError) and "supported: Attend" in str(error)
         assert frames.begin() is None
 
@@ -325,7 +325,7 @@ BEAT, STARTED = pb.FromBoard(beat=pb.BoardBeat()), pb.FromBoard(started=pb.Start
 def test_uplink_sends_beats_of_workers_together(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_module, "_TOGETHER_S", 4.0)
+    monkeypatch.setattr(uplink_module, "_BATCH_SECONDS", 4.0)
     with (
         uplink(FarmAddress((gateway.address,), "secret"), tmp_path / "uplink") as path,
         contextlib.ExitStack() as stack,
@@ -343,7 +343,7 @@ def test_uplink_sends_beats_of_workers_together(
 def test_uplink_sends_pending_beat_before_other_messages(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uplink_module, "_TOGETHER_S", 1000.0)
+    monkeypatch.setattr(uplink_module, "_BATCH_SECONDS", 1000.0)
     with (
         uplink(FarmAddress((gateway.address,), "secret"), tmp_path / "uplink") as path,
         contextlib.closing(UplinkCall(path, "Attend")) as call,

@@ -36,7 +36,7 @@ class Reporting:
             raise answer  # raised when no gateway listens
         return pb.ReportReply(recorded=answer, reason="another was first")
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -83,7 +83,7 @@ class Working:
         self.calls: list[str] = []
         self._over: dict[int, str] = {}
         self._stopping = stopping
-        self._attendance = SimpleNamespace(printed=lambda lease, text: self.calls.append(text))
+        self._attendance = SimpleNamespace(queue_output=lambda lease, text: self.calls.append(text))
         self._work = SimpleNamespace(why=why, run=lambda key, work: work(), end=None)
         self._duty = SimpleNamespace(
             probe=lambda grant: (self.calls.append("probe"), probe)[1],

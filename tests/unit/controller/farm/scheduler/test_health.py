@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.controller.farm.messages import BoardState
-from hil.controller.farm.scheduler.health import Event, EventKind, after
+from hil.controller.farm.scheduler.health import Event, EventKind, apply_event
 from hil.controller.farm.settings import FarmSettings
 
 TERMS = FarmSettings(quarantine_s=30, quarantine_most_s=200)
@@ -84,50 +84,53 @@ STATES = (ONLINE, SUSPECT, QUARANTINED, OFFLINE)
 def test_health_state_changes_for_each_event(
     what: EventKind, becomes: dict[BoardState, tuple[BoardState, float | None]], state: BoardState
 ):
-    change = after(state, 0, Event(what), TERMS)
+    change = apply_event(state, 0, Event(what), TERMS)
     assert (change.state, change.check_in_s) == becomes[state]
 
 
 def test_recently_healthy_board_returns_online():
-    back = after(OFFLINE, 0, Event(EventKind.ATTENDED, checked=True))
+    back = apply_event(OFFLINE, 0, Event(EventKind.ATTENDED, checked=True))
     assert (back.state, back.failures, back.reason) == (ONLINE, 0, "the host is back")
-    assert after(OFFLINE, 0, Event(EventKind.ATTENDED, checked=False)).state is SUSPECT
-    failed = after(OFFLINE, 2, Event(EventKind.ATTENDED, checked=True))
+    assert apply_event(OFFLINE, 0, Event(EventKind.ATTENDED, checked=False)).state is SUSPECT
+    failed = apply_event(OFFLINE, 2, Event(EventKind.ATTENDED, checked=True))
     assert (failed.state, failed.failures, failed.check_in_s) == (SUSPECT, 2, 0)
 
 
 def test_quarantine_doubles_to_maximum_and_resets_when_healthy():
     state, failures, waits = SUSPECT, 0, []
     for _ in range(6):
-        change = after(state, failures, Event(EventKind.UNHEALTHY, "no answer"), TERMS)
+        change = apply_event(state, failures, Event(EventKind.UNHEALTHY, "no answer"), TERMS)
         state, failures = change.state, change.failures
         waits.append(change.check_in_s)
     assert waits == [30, 60, 120, 200, 200, 200]
     assert change.reason == "health check failed 6 times in a row: no answer"
-    healthy = after(state, failures, Event(EventKind.HEALTHY), TERMS)
+    healthy = apply_event(state, failures, Event(EventKind.HEALTHY), TERMS)
     assert (healthy.state, healthy.failures) == (ONLINE, 0)
-    assert after(healthy.state, healthy.failures, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 30
+    assert apply_event(healthy.state, healthy.failures, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 30
 
 
 def test_failure_count_appears_in_reason_from_second_failure():
-    assert after(SUSPECT, 0, Event(EventKind.UNHEALTHY, "no answer")).reason == "health check failed: no answer"
-    assert after(SUSPECT, 1, Event(EventKind.UNHEALTHY, "mute")).reason == "health check failed 2 times in a row: mute"
+    assert apply_event(SUSPECT, 0, Event(EventKind.UNHEALTHY, "no answer")).reason == "health check failed: no answer"
+    assert (
+        apply_event(SUSPECT, 1, Event(EventKind.UNHEALTHY, "mute")).reason
+        == "health check failed 2 times in a row: mute"
+    )
 
 
 def test_failing_board_stays_scheduled_for_checks():
-    assert after(QUARANTINED, 10**6, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 200
+    assert apply_event(QUARANTINED, 10**6, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 200
 
 
 def test_quarantine_length_survives_host_restart():
-    offline = after(QUARANTINED, 3, Event(EventKind.LOST), TERMS)
-    back = after(offline.state, offline.failures, Event(EventKind.ATTENDED, checked=True), TERMS)
+    offline = apply_event(QUARANTINED, 3, Event(EventKind.LOST), TERMS)
+    back = apply_event(offline.state, offline.failures, Event(EventKind.ATTENDED, checked=True), TERMS)
     assert back.state is SUSPECT
-    assert after(back.state, back.failures, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 200
+    assert apply_event(back.state, back.failures, Event(EventKind.UNHEALTHY), TERMS).check_in_s == 200
 
 
 @pytest.mark.parametrize("what", [EventKind.LOST, EventKind.HEALTHY, EventKind.UNHEALTHY, EventKind.INFRASTRUCTURE])
 def test_state_change_reports_given_reason(what: EventKind):
-    assert "the cable was cut" in after(ONLINE, 0, Event(what, "the cable was cut")).reason
+    assert "the cable was cut" in apply_event(ONLINE, 0, Event(what, "the cable was cut")).reason
 
 
 @given(
@@ -137,7 +140,7 @@ def test_state_change_reports_given_reason(what: EventKind):
 def test_only_passed_check_brings_board_online(state: BoardState, events: list[Event]):
     failures = 0
     for event in events:
-        change = after(state, failures, event, TERMS)
+        change = apply_event(state, failures, event, TERMS)
         if change.state is ONLINE and state is not ONLINE:
             assert event.what is EventKind.HEALTHY or (
                 event.what is EventKind.ATTENDED and event.checked and not failures
@@ -154,9 +157,9 @@ def test_only_passed_check_brings_board_online(state: BoardState, events: list[E
 def test_repeated_lost_checks_quarantine_board():
     state, failures, seen = SUSPECT, 0, []
     for _ in range(5):
-        change = after(state, failures, Event(EventKind.CHECK_LOST, "nothing was heard of it"), TERMS)
+        change = apply_event(state, failures, Event(EventKind.CHECK_LOST, "nothing was heard of it"), TERMS)
         state, failures = change.state, change.failures
         seen.append((state, failures, change.check_in_s))
     lost = [(SUSPECT, 1, 0), (SUSPECT, 2, 0)]
     assert seen == [*lost, (QUARANTINED, 3, 120), (QUARANTINED, 4, 200), (QUARANTINED, 5, 200)]
-    assert after(SUSPECT, 2, Event(EventKind.HEALTHY)).failures == 0
+    assert apply_event(SUSPECT, 2, Event(EventKind.HEALTHY)).failures == 0

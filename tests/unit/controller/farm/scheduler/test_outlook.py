@@ -12,8 +12,8 @@ from support.fake_farm_client import job as fake_job
 from support.fake_farm_client import parsed
 
 from hil.controller.farm.messages import BoardState, Kind, Priority
-from hil.controller.farm.scheduler.outlook import blocked, outlooks, why_waiting
-from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, assign, turns
+from hil.controller.farm.scheduler.outlook import explain_waiting, find_blocked, list_outlooks
+from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, assign, order_turns
 
 AGING_S = 600.0
 PI = BoardRow(
@@ -29,7 +29,7 @@ def job(number: int, user: str = "ada", **settings: object) -> WaitingJob:
 
 
 def places(jobs: Sequence[WaitingJob], most: int = 100) -> list[tuple[int, int]]:
-    return [(one.job, one.position) for one in outlooks(jobs, [PI, NANO], {}, AGING_S, most)]
+    return [(one.job, one.position) for one in list_outlooks(jobs, [PI, NANO], {}, AGING_S, most)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_turns_begin_with_assigned_jobs(
         for number, (user, priority, waits) in enumerate(drawn, 1)
     ]
     boards = [FreeBoard("pi"), FreeBoard("nano")]
-    order = turns(jobs, boards, use, AGING_S)
+    order = order_turns(jobs, boards, use, AGING_S)
     assert sorted(order) == [one.id for one in jobs]
     assert [number for number, _ in assign(jobs, boards, use, AGING_S)] == order[:2]
 
@@ -90,7 +90,7 @@ def test_turns_begin_with_assigned_jobs(
     ],
 )
 def test_why_waiting_describes_board_state(board: BoardRow, expected: str) -> None:
-    assert why_waiting(job(1), [board], 0) == expected
+    assert explain_waiting(job(1), [board], 0) == expected
 
 
 def test_why_waiting_groups_boards_by_reason() -> None:
@@ -98,23 +98,25 @@ def test_why_waiting_groups_boards_by_reason() -> None:
         *(replace(PI, name=f"pi{number}") for number in range(5)),
         replace(NANO, held=True, hold_reason="drained by ann"),
     ]
-    assert why_waiting(job(1), boards, 2) == ("pi0, pi1, pi2 and 2 more are busy; nano is drained by ann; 2 jobs ahead")
-    assert why_waiting(job(1, avoid=frozenset(["pi"])), [PI], 1) == "pi failed this job before; 1 job ahead"
+    assert explain_waiting(job(1), boards, 2) == (
+        "pi0, pi1, pi2 and 2 more are busy; nano is drained by ann; 2 jobs ahead"
+    )
+    assert explain_waiting(job(1, avoid=frozenset(["pi"])), [PI], 1) == "pi failed this job before; 1 job ahead"
 
 
 def test_why_waiting_bounds_text_of_drained_boards() -> None:
     boards = [replace(PI, name=f"pi{n}", held=True, hold_reason=f"drained by ann: {n} {'x' * 900}") for n in range(9)]
-    text = why_waiting(job(1), boards, 0)
+    text = explain_waiting(job(1), boards, 0)
     assert text.startswith("pi0 is drained by ann: 0 xx") and "pi3, pi4, pi5 and 3 more are drained" in text
     assert len(text) < 500
     same = [replace(board, hold_reason="drained by ann: moved") for board in boards[:2]]
-    assert why_waiting(job(1), same, 0) == "pi0, pi1 are drained by ann: moved"
+    assert explain_waiting(job(1), same, 0) == "pi0, pi1 are drained by ann: moved"
 
 
 def test_outlook_explains_unmatched_selector() -> None:
-    [found] = outlooks([job(1, selector="chip=a72, gpu")], [PI, NANO], {}, AGING_S, 10)
+    [found] = list_outlooks([job(1, selector="chip=a72, gpu")], [PI, NANO], {}, AGING_S, 10)
     assert found.why == "no board matches; pi: has no gpu; nano: chip is a57, not a72, has no gpu"
-    [found] = outlooks([job(1, board="gone")], [PI], {}, AGING_S, 10)
+    [found] = list_outlooks([job(1, board="gone")], [PI], {}, AGING_S, 10)
     assert found.why == "board gone not found"
 
 
@@ -138,4 +140,4 @@ def test_blocked_lists_jobs_without_board_in_service(
     selector: str, pinned: str, boards: list[BoardRow], why: str
 ) -> None:
     waiting = parsed("jobs", [fake_job("17", selector=selector, pinned=pinned)])
-    assert blocked(waiting, boards) == ({"17": why} if why else {})
+    assert find_blocked(waiting, boards) == ({"17": why} if why else {})

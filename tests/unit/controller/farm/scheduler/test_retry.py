@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.farm.messages import JobResult, Kind
-from hil.controller.farm.scheduler.policy import after_attempt
+from hil.controller.farm.scheduler.policy import decide_after_attempt
 
 LOST = JobResult(4, "BOARD_LOST", "the cable was cut", infrastructure=True)
 
@@ -24,39 +24,39 @@ LOST = JobResult(4, "BOARD_LOST", "the cable was cut", infrastructure=True)
 )
 @pytest.mark.parametrize("kind", Kind)
 def test_retry_preserves_final_result_of_job(result: JobResult, kind: Kind):
-    assert after_attempt(result, kind, 1, 5) == result
+    assert decide_after_attempt(result, kind, 1, 5) == result
 
 
 @pytest.mark.parametrize("kind", [Kind.RUN, Kind.BUNDLE, Kind.SUITE, Kind.LEASE])
 def test_retry_repeats_infrastructure_failure_up_to_limit(kind: Kind):
-    assert after_attempt(LOST, kind, 1, 3) is None
-    assert after_attempt(LOST, kind, 2, 3) is None
-    final = after_attempt(LOST, kind, 3, 3)
+    assert decide_after_attempt(LOST, kind, 1, 3) is None
+    assert decide_after_attempt(LOST, kind, 2, 3) is None
+    final = decide_after_attempt(LOST, kind, 3, 3)
     assert final is not None
     assert (final.exit_code, final.outcome) == (4, "BOARD_LOST")
     assert final.reason == "the cable was cut (attempt 3 of 3)"
 
 
 def test_retry_applies_lowered_attempt_limit():
-    assert after_attempt(LOST, Kind.RUN, 4, 3) is not None
+    assert decide_after_attempt(LOST, Kind.RUN, 4, 3) is not None
 
 
 def test_retry_stops_at_limit_of_single_attempt():
-    assert after_attempt(LOST, Kind.RUN, 1, 1) is not None
+    assert decide_after_attempt(LOST, Kind.RUN, 1, 1) is not None
 
 
 def test_retry_skips_failed_health_check():
-    assert after_attempt(LOST, Kind.HEALTH, 1, 3) == LOST
+    assert decide_after_attempt(LOST, Kind.HEALTH, 1, 3) == LOST
 
 
 def test_retry_skips_lease_with_active_holder():
-    assert after_attempt(LOST, Kind.LEASE, 1, 3, held=True) == LOST
+    assert decide_after_attempt(LOST, Kind.LEASE, 1, 3, held=True) == LOST
 
 
 def test_retry_adds_reason_to_unexplained_failure():
     nameless = JobResult(4, infrastructure=True)
-    assert after_attempt(nameless, Kind.RUN, 1, 2) is None
-    final = after_attempt(nameless, Kind.RUN, 2, 2)
+    assert decide_after_attempt(nameless, Kind.RUN, 1, 2) is None
+    final = decide_after_attempt(nameless, Kind.RUN, 2, 2)
     assert final is not None
     assert final.reason == "infrastructure failure (attempt 2 of 2)"
 
@@ -65,7 +65,7 @@ UNFIT = JobResult(4, "BOARD_UNFIT", "the disk is full", infrastructure=True)
 
 
 def test_retry_ignores_unfit_boards_while_fit_boards_remain():
-    assert after_attempt(UNFIT, Kind.RUN, 9, 3, others=True) is None
-    final = after_attempt(UNFIT, Kind.RUN, 3, 3)
+    assert decide_after_attempt(UNFIT, Kind.RUN, 9, 3, others=True) is None
+    final = decide_after_attempt(UNFIT, Kind.RUN, 3, 3)
     assert final is not None and final.outcome == "BOARD_UNFIT"
-    assert after_attempt(LOST, Kind.RUN, 3, 3, others=True) is not None
+    assert decide_after_attempt(LOST, Kind.RUN, 3, 3, others=True) is not None

@@ -10,7 +10,7 @@ from support.farm_rows import rows, with_tx
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import Principal, Role
-from hil.controller.farm.store.access import add_token, note_audit, principal_of, revoke
+from hil.controller.farm.store.access import add_token, find_principal, note_audit, revoke
 from hil.errors import UsageError
 
 NOW = datetime.datetime.now(datetime.timezone.utc)
@@ -23,8 +23,8 @@ def test_token_identifies_user_role_and_project(farm_db: str) -> None:
         ann = await add_token(tx, "ann", Role.SUBMITTER, "vision", "her laptop")
         lab = await add_token(tx, "lab1", Role.HOST, expires_at=NOW + HOUR)
         assert ann.startswith("hilf_") and len(ann) == len("hilf_") + 43 and ann != lab
-        assert await principal_of(tx, ann) == Principal("ann", Role.SUBMITTER, "vision", token=1)
-        assert await principal_of(tx, lab) == Principal("lab1", Role.HOST, token=2)
+        assert await find_principal(tx, ann) == Principal("ann", Role.SUBMITTER, "vision", token=1)
+        assert await find_principal(tx, lab) == Principal("lab1", Role.HOST, token=2)
 
     with_tx(farm_db, work)
 
@@ -33,8 +33,8 @@ def test_token_identifies_user_role_and_project(farm_db: str) -> None:
 def test_token_lookup_rejects_invalid_token(farm_db: str, change: Any) -> None:
     async def work(tx: Tx) -> None:
         token = await add_token(tx, "ann", Role.VIEWER)
-        assert await principal_of(tx, change(token)) is None
-        assert await principal_of(tx, "\ud800") is None
+        assert await find_principal(tx, change(token)) is None
+        assert await find_principal(tx, "\ud800") is None
 
     with_tx(farm_db, work)
 
@@ -53,8 +53,8 @@ def test_revoke_invalidates_only_given_token(farm_db: str) -> None:
         first, second = [await add_token(tx, "ann", Role.VIEWER) for _ in range(2)]
         for _ in range(2):
             assert await revoke(tx, 1) == "ann"
-            assert await principal_of(tx, first) is None
-            assert await principal_of(tx, second) is not None
+            assert await find_principal(tx, first) is None
+            assert await find_principal(tx, second) is not None
 
     with_tx(farm_db, work)
 
@@ -66,8 +66,8 @@ def test_revoke_rejects_unknown_token(farm_db: str) -> None:
 
 def test_token_expires(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
-        assert await principal_of(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW - HOUR)) is None
-        assert await principal_of(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW + HOUR)) is not None
+        assert await find_principal(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW - HOUR)) is None
+        assert await find_principal(tx, await add_token(tx, "ann", Role.ADMIN, expires_at=NOW + HOUR)) is not None
 
     with_tx(farm_db, work)
 

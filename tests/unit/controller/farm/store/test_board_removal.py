@@ -6,7 +6,7 @@ import pytest
 from support.farm_desks import Desk
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.leasing.sweeper import gc
+from hil.controller.farm.leasing.sweeper import delete_old
 from hil.controller.farm.messages import Kind
 from hil.controller.farm.store.queries import boards, stats
 from hil.errors import FarmError, UsageError
@@ -101,7 +101,7 @@ def test_gc_deletes_forgotten_board_after_last_lease(desk: Desk) -> None:
         async def delete(digests: list[str]) -> None:
             raise AssertionError("there are no files")
 
-        return (await gc(tx, 30 * DAY, delete)).counts["boards"]
+        return (await delete_old(tx, 30 * DAY, delete)).counts["boards"]
 
     desk.online("a")
     desk.leave("a")

@@ -6,7 +6,7 @@ import pytest
 from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.leasing.sweeper import gc
+from hil.controller.farm.leasing.sweeper import delete_old
 from hil.errors import StorageError
 
 DAY = 86400.0
@@ -76,14 +76,14 @@ def test_gc_deletes_old_jobs_with_dependent_rows_and_files(farm_db: str) -> None
     async def work(tx: Tx) -> None:
         await fill(tx)
         before = await count(tx)
-        done = await gc(tx, 30 * DAY, delete)
+        done = await delete_old(tx, 30 * DAY, delete)
         after = await count(tx)
         assert done.counts == DELETED
         assert {name: before[name] - after[name] for name in TABLES} == {**DELETED, "audit": 0}
         assert sorted(gone) == sorted(done.artifacts) == ["blake3:nobody's", "blake3:old", "blake3:old-out"]
         assert done.bytes == 30
         assert [row["name"] for row in await rows(tx, "select name from hil.boards order by name")] == ["kept", "pi"]
-        assert (await gc(tx, 30 * DAY, delete)).counts == dict.fromkeys(DELETED, 0)
+        assert (await delete_old(tx, 30 * DAY, delete)).counts == dict.fromkeys(DELETED, 0)
 
     with_tx(farm_db, work)
 
@@ -95,7 +95,7 @@ def test_gc_dry_run_counts_without_deleting(farm_db: str) -> None:
     async def work(tx: Tx) -> None:
         await fill(tx)
         before = await count(tx)
-        assert (await gc(tx, 30 * DAY, never, dry_run=True)).counts == DELETED
+        assert (await delete_old(tx, 30 * DAY, never, dry_run=True)).counts == DELETED
         assert await count(tx) == before
 
     with_tx(farm_db, work)
@@ -108,7 +108,7 @@ def test_gc_preserves_rows_when_file_deletion_fails(farm_db: str) -> None:
     with_tx(farm_db, fill)
     before = with_tx(farm_db, count)
     with pytest.raises(StorageError):
-        with_tx(farm_db, lambda tx: gc(tx, 30 * DAY, fail))
+        with_tx(farm_db, lambda tx: delete_old(tx, 30 * DAY, fail))
     assert with_tx(farm_db, count) == before
 
 

@@ -18,7 +18,7 @@ from support.waiting import allowed_s
 
 from hil.controller.farm.database.database import Database, DatabaseAway, end_tasks
 from hil.controller.farm.database.embedded_database import EmbeddedDatabase
-from hil.controller.farm.database.notifications import listen, tell
+from hil.controller.farm.database.notifications import listen, publish_change
 from hil.errors import UsageError
 
 PATIENCE_S = 1.0
@@ -69,7 +69,7 @@ def test_query_error_differs_from_outage(farm_db: str) -> None:
 
 @pytest.mark.ci
 def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("hil.controller.farm.database.database._MAX_CONNECTIONS", 2)
 
     patience_s = 3.0
 
@@ -85,7 +85,7 @@ def test_database_serves_more_queries_than_connections(farm_db: str, monkeypatch
 
 @pytest.mark.ci
 def test_database_reports_outage_when_pool_stays_busy(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.database.database._MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("hil.controller.farm.database.database._MAX_CONNECTIONS", 2)
 
     async def work(database: Database) -> None:
         async with database.transaction(), database.transaction():
@@ -150,7 +150,7 @@ def test_database_clients_recover_from_server_crash(tmp_path: Path) -> None:
         for _ in range(30):
             with contextlib.suppress(DatabaseAway):
                 async with database.transaction() as tx:
-                    await tell(tx, {"kind": "board", "board": "pi"})
+                    await publish_change(tx, {"kind": "board", "board": "pi"})
                 return
 
     async def until(count: int) -> None:

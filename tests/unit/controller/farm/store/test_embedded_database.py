@@ -21,7 +21,7 @@ import pytest
 from support.waiting import eventually
 
 from hil.controller.farm.database import embedded_database as module
-from hil.controller.farm.database.embedded_database import EmbeddedDatabase, binaries
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase, find_binaries
 from hil.errors import FarmError, StorageError, UsageError
 
 pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
@@ -338,5 +338,5 @@ def test_embedded_reports_unwritable_log(tmp_path: Path) -> None:
 def test_embedded_names_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="missing database") as caught:
-        binaries()
+        find_binaries()
     assert "pip install 'hil[farm]'" in caught.value.hint

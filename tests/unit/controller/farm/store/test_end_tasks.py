@@ -26,7 +26,7 @@ async def begun(*work: asyncio.Task[None]) -> None:
 
 
 def test_end_tasks_repeats_ignored_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_SECONDS", 0.01)
 
     async def main() -> None:
         work = [asyncio.create_task(deaf(times)) for times in (0, 1, 3)]
@@ -38,7 +38,7 @@ def test_end_tasks_repeats_ignored_cancellation(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_end_tasks_waits_for_cleanup_with_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 30.0)
+    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_SECONDS", 30.0)
 
     async def tidy() -> None:
         try:
@@ -59,7 +59,7 @@ def test_end_tasks_waits_for_cleanup_with_exception(monkeypatch: pytest.MonkeyPa
 
 
 def test_end_tasks_finishes_when_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_SECONDS", 0.01)
 
     async def main() -> None:
         inner = asyncio.create_task(deaf(3))

@@ -51,7 +51,7 @@ async def read(database: Database, query: str) -> list[dict[str, Any]]:
 
 async def bring(database: Database, queue: LeaseQueue, board: str, lease: int) -> int:
     async with database.transaction() as tx:
-        return await queue.bring(tx, board, lease)
+        return await queue.queue_lease(tx, board, lease)
 
 
 def test_queue_delivers_lease_to_matching_board(farm_db: str) -> None:
@@ -83,7 +83,7 @@ def test_queue_ignores_rolled_back_lease(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         with contextlib.suppress(ZeroDivisionError):
             async with database.transaction() as tx:
-                await queue.bring(tx, "pi", 1)
+                await queue.queue_lease(tx, "pi", 1)
                 raise ZeroDivisionError
         assert await queue.fetch(["pi"]) == []
 
@@ -107,7 +107,7 @@ def test_queue_delivers_next_lease_after_previous_ends(farm_db: str) -> None:
 def test_queue_drops_lease_done_before_fetch(farm_db: str) -> None:
     async def work(database: Database, queue: LeaseQueue) -> None:
         async with database.transaction() as tx:
-            await queue.done(tx, await queue.bring(tx, "pi", 1))
+            await queue.done(tx, await queue.queue_lease(tx, "pi", 1))
         assert await queue.fetch(["pi"]) == []
 
     with_desk(farm_db, work)
@@ -141,7 +141,7 @@ def test_queue_notifies_listener_on_commit(farm_db: str) -> None:
         listening = asyncio.create_task(queue.listen(heard.put_nowait))
         assert await asyncio.wait_for(heard.get(), 60) is None  # means that anything may have changed before
         async with database.transaction() as tx:
-            await queue.bring(tx, "pi", 1)
+            await queue.queue_lease(tx, "pi", 1)
             await asyncio.sleep(0.1)
             assert heard.empty()
         assert await asyncio.wait_for(heard.get(), 60) == {"pi"}
@@ -208,8 +208,8 @@ def test_queue_tidy_deletes_dead_gateways_and_ended_leases(farm_db: str) -> None
             submission = await farm_rows.submission(tx, 2)
             over = await farm_rows.lease(tx, await farm_rows.job(tx, submission), "pi", over=True)
             active = await farm_rows.lease(tx, await farm_rows.job(tx, submission, 2), "jetson")
-            await queue.bring(tx, "pi", over)
-            await queue.bring(tx, "jetson", active)
+            await queue.queue_lease(tx, "pi", over)
+            await queue.queue_lease(tx, "jetson", active)
         async with desk(farm_db) as (_, dead):
             assert sorted(await dead.fetch(["pi", "jetson"])) == [over, active]
             async with database.transaction() as tx:
@@ -218,8 +218,8 @@ def test_queue_tidy_deletes_dead_gateways_and_ended_leases(farm_db: str) -> None
                     " where id = (select max(id) from procrastinate_workers)"
                 )
             async with database.transaction() as tx:
-                assert await queue.tidy(tx) == 1
-                assert await queue.tidy(tx) == 0
+                assert await queue.remove_stale(tx) == 1
+                assert await queue.remove_stale(tx) == 0
         assert len(await read(database, "select id from procrastinate_workers")) == 1
         left = await read(database, "select args ->> 'lease' as lease, status from procrastinate_jobs")
         assert left == [{"lease": str(active), "status": "doing"}]
@@ -238,7 +238,7 @@ def test_queue_tidy_and_done_run_concurrently(farm_db: str) -> None:
 
             async def tidy() -> None:
                 async with database.transaction() as tx:
-                    await queue.tidy(tx)
+                    await queue.remove_stale(tx)
 
             await asyncio.gather(tidy(), done(), tidy(), done())
             assert await read(database, "select id from procrastinate_jobs") == []

@@ -198,7 +198,7 @@ def test_beats_of_many_boards_are_answered_together(farm: Desk) -> None:
         WorkerBeat("a", "third"),
         WorkerBeat("unknown", "x"),
     ]
-    assert [one.owner for one in farm.do(leases.beats, said, farm.settings)] == [True, False, False, False]
+    assert [one.owner for one in farm.do(leases.process_beats, said, farm.settings)] == [True, False, False, False]
     farm.leave("b")
     assert farm.beat("b", worker="stands by") == leases.BeatReply(owner=False, vacant=True)
 
@@ -213,7 +213,7 @@ def test_beat_ignores_locks_of_other_transactions(farm: Desk) -> None:
             await tx.execute("update hil.boards set reason = 'changing' where name = 'a'")
             return (
                 await asyncio.wait_for(
-                    leases.beats(other, [WorkerBeat("a", "worker of a", [lease])], farm.settings), 60
+                    leases.process_beats(other, [WorkerBeat("a", "worker of a", [lease])], farm.settings), 60
                 )
             )[0]
 
@@ -223,10 +223,10 @@ def test_beat_ignores_locks_of_other_transactions(farm: Desk) -> None:
 def test_started_accepts_first_call_of_lease_worker(farm: Desk) -> None:
     [name] = farm.submit()
     lease = farm.grant("a").lease
-    farm.do(leases.started, lease, "another", "unix:/x")
+    farm.do(leases.record_start, lease, "another", "unix:/x")
     assert farm.lease(lease)["started_at"] is None
     for direct in ("unix:/a", "unix:/b"):
-        farm.do(leases.started, lease, "worker of a", direct)
+        farm.do(leases.record_start, lease, "worker of a", direct)
     assert farm.lease(lease)["direct"] == "unix:/a"
     assert [what for what, _ in farm.events(job=name)] == ["job.queued", "job.granted", "lease.started"]
     assert farm.rows("select from hil.jobs where started_at is null and checks is null") == []
@@ -242,15 +242,15 @@ def held(farm: Desk) -> dict[str, Any]:
 
 
 def test_holding_describes_active_lease(farm: Desk, held: dict[str, Any]) -> None:
-    holding = farm.do(leases.holding, held["id"])
+    holding = farm.do(leases.read_holding, held["id"])
     assert holding is not None
     assert (holding.card.name, holding.key, holding.direct, holding.started) == ("a", held["key"], "unix:/a", True)
     assert len(held["key"]) > 20
     assert farm.do(leases.lease_of_job, held["job"]) == held["id"]
     farm.release(held["id"], held["key"])
-    assert farm.do(leases.holding, held["id"]) is None
+    assert farm.do(leases.read_holding, held["id"]) is None
     assert farm.do(leases.lease_of_job, held["job"]) is None
-    assert farm.do(leases.grant_of, held["id"], farm.settings) is None
+    assert farm.do(leases.read_grant, held["id"], farm.settings) is None
 
 
 def test_renew_holder_requires_key_of_active_lease(farm: Desk, held: dict[str, Any]) -> None:

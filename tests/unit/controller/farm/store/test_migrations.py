@@ -13,7 +13,7 @@ import pytest
 from support.farm_desks import open_desk
 from support.farm_rows import board, insert, job, lease, rows, submission, with_tx
 
-from hil.controller.farm.database.database import SchemaPart, Tx, migrate, shipped
+from hil.controller.farm.database.database import SchemaPart, Tx, list_shipped_schemas, migrate
 from hil.controller.farm.messages import Kind
 from hil.errors import FarmError, UsageError
 
@@ -42,7 +42,7 @@ def until(part: SchemaPart, last: str) -> SchemaPart:
 
 
 def old(theirs: str = "02.14.01_01_add_indexes_for_fetch_job", ours: str = "0001_farm") -> tuple[SchemaPart, ...]:
-    queue, farm = shipped()
+    queue, farm = list_shipped_schemas()
     assert theirs in queue.steps and ours in farm.steps
     return until(queue, theirs), until(farm, ours)
 
@@ -54,14 +54,14 @@ def catalog(url: str) -> list[dict[str, Any]]:
 @pytest.mark.ci
 def test_migrate_creates_database_and_ignores_repeat(any_db: str) -> None:
     done = asyncio.run(migrate(any_db))
-    assert done == [name for part in shipped() for name in part.steps]
+    assert done == [name for part in list_shipped_schemas() for name in part.steps]
     made = catalog(any_db)
     assert asyncio.run(migrate(any_db)) == []
     assert catalog(any_db) == made
 
 
 def test_migrate_by_steps_matches_whole_schema(empty_db: str, farm_db: str) -> None:
-    asyncio.run(migrate(empty_db, tuple(replace(part, whole="") for part in shipped())))
+    asyncio.run(migrate(empty_db, tuple(replace(part, whole="") for part in list_shipped_schemas())))
     ours = ("column", "index", "trigger", "function", "enum")
     stepwise, whole = catalog(empty_db), catalog(farm_db)
     assert {row["what"] for row in whole} == set(ours)
@@ -128,7 +128,7 @@ def test_migrate_preserves_data_of_older_farm(any_db: str) -> None:
     with_tx(any_db, fill)
     before = with_tx(any_db, contents)
     done = asyncio.run(migrate(any_db))
-    assert done[0].startswith("03.00.00_01") and done[-1] == list(shipped()[1].steps)[-1]
+    assert done[0].startswith("03.00.00_01") and done[-1] == list(list_shipped_schemas()[1].steps)[-1]
     after = with_tx(any_db, contents)
     for table, had in before.items():
         kept = [{key: value for key, value in one["row"].items() if key in had[0]["row"]} for one in after[table]]
@@ -174,7 +174,7 @@ def test_migrate_upgrades_procrastinate_from_any_version(empty_db: str, version:
     asyncio.run(migrate(empty_db, old(version)))
     done = asyncio.run(migrate(empty_db))
     assert [name for name in done if name.startswith("0") and "." in name] == [
-        name for name in shipped()[0].steps if name > version
+        name for name in list_shipped_schemas()[0].steps if name > version
     ]
 
 
@@ -206,11 +206,11 @@ def test_migrate_runs_for_single_concurrent_caller(empty_db: str) -> None:
         return await asyncio.gather(*[migrate(empty_db) for _ in range(5)])
 
     done = asyncio.run(main())
-    assert sorted(map(len, done)) == [0] * 4 + [sum(len(part.steps) for part in shipped())]
+    assert sorted(map(len, done)) == [0] * 4 + [sum(len(part.steps) for part in list_shipped_schemas())]
 
 
 def test_migrate_resumes_after_failed_step(empty_db: str) -> None:
-    queue, farm = shipped()
+    queue, farm = list_shipped_schemas()
     broken = replace(farm, steps={**farm.steps, "0003_lanes": "create table hil.half (id int); select 1 / 0"})
     with pytest.raises(psycopg.errors.DivisionByZero):
         asyncio.run(migrate(empty_db, (queue, broken)))
@@ -220,7 +220,7 @@ def test_migrate_resumes_after_failed_step(empty_db: str) -> None:
 
 
 def test_migration_steps_are_numbered_without_gaps() -> None:
-    names = list(shipped()[1].steps)
+    names = list(list_shipped_schemas()[1].steps)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hil.controller.farm.database.database import Database
-from hil.controller.farm.database.notifications import listen, tell
+from hil.controller.farm.database.notifications import listen, publish_change
 
 
 def test_listeners_receive_committed_changes_in_order(farm_db: str) -> None:
@@ -31,12 +31,12 @@ def test_listeners_receive_committed_changes_in_order(farm_db: str) -> None:
         database = await Database.open(farm_db)
         with pytest.raises(ZeroDivisionError):
             async with database.transaction() as tx:
-                await tell(tx, {"kind": "board", "board": "never"})
+                await publish_change(tx, {"kind": "board", "board": "never"})
                 raise ZeroDivisionError
         first, second = {"kind": "board", "board": "pi"}, {"kind": "log", "job": 7}
         async with database.transaction() as tx:
-            await tell(tx, first)
-            await tell(tx, second)
+            await publish_change(tx, first)
+            await publish_change(tx, second)
         for listener in listeners:
             assert await asyncio.wait_for(listener, 60) == [{"kind": "again"}, first, second]
         await database.close()
@@ -50,7 +50,7 @@ def test_notification_shortens_long_text(farm_db: str) -> None:
         await anext(listening)
         database = await Database.open(farm_db)
         async with database.transaction() as tx:
-            await tell(tx, {"kind": "ended", "lease": 1, "board": "pi", "reason": "\U0001f600" * 10_000})
+            await publish_change(tx, {"kind": "ended", "lease": 1, "board": "pi", "reason": "\U0001f600" * 10_000})
         heard = await asyncio.wait_for(anext(listening), 60)
         assert heard["lease"] == 1 and heard["reason"] == "\U0001f600" * 200
         await listening.aclose()

@@ -39,10 +39,10 @@ def test_events_omit_standby_host(desk: Desk) -> None:
 
 
 def test_events_record_stopped_and_failed_gateway(desk: Desk) -> None:
-    desk.do(presence.gateway_started, "lab :7070")
-    desk.do(presence.gateway_stopped, "lab :7070")
-    desk.do(presence.gateway_started, "lab :7070")
-    desk.do(presence.gateway_started, "lab :7070")
+    desk.do(presence.record_gateway_start, "lab :7070")
+    desk.do(presence.record_gateway_stop, "lab :7070")
+    desk.do(presence.record_gateway_start, "lab :7070")
+    desk.do(presence.record_gateway_start, "lab :7070")
     assert desk.events(host="lab :7070") == [
         ("gateway.started", ""),
         ("gateway.stopped", ""),
@@ -53,11 +53,11 @@ def test_events_record_stopped_and_failed_gateway(desk: Desk) -> None:
 
 def test_events_record_lost_and_returning_gateway(desk: Desk) -> None:
     for name in ("one", "two"):
-        desk.do(presence.gateway_started, name)
+        desk.do(presence.record_gateway_start, name)
     desk.rows("update hil.gateways set seen_at = now() - interval '21 s'")
-    desk.do(presence.gateway_ticks, "one", may_miss=False)
+    desk.do(presence.record_gateway_tick, "one", may_miss=False)
     assert [what for what, _ in desk.events()] == ["gateway.started"] * 2
-    desk.do(presence.gateway_ticks, "one", may_miss=True)
-    desk.do(presence.gateway_ticks, "one", may_miss=True)
-    desk.do(presence.gateway_ticks, "two", may_miss=True)
+    desk.do(presence.record_gateway_tick, "one", may_miss=True)
+    desk.do(presence.record_gateway_tick, "one", may_miss=True)
+    desk.do(presence.record_gateway_tick, "two", may_miss=True)
     assert desk.events()[2:] == [("gateway.lost", "no heartbeat for 21 s"), ("gateway.back", "")]

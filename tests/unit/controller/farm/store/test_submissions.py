@@ -176,7 +176,7 @@ def test_cancel_of_other_users_job_requires_admin(farm: Desk) -> None:
 def test_prioritise_moves_jobs_of_submission(farm: Desk) -> None:
     farm.submit(2)
     _, late = farm.submit(3), farm.submit(2)
-    assert farm.do(submissions.prioritise, ANNA, late[0].split(".")[0], Priority.HIGH) == late
+    assert farm.do(submissions.set_priority, ANNA, late[0].split(".")[0], Priority.HIGH) == late
     for grant in farm.grants():
         farm.report(grant)
     assert {grant.job for grant in farm.grants()} == set(late)
@@ -189,7 +189,7 @@ def test_event_records_queued_job(farm: Desk) -> None:
 
 
 def test_submit_limits_waiting_orders_per_user(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
+    monkeypatch.setattr(submissions, "_MAX_WAITING", 3)
     desk.online("a")
     names = [*desk.submit(10), *desk.submit(), *desk.submit()]
     with pytest.raises(FarmError, match="anna already has 3 waiting submissions"):

@@ -13,10 +13,10 @@ from support.farm_desks import ANNA, LONG_AGO, PASSED, Desk, open_desk
 from hil.controller.farm.database.database import Database, DatabaseAway, Tx, end_tasks
 from hil.controller.farm.gateway.server import SweepTimer
 from hil.controller.farm.leasing import leases, submissions, sweeper
-from hil.controller.farm.messages import PROBE_S, JobSpec, Kind, Submission
+from hil.controller.farm.messages import PROBE_SECONDS, JobSpec, Kind, Submission
 from hil.controller.farm.store import queries
 from hil.controller.farm.store.queries import unrunnable
-from hil.controller.farm.store.records import fetched, serialized
+from hil.controller.farm.store.records import fetch_rows, serialize_calls
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_tick_ends_job_after_time_limit(desk: Desk) -> None:
         "select extract(epoch from until - granted_at)::float as s from hil.leases where ended_at is null"
     )
     # includes time for a check of the board and for the report
-    assert row["s"] == pytest.approx(5 + PROBE_S + 10, abs=0.1)
+    assert row["s"] == pytest.approx(5 + PROBE_SECONDS + 10, abs=0.1)
     lease = desk.grant("a").lease
     desk.rows("update hil.leases set until = now() - interval '1 ms' where id = %s", lease)
     desk.tick()
@@ -96,14 +96,14 @@ def test_tick_respects_concurrent_beat(desk: Desk) -> None:
 
     async def both() -> int:
         async with desk.db.transaction() as tx:
-            await leases.beats(tx, [leases.WorkerBeat("a", "worker of a", [])], desk.settings)
+            await leases.process_beats(tx, [leases.WorkerBeat("a", "worker of a", [])], desk.settings)
             clock = asyncio.create_task(tick())
             await asyncio.sleep(0.2)
         return await clock
 
     async def tick() -> int:
         async with desk.db.transaction() as tx:
-            return await sweeper.tick(tx, desk.queue, desk.settings, LONG_AGO)
+            return await sweeper.run_periodic_work(tx, desk.queue, desk.settings, LONG_AGO)
 
     assert desk.run(both()) == 0
     assert desk.board("a")["state"] == "online"
@@ -148,16 +148,16 @@ def test_tick_repeats_cancelled_check(desk: Desk) -> None:
 
 @pytest.mark.ci
 def test_frozen_gateway_releases_sole_sweeper_lock(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
+    monkeypatch.setattr(sweeper, "_FROZEN_SECONDS", 0.3)
     desk.silence("a")
 
-    @serialized
+    @serialize_calls
     async def freeze(tx: Tx) -> None:
-        await fetched(tx, "select 1 as one")
+        await fetch_rows(tx, "select 1 as one")
         await asyncio.sleep(1)
         async with desk.db.transaction() as other:
-            assert await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO) > 0
-        await fetched(tx, "select 1 as one")
+            assert await sweeper.run_periodic_work(other, desk.queue, desk.settings, LONG_AGO) > 0
+        await fetch_rows(tx, "select 1 as one")
 
     async def frozen() -> None:
         async with desk.db.transaction() as tx:
@@ -170,20 +170,20 @@ def test_frozen_gateway_releases_sole_sweeper_lock(desk: Desk, monkeypatch: pyte
 
 @pytest.mark.ci
 def test_frozen_gateway_releases_leases_while_writing_beats(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeper, "_FROZEN_S", 0.3)
+    monkeypatch.setattr(sweeper, "_FROZEN_SECONDS", 0.3)
     desk.submit()
     held = desk.grant("a")
 
     async def frozen() -> None:
         async with desk.db.transaction() as tx, tx.pipeline():
-            await leases.beats(tx, [leases.WorkerBeat("a", "worker of a", [held.lease])], desk.settings)
+            await leases.process_beats(tx, [leases.WorkerBeat("a", "worker of a", [held.lease])], desk.settings)
             await asyncio.sleep(1)
             async with desk.db.transaction() as other:
-                await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO)
+                await sweeper.run_periodic_work(other, desk.queue, desk.settings, LONG_AGO)
             async with desk.db.transaction() as other:
                 said = leases.report(other, desk.queue, held.lease, "worker of a", PASSED, 0, desk.settings)
                 assert await asyncio.wait_for(said, 60) == (True, "")
-            await fetched(tx, "select 1 as one")
+            await fetch_rows(tx, "select 1 as one")
 
     with pytest.raises(DatabaseAway):
         desk.run(frozen())
@@ -192,16 +192,16 @@ def test_frozen_gateway_releases_leases_while_writing_beats(desk: Desk, monkeypa
 @pytest.mark.ci
 def test_thaw_spares_active_old_transaction(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction may be old; its gateway's last query counts."""
-    monkeypatch.setattr(sweeper, "_FROZEN_S", 2.5)
+    monkeypatch.setattr(sweeper, "_FROZEN_SECONDS", 2.5)
 
-    @serialized
+    @serialize_calls
     async def slow(tx: Tx) -> None:
         for _ in range(6):
             await asyncio.sleep(0.5)
-            await fetched(tx, "select 1 as one")
+            await fetch_rows(tx, "select 1 as one")
         async with desk.db.transaction() as other:
-            await sweeper.thaw(other)
-        await fetched(tx, "select 1 as one")
+            await sweeper.terminate_frozen(other)
+        await fetch_rows(tx, "select 1 as one")
 
     desk.do(slow)
 
@@ -209,7 +209,7 @@ def test_thaw_spares_active_old_transaction(desk: Desk, monkeypatch: pytest.Monk
 @pytest.mark.ci
 def test_farm_recovers_when_all_connections_wait(farm_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer has no free connection, but the farm must recover."""
-    monkeypatch.setattr(sweeper, "_FROZEN_S", 1.0)
+    monkeypatch.setattr(sweeper, "_FROZEN_SECONDS", 1.0)
     with open_desk(farm_db) as desk:
         desk.online("a")
 
@@ -217,9 +217,9 @@ def test_farm_recovers_when_all_connections_wait(farm_db: str, monkeypatch: pyte
             other = await Database.open(farm_db, patience_s=2.0)
             parts = SimpleNamespace(settings=desk.settings, db=other, queue=desk.queue, dispatch=Mock(), metrics=Mock())
 
-            @serialized
+            @serialize_calls
             async def hold(tx: Tx) -> None:
-                await fetched(tx, "select 1 as one")
+                await fetch_rows(tx, "select 1 as one")
                 await asyncio.sleep(60)
 
             async def freeze() -> None:
@@ -251,8 +251,8 @@ def test_tick_runs_in_single_gateway(desk: Desk) -> None:
 
     async def both() -> tuple[int, int]:
         async with desk.db.transaction() as one, desk.db.transaction() as other:
-            first = await sweeper.tick(one, desk.queue, desk.settings, LONG_AGO)
-            return first, await sweeper.tick(other, desk.queue, desk.settings, LONG_AGO)
+            first = await sweeper.run_periodic_work(one, desk.queue, desk.settings, LONG_AGO)
+            return first, await sweeper.run_periodic_work(other, desk.queue, desk.settings, LONG_AGO)
 
     first, second = desk.run(both())
     assert first > 0

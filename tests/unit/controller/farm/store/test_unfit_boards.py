@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.farm_desks import PASSED, Desk
 
-from hil.controller.farm.messages import PROBE_S, JobResult, Kind
+from hil.controller.farm.messages import PROBE_SECONDS, JobResult, Kind
 
 UNFIT = JobResult(4, "BOARD_UNFIT", "the disk is full", infrastructure=True)
 
@@ -58,4 +58,4 @@ def test_lease_includes_time_for_check_after_job_limit(desk: Desk) -> None:
     for grant in desk.grants():
         lease = desk.lease(grant.lease)
         extra[grant.job] = (lease["until"] - lease["granted_at"]).total_seconds() - 10.0
-    assert PROBE_S < extra[job] < PROBE_S + 15 and abs(extra[held]) < 1
+    assert PROBE_SECONDS < extra[job] < PROBE_SECONDS + 15 and abs(extra[held]) < 1

@@ -6,7 +6,7 @@ import pytest
 from iree.compiler import ir, passmanager
 
 from hil.controller.models.conversions import loops
-from hil.controller.models.conversions.loops import INLINE, unroll
+from hil.controller.models.conversions.loops import INLINE, unroll_loops
 
 # A loop that counts to a number and doubles a tensor per step, with an inner loop of two steps.
 COUNTED = """
@@ -43,7 +43,7 @@ def unrolled(**values: object) -> str:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(COUNTED.format(**values))
         passmanager.PassManager.parse(INLINE).run(module.operation)
-        unroll(module)
+        unroll_loops(module)
         assert module.operation.verify()
         return str(module)
 
@@ -62,5 +62,5 @@ def test_unroll_preserves_data_dependent_loop_but_unrolls_inner():
 @pytest.mark.parametrize(("most", "loops_left"), [(20, 0), (21, 1), (9000, 1)])
 def test_unroll_preserves_loop_with_many_operations(monkeypatch, most, loops_left):
     # A step has five additions, four of them for the loop in it, and a return.
-    monkeypatch.setattr(loops, "MOST_OPERATIONS", 20 * 6)
+    monkeypatch.setattr(loops, "MAX_OPERATIONS", 20 * 6)
     assert unrolled(first="%zero", most=most).count("stablehlo.while") == loops_left

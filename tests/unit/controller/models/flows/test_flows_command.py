@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.flows import flows as command
-from hil.controller.models.flows import flows
+from hil.controller.models.flows import load_flows
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_command_lists_every_flow_with_description():
     shown = CliRunner().invoke(command, []).output.splitlines()
-    assert [line.split()[0] for line in shown] == list(flows())
+    assert [line.split()[0] for line in shown] == list(load_flows())
     assert shown[1].endswith("IREE, highest optimisation level")
 
 

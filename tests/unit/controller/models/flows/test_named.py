@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.flows import flows as command
-from hil.controller.models.flows import Flow, flows, load_flow, read_flows
+from hil.controller.models.flows import Flow, load_flow, load_flows, read_flows
 from hil.core.config_files import trust
 from hil.core.files import digest_file
 from hil.errors import UsageError
@@ -69,8 +69,8 @@ def written(tmp_path: Path):
 
 
 def test_flows_lists_built_in_flows():
-    assert list(flows()) == BUILT_IN
-    for name, flow in flows().items():
+    assert list(load_flows()) == BUILT_IN
+    for name, flow in load_flows().items():
         assert flow.name == name
         assert flow.description
         assert load_flow(name) == flow
@@ -134,7 +134,7 @@ def test_flows_toml_adds_names_but_preserves_built_in_flows(written, tmp_path: P
 def test_flows_toml_flags_require_trust(written, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = written('[mine]\nruntime = "iree"\ncompile_flags = ["-o", "/tmp/x"]\n', "flows.toml")
-    assert "mine" in flows()
+    assert "mine" in load_flows()
     with pytest.raises(UsageError, match=r"have not trusted.*compile_flags of the flow mine") as caught:
         load_flow("mine")
     assert "--flow flows.toml:mine" in caught.value.hint
@@ -221,7 +221,7 @@ def more():
 """,
         "[hil.flows]\none = MODULE:ONE\nmore = MODULE:more\n[hil.recipes]\nvendor-recipe = MODULE:RECIPE\n",
     )
-    found = flows()
+    found = load_flows()
     assert found["vendor-one"].settings == {"bits": 3}
     assert found["vendor-two"].runtime == "iree"
     assert found["iree"].compile_flags == ("--vendor",)  # replaces the built-in flow
@@ -242,7 +242,7 @@ def more():
 )
 def test_invalid_package_flow_raises_on_use(package, module: str, message: str):
     package(module, "[hil.flows]\nbroken = MODULE:X\n")
-    found = flows()
+    found = load_flows()
     assert list(found) == BUILT_IN and load_flow("iree") == found["iree"]
     (name,) = found.broken
     with pytest.raises(UsageError, match=r"'broken' of hil\.flows \(package vendor 1.0\)") as caught:
@@ -261,7 +261,7 @@ FLOWS = [Flow("good", "iree"), Flow("typo", "onnxruntim"), Flow("odd", 3), Flow(
 """,
         "[hil.flows]\nall = MODULE:FLOWS\n",
     )
-    assert list(flows()) == [*BUILT_IN, "good", "board"] and list(flows().broken) == ["typo", "odd"]
+    assert list(load_flows()) == [*BUILT_IN, "good", "board"] and list(load_flows().broken) == ["typo", "odd"]
     with pytest.raises(
         UsageError, match=r"package vendor 1\.0\) flow 'typo': runtime 'onnxruntim' not found"
     ) as caught:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.flow_models import attention, residual_cnn
 from support.models import DIGITS, save_model
 
-from hil.controller.models.flows import Flow, apply_recipe, quantum_atol
+from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol
 from hil.controller.models.flows.quanta import _find_steps, _Node, find_onnx
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -66,7 +66,7 @@ def test_find_onnx_ignores_quantized_weights(tmp_path: Path):
 @pytest.mark.ci
 def test_quantum_atol_multiplies_step_by_roundings(context: RunContext, tmp_path: Path):
     def atol(path: Path, quanta: float) -> float | None:
-        return quantum_atol(Flow("f", "iree", quanta=quanta), path, context, tmp_path / "log")
+        return compute_quantum_atol(Flow("f", "iree", quanta=quanta), path, context, tmp_path / "log")
 
     layer = chain(tmp_path / "layer.onnx", *LAYER, ("DequantizeLinear", ["d", "t", "z"], "y"))
     assert atol(layer, 4) == 0.125
@@ -78,9 +78,9 @@ def test_quantum_atol_multiplies_step_by_roundings(context: RunContext, tmp_path
 
 
 def test_quantum_atol_of_unquantized_model_returns_none(context: RunContext, tmp_path: Path):
-    assert quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", context, tmp_path / "log") is None
+    assert compute_quantum_atol(STATIC, DIGITS / "digits_cnn.onnx", context, tmp_path / "log") is None
     plain = Flow("plain", "iree")
-    assert quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", context, tmp_path / "log") is None
+    assert compute_quantum_atol(plain, DIGITS / "digits_cnn_int8.onnx", context, tmp_path / "log") is None
 
 
 @pytest.mark.ci
@@ -89,7 +89,7 @@ def test_quantized_network_step_matches_output_range(context: RunContext, tmp_pa
     path = apply_recipe(STATIC, make(tmp_path / "m.onnx"), [], context, tmp_path / "log")
     (found,) = find_onnx(str(path))
     assert 1 / 255 < found["step"] < 10 / 255
-    assert quantum_atol(STATIC, path, context, tmp_path / "log") == 4 * found["step"]
+    assert compute_quantum_atol(STATIC, path, context, tmp_path / "log") == 4 * found["step"]
 
 
 def test_integer_outputs_of_pt2_have_unit_step() -> None:

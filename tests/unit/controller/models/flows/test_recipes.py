@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
-from hil.controller.backends.references.runners.onnx import exact_session
+from hil.controller.backends.references.runners.onnx import open_exact_session
 from hil.controller.models.flows import Flow, apply_recipe, onnx_recipes
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -61,7 +61,7 @@ def operators(path: Path) -> set[str]:
 
 
 def run(path: Path, sample: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    return exact_session(path).run(None, dict(sample))
+    return open_exact_session(path).run(None, dict(sample))
 
 
 def sqnr(path: Path, plain: Path, samples: list[dict[str, np.ndarray]]) -> float:

@@ -81,12 +81,12 @@ def test_find_prompt_cuts_first_prompt(tmp_path: Path):
 def test_read_spec_reads_turns(tmp_path: Path, tokenizer: Path):
     text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntokens = [1]\nforced = [7, 8]\n'
     spec = read(tmp_path, text + '[[prompt.turn]]\ntext = "board"\nforced_text = "runs"\n')
-    assert spec.prompt[0].joined(1) == ([1, -1, 2], [7, -1, 3])
+    assert spec.prompt[0].join_turns(1) == ([1, -1, 2], [7, -1, 3])
 
 
 def test_read_spec_adds_special_tokens_once(tmp_path: Path, tokenizer: Path):
     text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\ntext = "board"\n[[prompt.turn]]\ntext = "runs"\n'
-    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 2, -1, 3], [])
+    assert read(tmp_path, text).prompt[0].join_turns(9) == ([0, 2, -1, 3], [])
 
 
 def test_read_spec_ignores_limits_of_tokenizer(tmp_path: Path, tokenizer: Path):
@@ -113,9 +113,9 @@ def test_read_spec_rejects_file_without_tokens(tmp_path: Path, tokenizer: Path):
 def test_read_spec_reads_changed_text(tmp_path: Path, tokenizer: Path):
     text = f'tokenizer = "{tokenizer.name}"\n[[prompt]]\nfile = "text.txt"\n'
     (tmp_path / "text.txt").write_text("the board")
-    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 1], [2])
+    assert read(tmp_path, text).prompt[0].join_turns(9) == ([0, 1], [2])
     (tmp_path / "text.txt").write_text("the board runs")
-    assert read(tmp_path, text).prompt[0].joined(9) == ([0, 1], [2, 3])
+    assert read(tmp_path, text).prompt[0].join_turns(9) == ([0, 1], [2, 3])
 
 
 def test_read_file_names_lists_texts(tmp_path: Path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.importers.mlir import describe, parse
-from hil.controller.models.importers.mlir_resources import _in_text
+from hil.controller.models.importers.mlir_resources import _find_in_text
 from hil.errors import ImportFailed
 
 MODULE = """
@@ -62,4 +62,4 @@ def test_truncated_bytecode_raises_import_error(tmp_path: Path) -> None:
 
 
 def test_long_resource_names_take_linear_time() -> None:
-    assert list(_in_text(b'{-# x: "' + b"a" * 1_000_000 + b'", w: "0x0400000000000000" #-}')) == [("w", 4)]
+    assert list(_find_in_text(b'{-# x: "' + b"a" * 1_000_000 + b'", w: "0x0400000000000000" #-}')) == [("w", 4)]

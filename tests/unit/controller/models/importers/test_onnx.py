@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.waiting import allowed_s
 
 from hil.controller.models.importers import import_model
-from hil.controller.models.importers.onnx_nodes import node_label
+from hil.controller.models.importers.onnx_nodes import label_node
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.tensors import TensorSpec
@@ -426,8 +426,8 @@ def test_import_reads_changed_saved_model_again(cache: Cache, tmp_path: Path) ->
 
 
 def test_node_label_uses_name_or_outputs() -> None:
-    assert node_label(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
-    assert node_label(helper.make_node("Split", ["x"], ["a", "b"])) == "the node with outputs a, b"
+    assert label_node(helper.make_node("Relu", ["x"], ["y"], name="act")) == "node 'act'"
+    assert label_node(helper.make_node("Split", ["x"], ["a", "b"])) == "the node with outputs a, b"
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 31, (1 << 63) - 1])

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.backends.references.runners.onnx import run_evaluator
-from hil.controller.models.importers.onnx_data import check_data, detach_weights, load_whole
+from hil.controller.models.importers.onnx_data import check_data, detach_weights, load_with_data
 from hil.errors import ImportFailed
 from hil.formats.onnx_file import load_onnx
 from hil.formats.ort_values import ONNX_TYPES
@@ -126,7 +126,7 @@ def test_load_whole_reads_linked_files_at_offsets(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"1234" + array.tobytes())
     (tmp_path / "w.bin").symlink_to("blob")
     onnx.save(made(external("a", offset=4), external("none", dims=(0,))), tmp_path / "m.onnx")
-    first, none = load_whole(tmp_path / "m.onnx").graph.initializer
+    first, none = load_with_data(tmp_path / "m.onnx").graph.initializer
     assert np.array_equal(numpy_helper.to_array(first), array) and numpy_helper.to_array(none).shape == (0,)
 
 

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.importers.onnx_ranges import known_ranges
+from hil.controller.models.importers.onnx_ranges import find_ranges
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -19,7 +19,7 @@ def ranges(nodes, inputs, outputs=(), initializers=()) -> dict[str, tuple[float,
     graph = helper.make_graph(nodes, "g", values, made, list(initializers))
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
     model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets), data_prop=True)
-    return known_ranges(model.graph, [name for name in inputs if name in "ij"])
+    return find_ranges(model.graph, [name for name in inputs if name in "ij"])
 
 
 def node(op: str, *inputs: str, domain: str = "", **attributes) -> onnx.NodeProto:

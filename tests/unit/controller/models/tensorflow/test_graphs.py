@@ -7,10 +7,10 @@ from collections import namedtuple
 import pytest
 
 from hil.controller.models.tensorflow.graphs import (
-    converter_text,
-    error_text,
-    leaves,
-    numbered,
+    format_converter_error,
+    format_error,
+    iter_leaves,
+    number_leaves,
     read_stablehlo,
     replace_leaves,
     restore,
@@ -35,16 +35,16 @@ parameter_number = 1 : i64}, output_index = array<i64: 1>}]} {
 
 def test_leaves_are_sorted_by_key():
     structure = {"b": [1, Pair(2, None)], "a": {"z": 3}}
-    assert list(leaves(structure)) == [("a.z", 3), ("b.0", 1), ("b.1.left", 2), ("b.1.right", None)]
-    assert list(leaves(5, "x")) == [("x", 5)]
+    assert list(iter_leaves(structure)) == [("a.z", 3), ("b.0", 1), ("b.1.left", 2), ("b.1.right", None)]
+    assert list(iter_leaves(5, "x")) == [("x", 5)]
 
 
 def test_replace_leaves_and_restore_keep_structure():
     structure = {"b": [1.0, Pair(2.0, None)], "a": (3.0,)}
     assert replace_leaves(structure, lambda leaf: leaf and 2 * leaf) == {"b": [2.0, Pair(4.0, None)], "a": (6.0,)}
-    assert numbered(structure) == {"b": [1, Pair(2, None)], "a": (0,)}
-    assert list(numbered(structure)) == ["b", "a"]
-    assert restore(numbered(structure), ["x", "y", "z"]) == {"b": ["y", Pair("z", None)], "a": ("x",)}
+    assert number_leaves(structure) == {"b": [1, Pair(2, None)], "a": (0,)}
+    assert list(number_leaves(structure)) == ["b", "a"]
+    assert restore(number_leaves(structure), ["x", "y", "z"]) == {"b": ["y", Pair("z", None)], "a": ("x",)}
     # A bool is not an index.
     assert restore((True, 0), ["x"]) == (True, "x")
 
@@ -61,7 +61,7 @@ def test_lowered_function_orders_assigned_variables():
     read_only, assigned, other = State(spec), State(spec, result=3), State(spec, result=2)
     function = LoweredFunction("", (spec,), (spec, spec), (read_only, assigned, other), {"a": 1, "b": [0, None]})
     assert function.assigned == (other, assigned)
-    assert function.returned(["x", "y"]) == {"a": "y", "b": ["x", None]}
+    assert function.nest_outputs(["x", "y"]) == {"a": "y", "b": ["x", None]}
     assert LoweredFunction("", (), (), (read_only,), None).assigned == ()
 
 
@@ -140,11 +140,11 @@ EAGER = "{{function_node __wrapped__MatMul_device_/job:localhost}} In[0] ndims m
     ],
 )
 def test_error_text_extracts_message(text, told):
-    assert error_text(RuntimeError(text)) == told
+    assert format_error(RuntimeError(text)) == told
 
 
 def test_converter_text_removes_duplicates():
     refused = "'tf.Erf' op is no custom op"
     text = f'x: error: loc(callsite(fused["Erf:", "Erf@f"] at "g")): {refused}\n  code\nx.py:3: error: {refused}\n^'
-    assert converter_text(RuntimeError(text)) == refused
-    assert converter_text(ValueError("nothing\nelse")) == "ValueError: nothing else"
+    assert format_converter_error(RuntimeError(text)) == refused
+    assert format_converter_error(ValueError("nothing\nelse")) == "ValueError: nothing else"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.models.tensorflow.hlo import dumping
+from hil.controller.models.tensorflow.hlo import make_dump_environment
 
 
 def dump(flags: dict[str, str], *names: str) -> None:
@@ -17,7 +17,7 @@ def dump(flags: dict[str, str], *names: str) -> None:
 
 def test_dumped_modules_are_renamed_by_stage(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    with dumping(str(tmp_path), passes=True) as flags:
+    with make_dump_environment(str(tmp_path), passes=True) as flags:
         assert flags["XLA_FLAGS"].startswith("--xla_cpu_enable_fast_math=true --xla_dump_to=")
         assert "--xla_dump_hlo_as_text" in flags["XLA_FLAGS"] and "--xla_dump_hlo_as_dot" in flags["XLA_FLAGS"]
         dump(
@@ -36,7 +36,7 @@ def test_dumped_modules_are_renamed_by_stage(tmp_path, monkeypatch):
 
 
 def test_multiple_dumped_modules_keep_numbers(tmp_path):
-    with dumping(str(tmp_path)) as flags:
+    with make_dump_environment(str(tmp_path)) as flags:
         assert "pass_re" not in flags["XLA_FLAGS"]
         dump(flags, "module_0000.f.before_optimizations.txt", "module_0001.g.before_optimizations.txt")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -47,5 +47,5 @@ def test_multiple_dumped_modules_keep_numbers(tmp_path):
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_dumping_without_directory_sets_empty_flags(passes):
-    with dumping("", passes) as flags:
+    with make_dump_environment("", passes) as flags:
         assert flags == {}

@@ -16,7 +16,7 @@ from support.models import save_model
 from support.schemas import check_document
 
 from hil.agent import verify
-from hil.bundles.layout import Head, pieces
+from hil.bundles.layout import Head, iter_pieces
 from hil.controller.cli import main
 
 
@@ -60,7 +60,7 @@ def test_bundle_documents_match_schema(call, tmp_path, capsys):
 def test_forged_signature_raises_error_document(call, tmp_path):
     made = bundle(tmp_path)
     forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
-    (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in pieces(forged, list(made._blobs.values()))))
+    (tmp_path / "f.hilb").write_bytes(b"".join(bytes(one) for one in iter_pieces(forged, list(made._blobs.values()))))
     for verb in ("inspect", "verify", "run"):
         assert "the bundle's signature by key" in call(verb, "f.hilb", code=2)["error"]["message"]
 

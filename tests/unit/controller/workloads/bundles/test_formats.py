@@ -15,13 +15,13 @@ from support.bundle_files import bundle, case, program
 from support.models import save_model
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.controller.backends.references.noise import as_noise
-from hil.controller.models.inputs import random_tensor
+from hil.controller.backends.references.noise import encode_noise
+from hil.controller.models.inputs import make_random_tensor
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.bundles.flagfile import _tolerances
-from hil.controller.workloads.bundles.formats import Format, formats, read_format, write_format
+from hil.controller.workloads.bundles.flagfile import _make_tolerance_flags
+from hil.controller.workloads.bundles.formats import Format, load_formats, read_format, write_format
 from hil.core.results import Artifact
 from hil.core.tensors import DTYPES, TensorSpec
 from hil.errors import UsageError
@@ -50,7 +50,7 @@ def test_old_package_format_receives_context_as_shop(tmp_path, context, monkeypa
     old = Format(
         lambda path, *, shop: given.append(shop) or made, lambda bundle, path, *, shop: given.append(shop), True, ""
     )
-    monkeypatch.setattr("hil.controller.workloads.bundles.formats.formats", lambda: {"old": old})
+    monkeypatch.setattr("hil.controller.workloads.bundles.formats.load_formats", lambda: {"old": old})
     read(tmp_path, context, "old")
     write_format("old", made, tmp_path / "out", context=context)
     assert given == [context, context]
@@ -59,7 +59,7 @@ def test_old_package_format_receives_context_as_shop(tmp_path, context, monkeypa
 def test_golden_format_round_trips_every_dtype(tmp_path, context):
     specs = [TensorSpec(dtype, dtype, shape) for dtype in DTYPES for shape in [(2, 3)]]
     specs += [TensorSpec("scalar", "float32", ()), TensorSpec("empty", "bfloat16", (0, 4))]
-    values = [random_tensor(spec, spec.shape, seed=1) for spec in specs]
+    values = [make_random_tensor(spec, spec.shape, seed=1) for spec in specs]
     made = Bundle.create(
         program(tmp_path, specs, specs),
         [MethodTestSuite("f", [MethodTestCase(values, values, rtol=0.5, name="../../a case", source="x 1")])],
@@ -73,7 +73,7 @@ def test_golden_format_round_trips_every_dtype(tmp_path, context):
 def noisy(folder: Path) -> Bundle:
     """A bundle of a case whose output is known to move by rounding alone."""
     first = case()
-    return bundle(folder, replace(first, noise={"y": as_noise(np.full(3, 2e-3))}))
+    return bundle(folder, replace(first, noise={"y": encode_noise(np.full(3, 2e-3))}))
 
 
 def test_golden_format_preserves_noise(tmp_path, context):
@@ -94,7 +94,7 @@ def test_golden_format_preserves_noise(tmp_path, context):
 
 def test_flagfile_tolerance_includes_noise(tmp_path):
     method = noisy(tmp_path).methods[0]
-    [atol] = [flag for flag in _tolerances(method, method.cases[0]) if "f32_threshold" in flag]
+    [atol] = [flag for flag in _make_tolerance_flags(method, method.cases[0]) if "f32_threshold" in flag]
     assert float(atol.partition("=")[2]) == pytest.approx(2.0**-8, rel=0.01)
 
 
@@ -105,7 +105,7 @@ def test_golden_format_preserves_criteria_but_flagfile_rejects(tmp_path, context
     assert again.digest == made.digest
     assert again.methods[0].cases[0].accept == ("y: rmse<=0.1",)
     with pytest.raises(UsageError, match="supports tolerances only"):
-        _tolerances(made.methods[0], made.methods[0].cases[0])
+        _make_tolerance_flags(made.methods[0], made.methods[0].cases[0])
 
 
 def test_golden_format_separates_similar_method_names(tmp_path, context):
@@ -227,7 +227,7 @@ def test_flagfile_format_rejects_unsupported_comparison(tmp_path, context):
         ("int32", 0.1, "compares integers exactly"),
     ]:
         spec = TensorSpec("x", dtype, (2,))
-        value = random_tensor(spec, (2,), seed=1)
+        value = make_random_tensor(spec, (2,), seed=1)
         artifact = replace(program(tmp_path, [spec], [spec]), runtime="iree")
         made = Bundle.create(artifact, [MethodTestSuite("f", [MethodTestCase([value], [value], rtol=rtol)])])
         with pytest.raises(UsageError, match=message):
@@ -261,8 +261,8 @@ def test_unknown_format_error_suggests_name(tmp_path, context):
 
 
 def test_formats_have_summaries():
-    assert all(isinstance(one, Format) and one.summary for one in formats().values())
-    assert {"onnx", "flagfile", "golden", "bpte"} <= set(formats())
+    assert all(isinstance(one, Format) and one.summary for one in load_formats().values())
+    assert {"onnx", "flagfile", "golden", "bpte"} <= set(load_formats())
 
 
 def test_golden_format_accepts_vendor_runtime(tmp_path, context):

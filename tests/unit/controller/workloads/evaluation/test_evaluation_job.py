@@ -58,7 +58,7 @@ def evaluate(
     def begin(self: Runner, path: Path, options: Any, folder: Path, **_: Any) -> Case:
         case = fake_case("m")
         if path.name == "broken.onnx":
-            return case.ended(ImportFailed("not a model"), Stage.IMPORT)
+            return case.with_error(ImportFailed("not a model"), Stage.IMPORT)
         assert case.artifact is not None
         artifact = replace(case.artifact, digests={"p": DIGEST})
         return replace(case, path=path, folder=folder, model=MODEL, artifact=artifact, inputs=None, references=())
@@ -115,9 +115,9 @@ def test_evaluation_reports_worse_samples(
     assert record.scores.p_value == pytest.approx(2 * 0.5**20)
     found = record.scores.interval
     assert found is not None and found.method == "tango" and found.low < -0.1 < found.high < 0
-    from hil.controller.storage.screen.console import table_console
+    from hil.controller.storage.screen.console import make_table_console
 
-    print_evaluation(table_console(), record)
+    print_evaluation(make_table_console(), record)
     shown = capsys.readouterr().out
     assert "board        90.00 %" in shown and "worst samples" in shown
 

@@ -150,7 +150,7 @@ def test_compiler_axis_compiles_with_each_version(tmp_path: Path, monkeypatch: p
         return tmp_path / version
 
     monkeypatch.setattr(compilers, "install_compiler", install)
-    monkeypatch.setattr(compilers, "needed_version", lambda package: "3")
+    monkeypatch.setattr(compilers, "require_version", lambda package: "3")
     own = SimpleNamespace(cache=None, isolated=SimpleNamespace(workers=1, folders=()))
     axis, suspect = CompilerAxis(["1", "3", "9"], own), FakeSuspect(make_case(["-a"], ["-a"]))  # type: ignore[arg-type]
     made = {}

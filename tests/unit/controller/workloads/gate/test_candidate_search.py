@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hil.controller.workloads.gate.bisection.confirm import (
-    BOARD_ERRORS_MOST,
-    OTHER_FAILURES_MOST,
+    MAX_BOARD_ERRORS,
+    MAX_OTHER_FAILURES,
     FaultRate,
     ProgramAnswer,
     decide_answers,
@@ -114,7 +114,7 @@ def test_decide_answers_of_host_needs_no_second_run() -> None:
 
 
 def test_decide_answers_limits_runs_of_other_failures() -> None:
-    count = max(BOARD_ERRORS_MOST, OTHER_FAILURES_MOST)
+    count = max(MAX_BOARD_ERRORS, MAX_OTHER_FAILURES)
     answers = iter([ProgramAnswer(CRASH)] * count)
     trial = decide_answers(answers.__next__, None, is_searched=lambda _: False, rate=FaultRate())
     assert (trial.outcome, trial.reason) == ("skipped", "RUN_CRASH: ")

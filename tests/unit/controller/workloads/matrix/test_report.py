@@ -32,12 +32,12 @@ from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.report import (
     MatrixReport,
     TargetResults,
+    combine_runs,
+    convert_run,
     load_matrix,
-    matrix_of,
-    nothing_of,
-    results_of_run,
+    make_empty_results,
 )
-from hil.controller.workloads.matrix.targets import MatrixTarget, targets_of
+from hil.controller.workloads.matrix.targets import MatrixTarget, combine_targets
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.outcome import record_of
 from hil.controller.workloads.suites.reports.results import load_run
@@ -83,11 +83,11 @@ def test_matrix_row_differs_for_absent_or_unrun_case(tmp_path: Path):
 
 def test_unreachable_target_gets_column_and_sets_exit_code(tmp_path: Path):
     passed = TargetResults("sim", load_run(suite_run(tmp_path / "sim", [case("a")])))
-    report = MatrixReport("nets", [passed, TargetResults("rpi", nothing_of(tmp_path / "rpi"), UNREACHED)])
+    report = MatrixReport("nets", [passed, TargetResults("rpi", make_empty_results(tmp_path / "rpi"), UNREACHED)])
     assert report.exit_code == 4
     assert [cell.word for cell in report.rows[0].cells] == ["PASS", "BOARD_UNREACHABLE"]
     assert report.notes == ["rpi: no answer from it"]
-    suite = ElementTree.fromstring(files.matrix_junit(report, tmp_path)).findall("testsuite")[1]
+    suite = ElementTree.fromstring(files.format_matrix_junit(report, tmp_path)).findall("testsuite")[1]
     assert suite.get("errors") == "1" and suite.find("testcase/error").get("type") == "BOARD_UNREACHABLE"
 
 
@@ -118,20 +118,20 @@ def test_stored_model_run_matches_suite_record(tmp_path: Path):
         outcome=Outcome.PASS,
     )
     stored = run_record(record_case(ended, {}), board={"name": "sim", "hw_type": "", "info": {}})
-    (record,) = results_of_run(Run(tmp_path, make_run(json.loads(json.dumps(stored.to_json()))))).records
+    (record,) = convert_run(Run(tmp_path, make_run(json.loads(json.dumps(stored.to_json()))))).records
     spec, task = CaseSpec("net", "net", lambda folder: pytest.fail("it has ended")), Task(ended, board="sim")
     suites = record_of(spec, task, "", Flow("", "iree"), SuiteRequest(""), SuiteDirectory(tmp_path / "suite"))
     assert suites.replace(program="", repeat="", folder="net", started=0.0) == record
     assert (record.disagreement, len(record.other_references)) == ("b and c disagree on y", 1)
     assert (record.cached, record.elsewhere, record.notes) == (True, "1 of 2 nodes", {"text": "it"})
-    disputed = MatrixReport("nets", [TargetResults("sim", replace(nothing_of(tmp_path), records=(record,)))])
-    assert "the references disagree: b and c disagree on y" in files.matrix_junit(disputed, tmp_path)
+    disputed = MatrixReport("nets", [TargetResults("sim", replace(make_empty_results(tmp_path), records=(record,)))])
+    assert "the references disagree: b and c disagree on y" in files.format_matrix_junit(disputed, tmp_path)
 
 
 def test_matrix_csv_has_row_per_case_and_column_per_target(tmp_path: Path):
     failed = case("b", "FAIL", outputs=(comparison(passed=False, sqnr_db=7.1),), device_p50_ns=1_500_000.0)
     report = report_of(tmp_path, sim=[case("b")], rpi=[failed])
-    (row,) = csv.DictReader(io.StringIO(files.matrix_csv(report)))
+    (row,) = csv.DictReader(io.StringIO(files.format_matrix_csv(report)))
     assert (row["id"], row["differs"], row["sim"], row["rpi"]) == ("b", "yes", "PASS", "FAIL")
     assert (row["rpi sqnr_db"], row["rpi device_p50_ms"], row["rpi max_abs"]) == ("7.1", "1.5", "0.37")
     assert row["rpi message"].startswith("y: 41 of 1024") and row["sim message"] == ""
@@ -139,15 +139,17 @@ def test_matrix_csv_has_row_per_case_and_column_per_target(tmp_path: Path):
 
 def test_matrix_csv_has_generation_columns_only_with_prompts(tmp_path: Path):
     report = report_of(tmp_path / "both", sim=[case("b")], rpi=[case("b", generation=stored_generation().to_json())])
-    (row,) = csv.DictReader(io.StringIO(files.matrix_csv(report)))
+    (row,) = csv.DictReader(io.StringIO(files.format_matrix_csv(report)))
     assert (row["rpi worst_kl"], row["rpi ttft_ms"], row["sim worst_kl"]) == ("1e-09", "2.0", "")
-    plain = files.matrix_csv(report_of(tmp_path / "plain", sim=[case("b")]))
+    plain = files.format_matrix_csv(report_of(tmp_path / "plain", sim=[case("b")]))
     assert "worst_kl" not in plain
 
 
 def test_matrix_document_matches_schema(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a", "FAIL")])
-    report = MatrixReport("nets", [*report.targets, TargetResults("off", nothing_of(tmp_path / "off"), UNREACHED)])
+    report = MatrixReport(
+        "nets", [*report.targets, TargetResults("off", make_empty_results(tmp_path / "off"), UNREACHED)]
+    )
     document = json.loads(json.dumps({"schema": 1, **report.to_document(None).to_json()}))
     check_document(document, "matrix")
     assert document["rows"][0]["cells"]["rpi"]["outcome"] == "FAIL" and document["differing"] == 2
@@ -161,11 +163,11 @@ def test_matrix_formats_escape_hostile_text(tmp_path: Path):
     good = suite_run(tmp_path / "good", [case("b", model=HOSTILE)])
     targets = [TargetResults(HOSTILE, load_run(good)), TargetResults("x", load_run(suite_run(tmp_path / "x", [bad])))]
     report = MatrixReport(HOSTILE, targets)
-    header, row = csv.reader(io.StringIO(files.matrix_csv(report)))
+    header, row = csv.reader(io.StringIO(files.format_matrix_csv(report)))
     assert (
         not any(text.startswith("=") for text in (*header, *row)) and f"'{HOSTILE}" in header and f"'{HOSTILE}" in row
     )
-    page = files.matrix_html(report, tmp_path)
+    page = files.format_matrix_html(report, tmp_path)
     tags: list[str] = []
 
     class Tags(HTMLParser):
@@ -174,13 +176,13 @@ def test_matrix_formats_escape_hostile_text(tmp_path: Path):
 
     Tags().feed(page)
     assert "script" not in tags and "script-src" not in page and "default-src 'none'" in page
-    assert "<script" not in files.matrix_markdown(report).replace("\\<script", "")
-    assert ElementTree.fromstring(files.matrix_junit(report, tmp_path)).find(".//script") is None
+    assert "<script" not in files.format_matrix_markdown(report).replace("\\<script", "")
+    assert ElementTree.fromstring(files.format_matrix_junit(report, tmp_path)).find(".//script") is None
 
 
 def test_matrix_junit_separates_targets_and_names_differences(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a"), case("b")], rpi=[case("a"), case("b", "FAIL")])
-    root = ElementTree.fromstring(files.matrix_junit(report, tmp_path))
+    root = ElementTree.fromstring(files.format_matrix_junit(report, tmp_path))
     assert [suite.get("name") for suite in root] == ["nets sim", "nets rpi"]
     assert (root.get("tests"), root.get("failures")) == ("4", "1")
     assert len({(one.get("classname"), one.get("name")) for one in root.iter("testcase")}) == 4
@@ -197,25 +199,25 @@ def test_matrix_text_shows_differences_first(tmp_path: Path):
     text = printed(report)
     assert "2 cases on 2 targets, 1 differs" in text and text.index("*  b") < text.index(" a ")
     assert "FAIL  b  rpi" in text and "41 of 1024" in text
-    markdown = files.matrix_markdown(report)
+    markdown = files.format_matrix_markdown(report)
     assert markdown.index("**`b`** differs") < markdown.index("`a`")
 
 
 def test_matrix_page_links_target_reports(tmp_path: Path):
     report = report_of(tmp_path, sim=[case("a")], rpi=[case("a")])
     (tmp_path / "sim" / "report.html").touch()
-    page = files.matrix_html(report, tmp_path / "elsewhere")
+    page = files.format_matrix_html(report, tmp_path / "elsewhere")
     assert 'href="../sim/report.html"' in page and "rpi/report.html" not in page
 
 
 def test_stored_runs_are_named_by_differences(tmp_path: Path):
     one, two = (suite_run(tmp_path / name, [case("a")]) for name in ("monday", "tuesday"))
-    assert [target.name for target in matrix_of([one, two]).targets] == ["monday", "tuesday"]
+    assert [target.name for target in combine_runs([one, two]).targets] == ["monday", "tuesday"]
     head = json.loads((two / "suite.json").read_text())
     (two / "suite.json").write_text(json.dumps({**head, "flow": "onnxruntime"}))
-    assert [target.name for target in matrix_of([one, two]).targets] == ["iree", "onnxruntime"]
+    assert [target.name for target in combine_runs([one, two]).targets] == ["iree", "onnxruntime"]
     with pytest.raises(UsageError, match="duplicate run "):
-        matrix_of([one, one])
+        combine_runs([one, one])
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_matrix_report_includes_earlier_error_during_run(tmp_path: Path):
         suite_run(folder, [case("net")])
 
     told: list[str] = []
-    targets = targets_of({"board": ("a", "b")})
+    targets = combine_targets({"board": ("a", "b")})
     report = Matrix.create(tmp_path / "two", "suite", "nets", {}, targets, "").run(run, say=lambda text: None)
     assert "a: no answer" in told[0]
     head = json.loads((tmp_path / "two" / "matrix.json").read_text())

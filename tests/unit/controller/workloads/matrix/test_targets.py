@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.workloads.matrix.targets import targets_of
+from hil.controller.workloads.matrix.targets import combine_targets
 from hil.errors import UsageError
 
 
 def named(**axes: list[str]) -> list[str]:
-    return [target.name for target in targets_of(axes)]
+    return [target.name for target in combine_targets(axes)]
 
 
 def test_targets_combine_every_axis():
-    targets = targets_of({"hw_type": ["sim", "sim-f16"], "flow": ["iree", "onnxruntime"]})
+    targets = combine_targets({"hw_type": ["sim", "sim-f16"], "flow": ["iree", "onnxruntime"]})
     assert [target.name for target in targets] == [
         "iree-sim",
         "iree-sim-f16",
@@ -30,7 +30,7 @@ def test_target_names_contain_differences_only():
 
 @pytest.mark.parametrize("axes", [{}, {"flow": [], "board": []}, {"flow": ["iree"], "hw_type": ["sim"]}])
 def test_unrepeated_options_make_single_target(axes: dict[str, list[str]]):
-    assert len(targets_of(axes)) == 1
+    assert len(combine_targets(axes)) == 1
 
 
 def test_target_names_are_unique_directory_names():
@@ -40,4 +40,4 @@ def test_target_names_are_unique_directory_names():
 
 def test_targets_reject_repeated_value():
     with pytest.raises(UsageError, match="duplicate --runtime-hw-type sim"):
-        targets_of({"hw_type": ["sim", "sim"]})
+        combine_targets({"hw_type": ["sim", "sim"]})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.fake_boards import fake_case
 
-from hil.controller.workloads.reduce.failure import Failure, normalise, require_failure, slowness_of
+from hil.controller.workloads.reduce.failure import Failure, measure_slowness, normalise, require_failure
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import RunFailed, UsageError
 
@@ -69,11 +69,11 @@ def test_slow_part_takes_share_of_time(time_ns, same):
 
 def test_slowness_is_shortest_iteration():
     case = fake_case("a")
-    assert slowness_of(case) is None  # not run
+    assert measure_slowness(case) is None  # not run
     times = ((0, 30), (40, 60), (70, 170))
     ran = replace(case, result=RunResult("a", {}, times), outcome=Outcome.SKIP)
-    assert slowness_of(ran) == Failure("PASS", "run", "slow", time_ns=20.0)
-    failed = ran.ended(RunFailed("no"), Stage.RUN)
-    assert slowness_of(failed) is None
+    assert measure_slowness(ran) == Failure("PASS", "run", "slow", time_ns=20.0)
+    failed = ran.with_error(RunFailed("no"), Stage.RUN)
+    assert measure_slowness(failed) is None
     with pytest.raises(UsageError, match="cannot reduce a: RUN_ERROR no"):
         require_failure(failed, is_slow=True)

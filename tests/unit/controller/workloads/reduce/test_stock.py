@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hil.controller.workloads.reduce.stock import IreeSource, iree_script, onnxruntime_script, run_script
+from hil.controller.workloads.reduce.stock import IreeSource, make_iree_script, make_onnxruntime_script, run_script
 from hil.core.results import Outcome
 from tests.support.waiting import eventually
 
@@ -36,19 +36,21 @@ def test_script_returns_code_and_last_lines(tmp_path):
     ("rtol", "atol", "text"), [(0.0, 0.0, "wanted, 0.0, 0.0)"), (None, None, "wanted, 0.001, 1e-05)")]
 )
 def test_onnxruntime_script_has_tolerances(rtol, atol, text):
-    assert text in onnxruntime_script(["i.npy"], ["e.npy"], rtol, atol).text
+    assert text in make_onnxruntime_script(["i.npy"], ["e.npy"], rtol, atol).text
 
 
 def test_iree_script_has_given_tolerances():
-    given = iree_script(Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], 0.0, 0.25).text
+    given = make_iree_script(Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], 0.0, 0.25).text
     assert "--expected_rtol=0 " in given and "--expected_f32_threshold=0.25 " in given
-    default = iree_script(Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], None, None).text
+    default = make_iree_script(
+        Outcome.FAIL, IreeSource("model.onnx", ""), (), "", ["i.npy"], ["e.npy"], None, None
+    ).text
     assert "rtol" not in default and "threshold" not in default
 
 
 def test_iree_script_imports_only_onnx():
     onnx, mlir = (
-        iree_script(Outcome.RUN_CRASH, IreeSource(file, "main"), (), "", [], [], None, None).text
+        make_iree_script(Outcome.RUN_CRASH, IreeSource(file, "main"), (), "", [], [], None, None).text
         for file in ("model.onnx", "model.mlir")
     )
     assert "iree-import-onnx model.onnx -o model.mlir" in onnx and "--function=main_graph" in onnx

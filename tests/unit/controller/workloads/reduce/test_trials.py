@@ -27,7 +27,7 @@ class FakeTrials(Trials):
         text = self.options.texts.pop(0)
         if text == "lost":
             raise BoardLost("the board stopped responding")
-        return case.ended(RunCrashed(text), "run") if text else case
+        return case.with_error(RunCrashed(text), "run") if text else case
 
     @property
     def _runner(self) -> Any:
@@ -45,7 +45,7 @@ class FakeCase:
     result: None = None
     error: None = None
 
-    def ended(self, error: RunCrashed, stage: str) -> FakeCase:
+    def with_error(self, error: RunCrashed, stage: str) -> FakeCase:
         return FakeCase(Outcome.RUN_CRASH, error.message, stage)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from hil.compare.criteria import parse_accept
-from hil.controller.backends.references.noise import as_noise
+from hil.controller.backends.references.noise import encode_noise
 from hil.controller.records.base import make_record
 from hil.controller.records.study import StudyDeviation, StudyRow, StudyStage, make_study
-from hil.controller.workloads.study.record import exit_code, read_study, summary, taken_over
+from hil.controller.workloads.study.record import exit_code, merge_rows, read_study, summarize_rows
 from hil.controller.workloads.study.run import CannotBeJudged, Differs, match_steps
-from hil.controller.workloads.study.show import cells, failures, markdown, write_tables
+from hil.controller.workloads.study.show import format_markdown, list_cells, list_failures, write_tables
 from hil.controller.workloads.study.toolchains import TOOLCHAINS
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
@@ -90,12 +90,12 @@ def test_row_round_trips():
     one.program = "fc/iree/program.vmfb"
     one.worst = StudyDeviation(max_abs=float("inf"), max_ulp=None, of="loss", step=1)
     again = make_record(one.to_json(), StudyRow)
-    assert (again.program, again.worst.max_abs, cells(again)["max difference"]) == (one.program, "inf", "inf")
+    assert (again.program, again.worst.max_abs, list_cells(again)["max difference"]) == (one.program, "inf", "inf")
 
 
 def test_table_names_failed_stage(tmp_path):
     rows = [row("tfcompile", "link", Outcome.COMPILE_ERROR), row("iree")]
-    broken, fine = map(cells, rows)
+    broken, fine = map(list_cells, rows)
     assert (broken["config / lower"], broken["link"], broken["load"], broken["outcome"]) == (
         "1.5 s",
         "FAIL",
@@ -103,21 +103,21 @@ def test_table_names_failed_stage(tmp_path):
         "COMPILE_ERROR",
     )
     assert (fine["link"], fine["match"], fine["size"], fine["reported"]) == ("none", "5 steps", "2 KiB", "pass")
-    assert failures(rows) == ["fc, tfcompile: link: it | broke"]
-    assert "- fc, tfcompile: link: it | broke" in markdown(rows)
+    assert list_failures(rows) == ["fc, tfcompile: link: it | broke"]
+    assert "- fc, tfcompile: link: it | broke" in format_markdown(rows)
     write_tables(rows, tmp_path)
     written = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
     assert [(line["toolchain"], line["failed_stage"], line["message"], line["match"]) for line in written] == [
         ("tfcompile", "link", "it | broke", "not reached"),
         ("iree", "", "", "pass"),
     ]
-    assert summary(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
+    assert summarize_rows(rows) == "tfcompile: 0 of 1 passed; iree: 1 of 1 passed"
 
 
 def test_table_marks_pass_by_same_library(tmp_path):
     rows = [row("tfcompile").replace(relation=Relation.SAME_LIBRARY), row("iree")]
-    assert [cells(one)["outcome"] for one in rows] == ["PASS (same library)", "PASS"]
-    assert "PASS (same library)" in markdown(rows)
+    assert [list_cells(one)["outcome"] for one in rows] == ["PASS (same library)", "PASS"]
+    assert "PASS (same library)" in format_markdown(rows)
     write_tables(rows, tmp_path)
     assert [line["relation"] for line in csv.DictReader((tmp_path / "study.csv").read_text().splitlines())] == [
         "same library",
@@ -151,8 +151,8 @@ def test_resumed_study_preserves_finished_rows():
     fresh = [fresh_row("tfcompile"), fresh_row("iree")]
     other, unfinished = fresh_row("iree", "conv", outcome=Outcome.FAIL), fresh_row("iree", "rnn")
     rows = make_study(stored(lost, row("iree").replace(title="before"), other, unfinished)).rows
-    assert taken_over(rows, fresh) == [fresh[0], row("iree"), other]
-    assert taken_over([], fresh) == fresh
+    assert merge_rows(rows, fresh) == [fresh[0], row("iree"), other]
+    assert merge_rows([], fresh) == fresh
 
 
 def test_invalid_row_is_refused():
@@ -202,7 +202,7 @@ def test_match_steps_treats_noise_as_blind():
     other = [{**step, name: -step[name]} for step in TRAINED]
     found, message = match(other)
     assert message.startswith(f"step 1 of 3: {name}: 3 of 3 values out of tolerance"), "nobody measured its noise"
-    noise = {name: as_noise(np.full(3, 4e-9))}
+    noise = {name: encode_noise(np.full(3, 4e-9))}
     found, message = match(other, noise=noise)
     assert (
         found.steps == 3

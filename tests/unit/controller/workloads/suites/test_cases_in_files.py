@@ -13,7 +13,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.formats import write_format
-from hil.controller.workloads.suites.cases.model_scan import by_program, cases_in, cases_of_flagfiles
+from hil.controller.workloads.suites.cases.model_scan import group_by_program, make_flagfile_cases, read_own_cases
 from hil.errors import UsageError
 
 FILES = Path(__file__).parents[3] / "executorch_files"
@@ -29,17 +29,17 @@ def test_cases_in_rejects_damaged_file(tmp_path, context):
     for name, data in {"net.bpte": b"\0\0\0\0BP08" + b"\xff" * 40, "net.hilb": b"\x89HILB" + b"\xff" * 40}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UsageError, match=r"net\.(bpte|hilb)"):
-            cases_in(tmp_path / name, context)
+            read_own_cases(tmp_path / name, context)
 
 
 def test_cases_in_accepts_program_without_cases(tmp_path, context):
     file = tmp_path / "net.bpte"
     file.write_bytes(b"\x10\0\0\0ET12" + b"\0" * 40)
-    assert cases_in(file, context) == []
+    assert read_own_cases(file, context) == []
 
 
 def test_cases_in_reads_bundled_executorch_cases(tmp_path, context):
-    found = cases_in(FILES / "mixed.bpte", context)
+    found = read_own_cases(FILES / "mixed.bpte", context)
     assert [one.name for one in found] == ["forward_0", "forward_1", "forward_2"]
     begun = found[2].make(tmp_path).begin(Options(), tmp_path)
     assert begun.options.runtime == begun.artifact.runtime == "executorch" and begun.options.function == "forward"
@@ -55,7 +55,7 @@ def test_cases_of_same_program_share_files(tmp_path, context):
     write_format("golden", made, tmp_path / "golden", context=context)
     programs = set()
     for file in (tmp_path / "a.hilb", tmp_path / "golden" / "golden.json"):
-        found = cases_in(file, context)
+        found = read_own_cases(file, context)
         assert [one.name for one in found] == ["f_case 1", "f_case 2", "f_case 3"]
         for number, one in enumerate(found, 1):
             begun = one.make(tmp_path).begin(Options(), tmp_path)
@@ -76,9 +76,9 @@ def test_flagfiles_are_grouped_by_program(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.flagfile").write_text(text)
     files = sorted(tmp_path.rglob("*.flagfile"))
-    found, left_out = by_program(files)
+    found, left_out = group_by_program(files)
     program = (tmp_path / "net.vmfb").resolve()
     assert [file.name for file in found.pop(program)] == ["a.flagfile", "b.flagfile"]
     assert [file.name for file in found] == ["odd.flagfile"]
     assert len(left_out) == 1 and "silent.flagfile" in left_out[0]
-    assert [one.name for one in cases_of_flagfiles(files[:2], tmp_path, None)] == ["a", "below.b"]
+    assert [one.name for one in make_flagfile_cases(files[:2], tmp_path, None)] == ["a", "below.b"]

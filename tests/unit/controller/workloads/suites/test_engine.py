@@ -19,10 +19,10 @@ from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.engine import Engine
-from hil.controller.workloads.suites.preparing import suite_runner
+from hil.controller.workloads.suites.preparing import make_suite_runner
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
-from hil.controller.workloads.suites.tasks import Task, fresh
+from hil.controller.workloads.suites.tasks import Task, drop_results
 from hil.core.results import Outcome, Stage, Timings
 from hil.errors import BoardLost, BoardUnfit, ImportFailed
 
@@ -36,7 +36,7 @@ def engine(tmp_path):
     with Isolated(1) as isolated:
         context = RunContext(Cache(tmp_path / "cache"), isolated)
         run = SuiteDirectory(tmp_path / "run")
-        yield Engine(SuiteRequest("s"), load_flow("onnxruntime"), choices, suite_runner(context), run)
+        yield Engine(SuiteRequest("s"), load_flow("onnxruntime"), choices, make_suite_runner(context), run)
 
 
 def task(name: str, *boards: str) -> Task:
@@ -61,7 +61,7 @@ def test_fresh_case_drops_times_of_earlier_run():
         import_s=1, compile_s=2, push_s=3, load_s=4, warmup_s=5, run_s=6, fetch_s=7, refer_s=8, compare_s=9
     )
     case = replace(task("x").case, timings=before, outcome=Outcome.FAIL)
-    assert fresh(case).timings == Timings(import_s=1, compile_s=2)
+    assert drop_results(case).timings == Timings(import_s=1, compile_s=2)
     assert case.timings is before
 
 
@@ -72,7 +72,7 @@ def serve(fake_boards, engine, monkeypatch):
     def run(names: str, *unfit: str) -> dict[str, Task]:
         def execute(case, session):
             if session.board.name in unfit:
-                return case.ended(BoardUnfit("the disk is full"), Stage.PUSH)
+                return case.with_error(BoardUnfit("the disk is full"), Stage.PUSH)
             return replace(case, outcome=Outcome.PASS)
 
         monkeypatch.setattr(engine, "_runner", SimpleNamespace(execute=execute))

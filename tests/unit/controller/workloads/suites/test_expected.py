@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hil.controller.records.suite import CaseRecord
-from hil.controller.workloads.suites.expected import TABLES, Expectations, message_of
+from hil.controller.workloads.suites.expected import TABLES, Expectations, strip_judgement
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError
 
@@ -49,7 +49,7 @@ def test_missing_file_expects_every_case_to_pass(tmp_path: Path) -> None:
         assert known.entries == () and known.find(record("a")) is None
         for one in (record("a"), record("a", "FAIL"), record("a", "BOARD_LOST")):
             assert known.judge(one) == one
-        assert known.remarks(["a"], flow="iree", runtime="iree") == []
+        assert known.list_remarks(["a"], flow="iree", runtime="iree") == []
 
 
 def test_expected_failure_becomes_xfail(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_different_failure_preserves_outcome(tmp_path: Path, ended: str, stage: 
 def test_message_of_returns_original_message(tmp_path: Path) -> None:
     known = expectations(tmp_path, entry() + entry(cases='"old"', outcome='"LOAD_ERROR"', until="2026-11-20"))
     for one in (record("a"), record("a", "FAIL"), record("a", "RUN_ERROR"), record("b", "RUN_ERROR", message="")):
-        assert message_of(known.judge(one)) == one.message
+        assert strip_judgement(known.judge(one)) == one.message
     alone = expectations(tmp_path, entry(until="2026-11-20"))
     one = record("a", "FAIL")
-    assert alone.judge(one).message != one.message == message_of(alone.judge(one))
+    assert alone.judge(one).message != one.message == strip_judgement(alone.judge(one))
 
 
 @pytest.mark.parametrize("stage", ["import", "compile", "push", "load", "run", "refer"])
@@ -117,10 +117,12 @@ def test_surprise_hint_names_version_differences(tmp_path: Path) -> None:
     assert known.judge(record("b", "FAIL", hint="look there")).hint.startswith("look there; ")
     for one in (record("a", "FAIL"), record("b"), record("b", "BOARD_LOST")):
         assert known.judge(one).hint == ""
-    assert told in known.remarks(["a", "old"], flow="iree", runtime="iree")[-1]
+    assert told in known.list_remarks(["a", "old"], flow="iree", runtime="iree")[-1]
     # Local builds such as PyTorch's for CPUs (2.13.0+cpu) count as the same version.
     same = expectations(tmp_path, f'[made_with]\nnumpy = "{version("numpy")}+cpu"\n' + entry())
-    assert same.judge(record("b", "RUN_CRASH")).hint == "" and same.remarks(["a"], flow="iree", runtime="iree") == []
+    assert (
+        same.judge(record("b", "RUN_CRASH")).hint == "" and same.list_remarks(["a"], flow="iree", runtime="iree") == []
+    )
 
 
 @pytest.mark.parametrize("ended", ["BOARD_LOST", "SKIP"])
@@ -193,7 +195,7 @@ def test_entry_expires_after_date(tmp_path: Path) -> None:
     assert late.judge(record("a")) == record("a") and late.judge(record("b", "FAIL")) == record("b", "FAIL")
     assert not late.selects("a", "iree", "sim", "iree")
     assert [one.number for one in late.expired()] == [1]
-    [remark] = late.remarks(["a"], flow="iree", runtime="iree")
+    [remark] = late.list_remarks(["a"], flow="iree", runtime="iree")
     assert "[[run]] entry 1: expired after 2026-11-21" in remark
 
 
@@ -210,9 +212,9 @@ def test_remarks_list_unmatched_patterns(tmp_path: Path) -> None:
         + entry(cases='"nobody"', flow='"other"')
         + entry(cases='"a"'),
     )
-    unused = known.unused(["a", "b", "cc"], flow="iree", runtime="iree")
+    unused = known.list_unused(["a", "b", "cc"], flow="iree", runtime="iree")
     assert list(unused.values()) == [("1", "2", "3", "4", "5"), ("gone", "x?")]
-    assert [line.partition(": ")[2] for line in known.remarks(["a", "b", "cc"], flow="iree", runtime="iree")] == [
+    assert [line.partition(": ")[2] for line in known.list_remarks(["a", "b", "cc"], flow="iree", runtime="iree")] == [
         "[[compile]] entry 1: no case matches 1, 2, 3 and 2 more",
         "[[run]] entry 1: no case matches gone, x?",
     ]
@@ -227,7 +229,7 @@ def test_judge_handles_many_entries_and_cases_quickly(tmp_path: Path) -> None:
     ids = [f"op_{n}_{k}_cpu" for n in range(200) for k in range(8)]
     start = time.process_time()
     judged = [known.judge(record(one, "FAIL")) for one in ids]
-    known.remarks(ids, flow="iree", runtime="iree")
+    known.list_remarks(ids, flow="iree", runtime="iree")
     assert sum(one.outcome == "XFAIL" for one in judged) == 1000
     assert time.process_time() - start < 20  # measured: 0.4 s
 

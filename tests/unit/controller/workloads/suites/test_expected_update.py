@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hil.compare.verdict import compare
 from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.expected import TABLES, Expectation, Expectations, parse
-from hil.controller.workloads.suites.expected_update import alike, update, updated
+from hil.controller.workloads.suites.expected_update import generalize_text, update, update_text
 from hil.core.results import Outcome, RunResult
 from hil.errors import UsageError
 
@@ -327,7 +327,7 @@ def test_update_rejects_invalid_file(file: File) -> None:
     ],
 )
 def test_alike_ignores_names_and_numbers(one: str, other: str, same: bool) -> None:
-    assert (alike(one) == alike(other)) is same
+    assert (generalize_text(one) == generalize_text(other)) is same
 
 
 def verdict(actual: Any, wanted: Any) -> str:
@@ -361,7 +361,11 @@ def test_failure_reason_omits_measured_numbers(file: File, actual: Any, wanted: 
 @settings(max_examples=100)
 @given(st.text(alphabet="ab 12'\"`[](),.:-+…\nnaninf", max_size=400))
 def test_alike_stays_short_and_idempotent(text: str) -> None:
-    assert alike(alike(text)) == alike(text) and len(alike(text)) <= 160 and "\n" not in alike(text)
+    assert (
+        generalize_text(generalize_text(text)) == generalize_text(text)
+        and len(generalize_text(text)) <= 160
+        and "\n" not in generalize_text(text)
+    )
 
 
 # --- any file and run -------------------------------------------------------------------------------------------------
@@ -401,8 +405,8 @@ def runs(draw: st.DrawFn) -> list[CaseRecord]:
 @given(files(), runs())
 def test_updated_run_passes_and_other_cases_stay(text: str, run: list[CaseRecord]) -> None:
     path = Path("expected.toml")
-    after = updated(text, path, run, ids=NAMES, today=TODAY)
-    assert updated(after, path, run, ids=NAMES, today=TODAY) == after
+    after = update_text(text, path, run, ids=NAMES, today=TODAY)
+    assert update_text(after, path, run, ids=NAMES, today=TODAY) == after
     before, now = (Expectations(path, parse(one, path), TODAY) for one in (text, after))
     for one in run:
         overdue = any(old.applies_to(one) and old.expects(one) for old in now.expired())

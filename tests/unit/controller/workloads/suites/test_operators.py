@@ -14,7 +14,7 @@ from hil.controller.models.flows import Flow, load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.operators import operator_cases
+from hil.controller.workloads.suites.cases.operators import make_operator_cases
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
 
 pytestmark = pytest.mark.slow  # making the cases takes onnx some ten seconds
@@ -27,7 +27,7 @@ def context(isolated: Isolated, shared_cache: Path) -> RunContext:
 
 @pytest.fixture(scope="module")
 def cases(context: RunContext) -> dict[str, CaseSpec]:
-    return {case.id: case for case in operator_cases(load_flow("onnxruntime"), context)}
+    return {case.id: case for case in make_operator_cases(load_flow("onnxruntime"), context)}
 
 
 @pytest.fixture
@@ -81,20 +81,20 @@ def test_expanded_function_has_separate_operator_name(cases):
 
 def test_content_digest_depends_on_flow(context, cases):
     (content,) = {case.content for case in cases.values()}
-    (other,) = {case.content for case in operator_cases(load_flow("iree"), context)}
+    (other,) = {case.content for case in make_operator_cases(load_flow("iree"), context)}
     assert content and other and content != other
 
 
 def test_operator_cases_use_shared_cache(context, cases):
     before = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
-    assert [case.id for case in operator_cases(load_flow("onnxruntime"), context)] == list(cases)
+    assert [case.id for case in make_operator_cases(load_flow("onnxruntime"), context)] == list(cases)
     after = [(entry.key, entry.path.stat().st_mtime_ns) for entry in context.cache.ls() if entry.kind == "node-tests"]
     assert len(before) == 1 and before == after
 
 
 def test_recipe_case_compares_with_plain_model(context, tmp_path):
     flow = Flow("half", "onnxruntime", recipe="float16")
-    (case,) = [case for case in operator_cases(flow, context) if case.id == "matmul_2d"]
+    (case,) = [case for case in make_operator_cases(flow, context) if case.id == "matmul_2d"]
     data = case.make(tmp_path)
     assert data.plain_path is not None
     assert "Cast" in {node.op_type for node in onnx.load(data.path).graph.node}

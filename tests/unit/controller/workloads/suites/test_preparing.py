@@ -15,7 +15,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
-from hil.controller.workloads.suites.preparing import begin_case, options_for, suite_runner
+from hil.controller.workloads.suites.preparing import begin_case, make_options, make_suite_runner
 from hil.controller.workloads.suites.request import Settings
 from hil.core.results import Outcome
 
@@ -27,19 +27,19 @@ FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
 
 
 def test_user_criteria_replace_flow_criteria() -> None:
-    assert options_for(DATA, FLOW, Settings(), WHOLE).accept == ("logits: top1>=0.9",)
-    assert options_for(DATA, FLOW, Settings(accept=("rmse<=1",)), WHOLE).accept == ("rmse<=1",)
+    assert make_options(DATA, FLOW, Settings(), WHOLE).accept == ("logits: top1>=0.9",)
+    assert make_options(DATA, FLOW, Settings(accept=("rmse<=1",)), WHOLE).accept == ("rmse<=1",)
 
 
 def test_layers_use_criteria_with_output_names() -> None:
     settings = Settings(accept=("rmse<=1", "logits: argmax"))
-    assert options_for(DATA, FLOW, settings, LAYER).accept == ("logits: argmax",)
-    assert options_for(DATA, FLOW, settings, WHOLE).accept == settings.accept
+    assert make_options(DATA, FLOW, settings, LAYER).accept == ("logits: argmax",)
+    assert make_options(DATA, FLOW, settings, WHOLE).accept == settings.accept
 
 
 def test_project_file_applies_to_whole_models() -> None:
     settings = Settings(per_model={"net.onnx": {"rtol": 0.5, "runtime": "onnxruntime"}, "recipe.onnx": {"atol": 1.0}})
-    whole, layer = (options_for(DATA, FLOW, settings, spec) for spec in (WHOLE, LAYER))
+    whole, layer = (make_options(DATA, FLOW, settings, spec) for spec in (WHOLE, LAYER))
     assert (whole.rtol, whole.atol, whole.runtime, whole.per_model) == (0.5, None, "iree", {})
     assert (layer.rtol, layer.atol, layer.per_model) == (None, None, {})
 
@@ -47,16 +47,16 @@ def test_project_file_applies_to_whole_models() -> None:
 def test_compile_flags_of_flow_model_and_user_are_combined() -> None:
     flow = Flow("own", "iree", compile_flags=("--of-flow",))
     settings = Settings(compile_flags=("--of-user",))
-    assert options_for(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
+    assert make_options(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
     settings = Settings(compile_flags=("--of-user",), per_model={"net.onnx": {"compile_flags": ("--of-model",)}})
-    assert options_for(DATA, flow, settings, WHOLE).compile_flags == ("--of-flow", "--of-model")
-    assert options_for(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
+    assert make_options(DATA, flow, settings, WHOLE).compile_flags == ("--of-flow", "--of-model")
+    assert make_options(DATA, flow, settings, LAYER).compile_flags == ("--of-flow", "--of-user")
 
 
 def test_input_range_applies_to_whole_models() -> None:
     settings = Settings(input_range=(2.0, 3.0))
-    assert options_for(DATA, FLOW, settings, WHOLE).input_range == (2.0, 3.0)
-    assert options_for(DATA, FLOW, settings, LAYER).input_range is None
+    assert make_options(DATA, FLOW, settings, WHOLE).input_range == (2.0, 3.0)
+    assert make_options(DATA, FLOW, settings, LAYER).input_range is None
 
 
 @pytest.mark.parametrize(("pattern", "outcome"), [("net.onnx", Outcome.IMPORT_ERROR), ("*.onnx", None)])
@@ -67,6 +67,6 @@ def test_model_table_must_name_existing_outputs(
     data = CaseData(save_onnx([helper.make_node("Neg", ["x"], ["y"])], *value, name="recipe.onnx"))
     spec = CaseSpec("net_full_model", "net", lambda folder: data, file=FILE)
     settings = Settings(per_model={pattern: {"accept": ("yy: argmax",)}})
-    case = begin_case(spec, FLOW, suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
+    case = begin_case(spec, FLOW, make_suite_runner(RunContext(cache, isolated)), tmp_path / "case", settings)
     assert case.outcome is outcome
     assert ("unknown output 'yy'" in case.reason) is (outcome is not None)

@@ -14,14 +14,14 @@ from support.tflite_decoder import save_tflite_decoder
 
 from hil.controller.models.flows import Flow
 from hil.controller.models.generation import functions
-from hil.controller.models.sizing.dimensions import symbols_of
+from hil.controller.models.sizing.dimensions import find_symbols
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.model_scan import scan_models
 from hil.controller.workloads.suites.cases.sources import open_suite
 from hil.controller.workloads.suites.cases.spec import CaseSpec
-from hil.controller.workloads.suites.preparing import options_for
+from hil.controller.workloads.suites.preparing import make_options
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.core.results import Model
 from hil.core.tensors import TensorSpec
@@ -59,7 +59,7 @@ def test_model_with_prompts_has_case_per_prompt(spec: Path, isolated: Isolated):
     assert [case.id for case in cases] == ["net_hello_world", "net_prompt-2"]
     data = cases[0].make(spec.parent)
     assert (data.generate, data.prompt, data.path) == (spec, "hello world", spec.parent / "net.onnx")
-    options = options_for(data, replace(FLOW, rtol=1.0, references=("numpy",)), Settings(atol=1.0), cases[0])
+    options = make_options(data, replace(FLOW, rtol=1.0, references=("numpy",)), Settings(atol=1.0), cases[0])
     assert (options.generate, options.prompt) == (spec, "hello world")
     assert (options.references, options.rtol, options.atol) == ((), None, None)
 
@@ -86,7 +86,7 @@ def test_sizes_of_decoder_with_several_functions(monkeypatch: pytest.MonkeyPatch
         return Model("m", "tflite", path, {}, "digest", inputs=(TensorSpec("x", "float32", ("batch",)),))
 
     monkeypatch.setattr(functions, "import_model", import_model)
-    assert symbols_of(Path("m.tflite"), context_without_workers(tmp_path)) == {"batch"}
+    assert find_symbols(Path("m.tflite"), context_without_workers(tmp_path)) == {"batch"}
 
 
 def test_invalid_specification_is_case_with_error(spec: Path, isolated: Isolated):

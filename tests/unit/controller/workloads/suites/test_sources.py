@@ -21,7 +21,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.sources import open_suite
-from hil.controller.workloads.suites.cases.spec import CaseData, Suite, model_files
+from hil.controller.workloads.suites.cases.spec import CaseData, Suite, list_model_files
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.errors import ImportFailed, UsageError
 
@@ -64,7 +64,7 @@ def test_suite_has_cases_for_model_and_layers(tmp_path, context):
     assert [case.layer for case in suite.cases] == ["", "MatMul_mix", "Relu_clamp"]
     assert (suite.name, suite.expected) == (tmp_path.name, tmp_path / "expected.toml")
     digest = import_model(tmp_path / "net.onnx", cache=context.cache, isolated=context.isolated).digest
-    assert model_files(suite.cases) == {"net": SuiteModelFile(path=str(tmp_path / "net.onnx"), digest=digest)}
+    assert list_model_files(suite.cases) == {"net": SuiteModelFile(path=str(tmp_path / "net.onnx"), digest=digest)}
 
 
 def test_suite_options_omit_or_fuse_layers(tmp_path, context):

@@ -36,7 +36,7 @@ def test_records_round_trip_in_suite_order(run):
     ]
     for one in records:
         run.append(one)
-    again = SuiteRun.open(run.folder).records()
+    again = SuiteRun.open(run.folder).read_records()
     assert [one.id for one in again] == ["a", "c"]
     assert again[0] == records[1]
     (output,) = again[1].outputs
@@ -54,10 +54,10 @@ def test_store_ignores_partial_line(run):
     run.append(record("a"))
     with (run.folder / LINES).open("ab") as file:
         file.write(b'{"id": "b", "mod')
-    assert [one.id for one in run.records()] == ["a"]
-    with run.writing():
+    assert [one.id for one in run.read_records()] == ["a"]
+    with run.lock_for_writing():
         run.append(record("c"))
-    assert [one.id for one in run.records()] == ["a", "c"]
+    assert [one.id for one in run.read_records()] == ["a", "c"]
     assert all(json.loads(line) for line in (run.folder / LINES).read_text().splitlines())
 
 
@@ -74,9 +74,9 @@ def test_drop_stale_removes_changed_records_only(run):
 
 def test_store_allows_single_writer(run):
     used = "is in use by a different hil process"
-    with run.writing(), pytest.raises(UsageError, match=used), SuiteRun.open(run.folder).writing():
+    with run.lock_for_writing(), pytest.raises(UsageError, match=used), SuiteRun.open(run.folder).lock_for_writing():
         pass
-    with run.writing():
+    with run.lock_for_writing():
         pass
 
 
@@ -95,7 +95,7 @@ def test_open_rejects_directory_without_run(tmp_path, text):
 
 def test_tensors_are_stored_in_case_directory(run):
     files = run.save_tensors("a", "outputs", {"y/0": np.arange(3)})
-    assert files[0] == run.case_folder("a") / "outputs" / "0-y_0.npy"
+    assert files[0] == run.get_case_folder("a") / "outputs" / "0-y_0.npy"
     assert (np.load(files[0]) == np.arange(3)).all()
 
 
@@ -118,7 +118,7 @@ def test_full_disk_raises_error_without_partial_record(run, tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", script, run.folder], capture_output=True, text=True, check=False)
     assert ended.stdout == "said\n", ended.stderr
-    assert run.records() == []
-    with run.writing():
+    assert run.read_records() == []
+    with run.lock_for_writing():
         run.append(record("b"))
-    assert [one.id for one in run.records()] == ["b"]
+    assert [one.id for one in run.read_records()] == ["b"]

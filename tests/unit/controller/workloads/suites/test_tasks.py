@@ -9,7 +9,7 @@ import pytest
 
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.workloads.suites.tasks import Task, TaskQueue, confirmed, next_confirmation
+from hil.controller.workloads.suites.tasks import Task, TaskQueue, choose_next_confirmation, summarize_confirmations
 
 
 def task(name: str = "case", *boards: str, wrong_on: str = "", confirmations=()) -> Task:
@@ -80,7 +80,7 @@ def test_full_queue_blocks_put():
     ],
 )
 def test_confirmation_alternates_same_and_other_board(done, wanted, boards, expected):
-    assert next_confirmation(task(wrong_on="a", confirmations=done), wanted, boards) == expected
+    assert choose_next_confirmation(task(wrong_on="a", confirmations=done), wanted, boards) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_confirmation_alternates_same_and_other_board(done, wanted, boards, expe
     ],
 )
 def test_confirmed_classifies_repeated_mismatches(confirmations, word):
-    assert confirmed("a", confirmations) == word
+    assert summarize_confirmations("a", confirmations) == word

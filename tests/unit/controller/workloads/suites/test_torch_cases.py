@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from hil.controller.models.flows import flows
+from hil.controller.models.flows import load_flows
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.sources import open_suite
@@ -16,13 +16,13 @@ from hil.errors import UsageError
 
 
 def test_executorch_flows_start_from_torch():
-    found = {name for name, flow in flows().items() if starts_from_torch(flow)}
+    found = {name for name, flow in load_flows().items() if starts_from_torch(flow)}
     assert {"executorch-portable", "xnnpack"} <= found
     assert not {"iree", "onnxruntime"} & found
 
 
 def test_int8_flows_have_recipe():
-    known = flows()
+    known = load_flows()
     assert [bool(known[name].recipe) for name in ("xnnpack", "xnnpack-static-int8-per-channel")] == [False, True]
 
 
@@ -30,5 +30,5 @@ def test_int8_flows_have_recipe():
 @pytest.mark.parametrize("suite", ["@operators", "@models"])
 def test_missing_executorch_error_names_extra(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="requires executorch, which is not installed") as refused:
-        open_suite(SuiteRequest(suite), flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
+        open_suite(SuiteRequest(suite), load_flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
     assert refused.value.hint == "pip install 'hil[executorch]'"

@@ -15,7 +15,7 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.spec import SuiteModel
-from hil.controller.workloads.suites.zoo import BUILDERS, build, zoo_models
+from hil.controller.workloads.suites.zoo import BUILDERS, build, build_zoo_models
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def context(isolated: Isolated, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 @pytest.fixture(scope="module")
 def models(context: RunContext) -> dict[str, SuiteModel]:
-    return {model.name: model for model in zoo_models(context)}
+    return {model.name: model for model in build_zoo_models(context)}
 
 
 def operators(model: SuiteModel) -> set[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hil.compare.criteria import parse_accept
-from hil.controller.workloads.traces.comparing import Judging, compare_traces, judged
+from hil.controller.workloads.traces.comparing import Judging, compare_traces, judge_trace
 from hil.core.results import Outcome
 from hil.errors import UsageError
 from hil.testing import ModuleCall, Trace
@@ -25,7 +25,7 @@ ONES = np.ones(4, np.float32)
 
 def test_equal_traces_pass():
     one = traced("tf", call({"a": ONES, "b": [ONES, None, 3]}), call())
-    assert all(compare_traces(one, one)) and judged(compare_traces(one, one)) == (Outcome.PASS, "")
+    assert all(compare_traces(one, one)) and judge_trace(compare_traces(one, one)) == (Outcome.PASS, "")
 
 
 def test_compare_reports_every_wrong_output():
@@ -36,7 +36,7 @@ def test_compare_reports_every_wrong_output():
     first, second, third = compare_traces(reference, target)
     assert not first and second and not third
     assert [(output.name, output.passed) for output in first.outputs] == [("0", True), ("1.x", False)]
-    assert judged([first, second, third])[1] == (
+    assert judge_trace([first, second, third])[1] == (
         "call 0 (predict): output 1.x: 1 of 4 values out of tolerance (rtol 1.3e-06, atol 1e-05), worst at [2]: 1.5, "
         "the reference has 1 (and 1 more of 3 calls)"
     )
@@ -50,9 +50,9 @@ def test_blind_call_gives_blind_unless_other_call_fails():
     blind, wrong = call(near[::-1].copy()), call(2 * near)
     reference = traced("tf", call(near), call(near))
     found = compare_traces(reference, traced("board", blind, blind))
-    assert judged(found)[0] is Outcome.BLIND and not any(found) and ": BLIND" in found[0].lines()[0]
+    assert judge_trace(found)[0] is Outcome.BLIND and not any(found) and ": BLIND" in found[0].lines()[0]
     found = compare_traces(reference, traced("board", blind, wrong))
-    assert judged(found)[0] is Outcome.FAIL and judged(found)[1].startswith("call 1 (predict)")
+    assert judge_trace(found)[0] is Outcome.FAIL and judge_trace(found)[1].startswith("call 1 (predict)")
 
 
 def asked(given: object, *answers: np.ndarray, **more: float) -> ModuleCall:
@@ -122,11 +122,11 @@ def test_criteria_judge_outputs_of_calls():
     ],
 )
 def test_calls_of_other_kind_fail(reference, target, said):
-    assert said in judged(compare_traces(traced("tf", reference), traced("board", target)))[1]
+    assert said in judge_trace(compare_traces(traced("tf", reference), traced("board", target)))[1]
 
 
 def test_missing_call_fails():
     one, two = traced("tf", call(ONES)), traced("board", call(ONES), call(ONES))
-    assert "call missing on tf" in judged(compare_traces(one, two))[1]
-    assert "call missing on tf" in judged(compare_traces(traced("tf"), one))[1]
-    assert "call missing on board" in judged(compare_traces(two, traced("board", call(ONES))))[1]
+    assert "call missing on tf" in judge_trace(compare_traces(one, two))[1]
+    assert "call missing on tf" in judge_trace(compare_traces(traced("tf"), one))[1]
+    assert "call missing on board" in judge_trace(compare_traces(two, traced("board", call(ONES))))[1]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hil.controller.workloads.traces.trace import arrays_in, as_numpy
+from hil.controller.workloads.traces.trace import convert_to_numpy, list_arrays
 from hil.errors import UsageError
 from hil.testing import ModuleCall, Trace
 
@@ -147,18 +147,18 @@ def test_as_numpy_converts_framework_tensors():
         def numpy(self):
             return np.float32(3)
 
-    found = as_numpy("x", {"b": [Framework(), 2], "a": (np.array([b"caf\xc3\xa9"], dtype=object), None)})
+    found = convert_to_numpy("x", {"b": [Framework(), 2], "a": (np.array([b"caf\xc3\xa9"], dtype=object), None)})
     assert found["b"][0].dtype == np.float32 and found["b"][0].shape == ()
     assert found["b"][1] == 2 and found["a"][0].tolist() == ["café"]
-    assert list(arrays_in(found)) == ["a.0", "b.0"]
+    assert list(list_arrays(found)) == ["a.0", "b.0"]
     with pytest.raises(UsageError, match=r"x\.b: unsupported type set"):
-        as_numpy("x", {"b": {1}})
+        convert_to_numpy("x", {"b": {1}})
     with pytest.raises(UsageError, match="unsupported key"):
-        as_numpy("x", {1.5: np.ones(1)})
+        convert_to_numpy("x", {1.5: np.ones(1)})
 
 
 def test_as_numpy_copies_array():
     array = np.ones(2)
-    recorded = as_numpy("x", array)
+    recorded = convert_to_numpy("x", array)
     array[:] = 7
     assert recorded.tolist() == [1, 1]

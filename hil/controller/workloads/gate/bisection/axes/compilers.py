@@ -11,7 +11,7 @@ from hil.controller.backends.compilers.versions import install_compiler
 from hil.controller.pipeline.case import Case
 from hil.controller.records.gate import GateCandidate, GateVerdict
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.packages import needed_version
+from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange, make_version_range
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
@@ -77,7 +77,7 @@ class CompilerAxis(BisectAxis):
 
     def _make_context(self, package: str, version: str, log: Path) -> RunContext:
         """Return a context with a version of the compiler. Raises UsageError if pip cannot install it."""
-        if needed_version(package) == version:
+        if require_version(package) == version:
             return self._context
         folder = install_compiler(package, version, cache=self._context.cache, log=log)
         workers = self._context.isolated.workers

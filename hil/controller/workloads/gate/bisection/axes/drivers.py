@@ -9,7 +9,7 @@ from pathlib import Path
 from hil.controller.pipeline.case import Case
 from hil.controller.records.gate import GateCandidate, GateVerdict
 from hil.controller.storage.run_context import Progress
-from hil.controller.storage.runs import safe_name
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange, make_version_range
 from hil.controller.workloads.gate.bisection.shell import run_command
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun, is_failing
@@ -72,7 +72,7 @@ class DriverAxis(BisectAxis):
         for board, suspect in {one.board: one for one in suspects}.items():
             if self._installed.get(board) == candidate.value:
                 continue
-            if problem := self._install(suspect, candidate.value, folder / f"install-{safe_name(board)}.log"):
+            if problem := self._install(suspect, candidate.value, folder / f"install-{make_safe_name(board)}.log"):
                 return problem
         return ""
 
@@ -96,6 +96,6 @@ class DriverAxis(BisectAxis):
             if version == newest:
                 continue
             self._screen.note(f"installing driver {newest} on {board} again")
-            log = self._folder / f"driver-{safe_name(board)}.log"
+            log = self._folder / f"driver-{make_safe_name(board)}.log"
             if problem := self._install(self._suspects[board], newest, log):
                 self._screen.note(f"board {board} does not have driver {newest}: {problem}")

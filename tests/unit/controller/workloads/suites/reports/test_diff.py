@@ -10,12 +10,12 @@ from rich.console import Console
 from support.suite_runs import case, comparison, large_run, suite_run
 
 from hil.controller.records.conditions import MeasurementGrade
-from hil.controller.workloads.suites.reports.diff import diff_markdown, diff_runs, print_diff, record_diff
+from hil.controller.workloads.suites.reports.diff import compare_runs, format_diff_markdown, print_diff, record_diff
 from hil.errors import UsageError
 
 
 def diff(tmp_path, before, after, **header):
-    return diff_runs(suite_run(tmp_path / "a", before), suite_run(tmp_path / "b", after, **header))
+    return compare_runs(suite_run(tmp_path / "a", before), suite_run(tmp_path / "b", after, **header))
 
 
 def ids(moved):
@@ -117,7 +117,7 @@ def test_diff_lists_largest_regression_first(tmp_path):
 def test_diff_skips_times_of_few_iterations_with_note(tmp_path, before, after):
     found = diff(tmp_path, [measured("a", iterations=before)], [measured("a", p50=900e3, iterations=after)])
     assert found.changed == () and (found.device_ratio, found.device_cases, found.device_few) == (None, 0, 1)
-    assert "device times of 1 case not compared: fewer than 5 iterations" in diff_markdown(found)
+    assert "device times of 1 case not compared: fewer than 5 iterations" in format_diff_markdown(found)
 
 
 def test_diff_skips_times_with_grade_f(tmp_path):
@@ -137,7 +137,7 @@ def test_diff_reports_size_of_shared_program_once(tmp_path):
     console = Console(file=io.StringIO(), width=120)
     print_diff(console, found)
     assert "  a and 2 more in the same program  9.8 KiB -> 19.5 KiB (2.00x)" in console.file.getvalue()
-    assert "| `a` and 2 more in the same program | 9.8 KiB" in diff_markdown(found)
+    assert "| `a` and 2 more in the same program | 9.8 KiB" in format_diff_markdown(found)
 
 
 def test_diff_ignores_size_of_regrouped_programs(tmp_path):
@@ -163,14 +163,14 @@ def test_diff_notes_different_flow_board_and_version(tmp_path):
 
 def test_diff_of_same_run_has_empty_lists(tmp_path):
     folder = suite_run(tmp_path / "a", large_run(300))
-    found = diff_runs(folder, folder)
+    found = compare_runs(folder, folder)
     assert not (found.broke or found.fixed or found.new or found.gone or found.changed or found.notes)
     assert found.still_failing and not found.is_worse and found.device_ratio == pytest.approx(1.0)
 
 
 def test_diff_rejects_directory_without_run(tmp_path):
     with pytest.raises(UsageError, match="is not a suite run"):
-        diff_runs(suite_run(tmp_path / "a", [case("a")]), tmp_path)
+        compare_runs(suite_run(tmp_path / "a", [case("a")]), tmp_path)
 
 
 def test_diff_json_contains_every_change(tmp_path):
@@ -187,7 +187,7 @@ def test_diff_terminal_and_markdown_match(tmp_path):
     found = diff(tmp_path, before, after, flow="iree-O3")
     console = Console(file=io.StringIO(), width=120)
     print_diff(console, found)
-    text, page = console.file.getvalue(), diff_markdown(found)
+    text, page = console.file.getvalue(), format_diff_markdown(found)
     for told in ("flow: iree before, iree-O3 after", "30 broke, 0 fixed", "100 us -> 250 us (2.50x)"):
         assert told in text and told in page.replace("\\>", ">")
     assert text.count("hil suite run") == 20 and "and 10 more" in text

@@ -15,14 +15,14 @@ from support.suite_runs import case, comparison, suite_run
 from support.web import asking
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.records.evidence import evidence_of_case
+from hil.controller.pipeline.records.evidence import list_case_evidence
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.suite import CaseRecord
-from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.junit import format_junit
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.summary import summary_markdown
-from hil.controller.workloads.suites.reports.tables import cases_csv
+from hil.controller.workloads.suites.reports.summary import format_summary_markdown
+from hil.controller.workloads.suites.reports.tables import format_cases_csv
 from hil.core.repetition import Answer, Repetition
 from hil.testing.pytest_plugin import failure_text
 
@@ -49,15 +49,15 @@ FACTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def in_csv(folder: Path, record: CaseRecord) -> str:
-    return cases_csv(load_run(folder))
+    return format_cases_csv(load_run(folder))
 
 
 def in_junit(folder: Path, record: CaseRecord) -> str:
-    return html.unescape(junit_xml(load_run(folder)))
+    return html.unescape(format_junit(load_run(folder)))
 
 
 def in_markdown(folder: Path, record: CaseRecord) -> str:
-    return summary_markdown(load_run(folder)).replace("\\", "")
+    return format_summary_markdown(load_run(folder)).replace("\\", "")
 
 
 def in_html(folder: Path, record: CaseRecord) -> str:
@@ -75,11 +75,11 @@ def in_web(folder: Path, record: CaseRecord) -> str:
 
 def in_pytest(folder: Path, record: CaseRecord) -> str:
     ended = dataclasses.replace(Case("net", Path("net.onnx"), Options(), folder), reason="wrong")
-    return failure_text.failure(ended, record)
+    return failure_text.describe_failure(ended, record)
 
 
 def in_pytests_junit(folder: Path, record: CaseRecord) -> str:
-    return str(dict(failure_text.properties(record))["hil_evidence"])
+    return str(dict(failure_text.list_properties(record))["hil_evidence"])
 
 
 REPORTS: dict[str, Callable[[Path, CaseRecord], str]] = {
@@ -106,7 +106,7 @@ def test_run_record_contains_same_facts() -> None:
     verdict = {"against": "ort 1", "relation": "self-check", "outcome": "FAIL", "reason": "", "outputs": []}
     repetition = Repetition((Answer(5, 0), Answer(4, 5)), differing=("y",)).record()
     record = run_case(verdicts=[verdict, {**OTHER, "reason": ""}], unanswered=[SILENT], repetition=repetition)
-    assert evidence_of_case(record) == [
+    assert list_case_evidence(record) == [
         ("compared with", "ort 1 (self-check)"),
         ("compared with", "tflite 2 (self-check): FAIL"),
         ("failed reference", "iree-llvm-cpu: index 9 of 4"),

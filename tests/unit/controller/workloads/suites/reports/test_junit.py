@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 import pytest
 from support.suite_runs import case, large_run, suite_run
 
-from hil.controller.workloads.suites.reports.junit import junit_xml
+from hil.controller.workloads.suites.reports.junit import format_junit
 from hil.controller.workloads.suites.reports.results import load_run
 
 KNOWN = {"outcome": "FAIL", "reason": "tanh is approximated", "issue": "https://example.com/17"}
 
 
 def tree(folder, *records, **header):
-    return ElementTree.fromstring(junit_xml(load_run(suite_run(folder, list(records), **header))))
+    return ElementTree.fromstring(format_junit(load_run(suite_run(folder, list(records), **header))))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from support.suite_runs import case, suite_run
 
 from hil.controller.workloads.suites.reports import write_reports
-from hil.controller.workloads.suites.reports.links import PICTURE, links_of
+from hil.controller.workloads.suites.reports.links import PICTURE, iter_links
 from hil.controller.workloads.suites.reports.results import load_run
 from hil.controller.workloads.suites.store import SuiteDirectory
 
@@ -41,7 +41,7 @@ def test_reports_link_files_of_failing_case(tmp_path: Path) -> None:
     (tmp_path / "run").rename(moved / "run")
     (tmp_path / "ir").rename(moved / "ir")
     run = load_run(moved / "run")
-    links = dict(links_of(run, run.records[0]))
+    links = dict(iter_links(run, run.records[0]))
     assert links == {"outputs": "cases/c0/outputs", "references": "cases/c0/references", "ir": "../ir/c0"}
     texts = {name: (run.folder / name).read_text() for name in ("summary.md", "junit.xml", "report.html")}
     for what, where in links.items():
@@ -55,7 +55,7 @@ def test_reports_link_files_of_failing_case(tmp_path: Path) -> None:
 def test_reports_link_compiler_reproducer(tmp_path: Path) -> None:
     (tmp_path / "cases/a/logs/compile-failure").mkdir(parents=True)
     run = load_run(suite_run(tmp_path, [case("a", "COMPILE_CRASH", folder="cases/a")]))
-    assert dict(links_of(run, run.records[0])) == {
+    assert dict(iter_links(run, run.records[0])) == {
         "logs": "cases/a/logs",
         "compiler failure": "cases/a/logs/compile-failure",
     }
@@ -63,7 +63,7 @@ def test_reports_link_compiler_reproducer(tmp_path: Path) -> None:
 
 def test_reports_do_not_link_missing_files(tmp_path: Path) -> None:
     run = load_run(suite_run(tmp_path, [case("a", "FAIL", folder="cases/a", directories={"ir": "../gone"})]))
-    assert list(links_of(run, run.records[0])) == []
+    assert list(iter_links(run, run.records[0])) == []
 
 
 @pytest.mark.ci

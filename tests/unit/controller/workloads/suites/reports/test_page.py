@@ -13,7 +13,7 @@ from support.suite_runs import case, comparison, large_run, suite_run
 
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.tables import COLUMNS, CaseColumn, cases_csv
+from hil.controller.workloads.suites.reports.tables import COLUMNS, CaseColumn, format_cases_csv
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -89,7 +89,7 @@ def test_titled_column_appears_in_csv_and_page(tmp_path, monkeypatch):
     hint = CaseColumn("hint", lambda record: record.hint, title="Hint")
     monkeypatch.setattr("hil.controller.workloads.suites.reports.tables.COLUMNS", (*COLUMNS, hint))
     run = load_run(suite_run(tmp_path, [case("a", hint="lower the limit"), case("b")]))
-    assert [row["hint"] for row in csv.DictReader(io.StringIO(cases_csv(run)))] == ["lower the limit", ""]
+    assert [row["hint"] for row in csv.DictReader(io.StringIO(format_cases_csv(run)))] == ["lower the limit", ""]
     tags = Tags()
     tags.feed(report_html(run))
     data = json.loads(tags.data)

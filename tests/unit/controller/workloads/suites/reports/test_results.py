@@ -9,9 +9,9 @@ from support.suite_runs import case, comparison, suite_run
 
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.page import report_html
-from hil.controller.workloads.suites.reports.results import Delegation, Totals, delegation_text, load_run
-from hil.controller.workloads.suites.reports.summary import summary_markdown
-from hil.controller.workloads.suites.reports.tables import COMPILER_COLUMNS, cases_csv
+from hil.controller.workloads.suites.reports.results import Delegation, Totals, format_delegation, load_run
+from hil.controller.workloads.suites.reports.summary import format_summary_markdown
+from hil.controller.workloads.suites.reports.tables import COMPILER_COLUMNS, format_cases_csv
 from hil.errors import UsageError
 
 REPORTS = {"results.csv", "outputs.csv", "junit.xml", "summary.md", "report.html"}
@@ -116,7 +116,7 @@ def run_of(folder, *records):
 
 
 def rows(folder, *records):
-    return list(csv.DictReader(io.StringIO(cases_csv(run_of(folder, *records)))))
+    return list(csv.DictReader(io.StringIO(format_cases_csv(run_of(folder, *records)))))
 
 
 def test_csv_row_contains_delegation_and_output_columns(tmp_path):
@@ -152,8 +152,8 @@ def test_delegation_text_sums_nodes_and_programs(tmp_path):
     )
     words = "delegated: 3 of 9 nodes, in 1 of 2 programs; not delegated: aten.sin.default 5, aten.cos.default 1"
     run = run_of(tmp_path, case("a", notes=NOTES), plain, case("c"))
-    assert delegation_text(run.records) == words
-    assert words.replace("_", "\\_") in summary_markdown(run)
+    assert format_delegation(run.records) == words
+    assert words.replace("_", "\\_") in format_summary_markdown(run)
     assert words in report_html(run)
 
 
@@ -165,4 +165,4 @@ def test_delegation_text_describes_case():
 @pytest.mark.parametrize("told", [{}, {"delegation": None}, {"delegation": "all"}, {"delegation": [1]}])
 def test_delegation_ignores_other_compiler_notes(told):
     assert Delegation.of(case("a", notes=told)) is None
-    assert delegation_text([case("a", notes=told)]) == ""
+    assert format_delegation([case("a", notes=told)]) == ""

@@ -7,7 +7,7 @@ from rich.console import Console
 from support.suite_runs import case, large_run, suite_run
 
 from hil.controller.workloads.suites.reports.results import load_run
-from hil.controller.workloads.suites.reports.summary import print_summary, summary_markdown
+from hil.controller.workloads.suites.reports.summary import format_summary_markdown, print_summary
 
 
 def shown(folder, *records, width=100, **header):
@@ -66,7 +66,7 @@ def test_print_summary_quotes_directory(tmp_path):
 
 
 def summary(folder, *records, **header):
-    return summary_markdown(load_run(suite_run(folder, list(records), **header)))
+    return format_summary_markdown(load_run(suite_run(folder, list(records), **header)))
 
 
 def test_summary_contains_totals_failures_and_commands(tmp_path):
@@ -147,13 +147,15 @@ def test_summary_of_large_run_stays_short(tmp_path):
 
 def test_summary_does_not_rank_single_cold_iterations(tmp_path):
     cold = {"iterations": 1, "cold": True}
-    text = summary_markdown(load_run(suite_run(tmp_path / "a", [case("a", **cold), case("b", device_p50_ns=9e6)])))
+    text = format_summary_markdown(
+        load_run(suite_run(tmp_path / "a", [case("a", **cold), case("b", device_p50_ns=9e6)]))
+    )
     assert "| `b` | 9 ms | 130 us | 10 iterations |" in text and "| `a` |" not in text
     assert "1 case timed with 1 cold iteration and not ranked: use --iterations 20 --warmup 2" in text
-    text = summary_markdown(load_run(suite_run(tmp_path / "b", [case("a", **cold), case("b", **cold)])))
+    text = format_summary_markdown(load_run(suite_run(tmp_path / "b", [case("a", **cold), case("b", **cold)])))
     assert "all cases timed with 1 cold iteration" in text and "| case | median" not in text
 
 
 def test_summary_reports_disagreeing_references(tmp_path):
-    text = summary_markdown(load_run(suite_run(tmp_path, [case("a", disagreement="this vs that on output y")])))
+    text = format_summary_markdown(load_run(suite_run(tmp_path, [case("a", disagreement="this vs that on output y")])))
     assert "the references disagree in 1 case: a: this vs that on output y" in text

@@ -11,8 +11,8 @@ from support.suite_runs import case, comparison, suite_run
 
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import StoredComparison
-from hil.controller.workloads.suites.reports.results import load_run, worst
-from hil.controller.workloads.suites.reports.tables import cases_csv, outputs_csv
+from hil.controller.workloads.suites.reports.results import find_worst, load_run
+from hil.controller.workloads.suites.reports.tables import format_cases_csv, format_outputs_csv
 
 
 def rows(make, folder, *records):
@@ -21,7 +21,7 @@ def rows(make, folder, *records):
 
 def test_cases_csv_row_describes_case(tmp_path):
     (row,) = rows(
-        cases_csv,
+        format_cases_csv,
         tmp_path,
         case(
             "m_layer_Conv_c1",
@@ -50,7 +50,7 @@ def test_cases_csv_row_describes_case(tmp_path):
 
 
 def test_uncompared_case_has_empty_cells(tmp_path):
-    (row,) = rows(cases_csv, tmp_path, case("a", "COMPILE_ERROR", cached=None))
+    (row,) = rows(format_cases_csv, tmp_path, case("a", "COMPILE_ERROR", cached=None))
     assert {
         row[name]
         for name in ("worst_output", "max_abs", "sqnr_db", "plain_sqnr_db", "device_p50_ms", "iterations", "cached")
@@ -58,17 +58,19 @@ def test_uncompared_case_has_empty_cells(tmp_path):
 
 
 def test_cases_csv_has_generation_columns_only_with_prompts(tmp_path):
-    plain, prompt = rows(cases_csv, tmp_path / "both", case("a"), case("b", generation=stored_generation().to_json()))
+    plain, prompt = rows(
+        format_cases_csv, tmp_path / "both", case("a"), case("b", generation=stored_generation().to_json())
+    )
     assert (prompt["worst_kl"], prompt["ttft_ms"], prompt["tpot_p50_ms"]) == ("1e-09", "2.0", "0.5")
     assert (prompt["decode_tokens_per_s"], prompt["top1"], prompt["steps"]) == ("1600.0", "1.0", "2")
     assert "logits: worst KL 1e-09 at position 2, bound 1e-06" in prompt["evidence"]
     assert plain["worst_kl"] == plain["ttft_ms"] == ""
-    assert "worst_kl" not in rows(cases_csv, tmp_path / "plain", case("a"))[0]
+    assert "worst_kl" not in rows(format_cases_csv, tmp_path / "plain", case("a"))[0]
 
 
 def test_outputs_csv_has_row_per_output_and_reference(tmp_path):
     found = rows(
-        outputs_csv,
+        format_outputs_csv,
         tmp_path,
         case(
             "a",
@@ -90,30 +92,30 @@ def test_outputs_csv_has_criteria_cell(tmp_path):
         {"criterion": "top1>=0.99", "value": 1.0, "bound": 0.99, "passed": True, "reason": ""},
         {"criterion": "python:j.py:f", "value": None, "bound": None, "passed": False, "reason": "moved"},
     ]
-    found = rows(outputs_csv, tmp_path, case("a", outputs=(comparison(criteria=criteria), comparison())))
+    found = rows(format_outputs_csv, tmp_path, case("a", outputs=(comparison(criteria=criteria), comparison())))
     assert [row["criteria"] for row in found] == ["top1>=0.99: 1, met; python:j.py:f: not met (moved)", ""]
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "@SUM(A1)", "-2+3", "\t=1"])
 def test_csv_escapes_formula_in_name(tmp_path, name):
-    (row,) = rows(cases_csv, tmp_path, case("a", model=name))
+    (row,) = rows(format_cases_csv, tmp_path, case("a", model=name))
     assert row["model"] == f"'{name}"
 
 
 def test_csv_escapes_formula_in_values(tmp_path):
-    (row,) = rows(outputs_csv, tmp_path, case("a", outputs=(comparison(worst_values=["=1+1", -2.5]),)))
+    (row,) = rows(format_outputs_csv, tmp_path, case("a", outputs=(comparison(worst_values=["=1+1", -2.5]),)))
     assert row["worst_values"] == "'=1+1 -2.5"
 
 
 @pytest.mark.parametrize("message", ['he said "no", twice', "two\nlines", "a;b,c"])
 def test_csv_quotes_special_characters(tmp_path, message):
-    (row,) = rows(cases_csv, tmp_path, case("a", "RUN_ERROR", message=message))
+    (row,) = rows(format_cases_csv, tmp_path, case("a", "RUN_ERROR", message=message))
     assert row["message"] == message
 
 
 def test_csv_preserves_negative_and_infinite_numbers(tmp_path):
     first, second = rows(
-        cases_csv,
+        format_cases_csv,
         tmp_path,
         case("a", outputs=(comparison(sqnr_db=-3.5),)),
         case("b", outputs=(comparison(sqnr_db="-inf"),)),
@@ -132,4 +134,4 @@ def test_csv_preserves_negative_and_infinite_numbers(tmp_path):
     ],
 )
 def test_worst_prefers_failed_then_lowest_sqnr(outputs, place):
-    assert worst([make_record(one, StoredComparison) for one in outputs]) == place
+    assert find_worst([make_record(one, StoredComparison) for one in outputs]) == place
