@@ -67,7 +67,7 @@ class Toy:
 
 
 def sim_program(*faults: str, toy: Toy | None = None, **runtime: Any) -> SimProgram:
-    given: Any = SimpleNamespace(**{"trigger_at": lambda *at: None, "next_factor": lambda: 1.0, **runtime})
+    given: Any = SimpleNamespace(**{"trigger_at": lambda *at: None, "compute_next_factor": lambda: 1.0, **runtime})
     return SimProgram(given, toy or Toy(), [parse(fault) for fault in faults])
 
 

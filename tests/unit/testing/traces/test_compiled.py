@@ -24,7 +24,7 @@ def test_compiled_module_closes_runner_after_use_or_failure(
             raise error
 
     runner = SimpleNamespace(begin=begin, close=lambda: did.append("close"))
-    subject: Any = SimpleNamespace(references=(), name="M", methods=("f",), runner=lambda *_: runner)
+    subject: Any = SimpleNamespace(references=(), name="M", methods=("f",), make_runner=lambda *_: runner)
     monkeypatch.setattr(compiled, "make_subject", lambda *_: subject)
     if error is None:
         with compiled.compile(lambda: None, artifacts_dir=tmp_path) as module:

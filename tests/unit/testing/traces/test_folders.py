@@ -30,7 +30,7 @@ def test_claim_gives_modules_separate_stable_directories(tmp_path):
 
 def test_owner_of_returns_path_relative_to_artifacts(tmp_path):
     owner = identify_owner(claim_folder, tmp_path / "hil-traces")
-    assert owner.startswith("../") and owner.endswith("traces/folders.py::claim")
+    assert owner.startswith("../") and owner.endswith("traces/folders.py::claim_folder")
 
 
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/../../x", "."])

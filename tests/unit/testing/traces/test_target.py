@@ -48,7 +48,7 @@ class Board:
         """Report zero missing files."""
         return 0
 
-    def load(self, artifact: Artifact, timeout: float, no_fallback: bool) -> Program:
+    def load(self, artifact: Artifact, timeout: float, no_fallback: bool, instructions: bool = False) -> Program:
         return Program(artifact.files["params.irpa"])
 
     def close(self) -> None:
