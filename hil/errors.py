@@ -313,7 +313,14 @@ def format_expected(known: Iterable[str], intro: str = "expected one of ") -> st
     return f"{intro}{listed}" if listed else ""
 
 
+# Names whose similarity to a wrong name differs by less are equally likely.
+_CLOSE = 0.1
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the start of a hint, ``did you mean 'run'? ``; "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known))
+    if close:  # leave out names that are clearly less similar
+        shares = [difflib.SequenceMatcher(None, one, name).ratio() for one in close]
+        close = [one for one, share in zip(close, shares, strict=True) if share > shares[0] - _CLOSE]
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

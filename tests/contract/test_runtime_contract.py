@@ -49,7 +49,8 @@ class Loaded:
     def __init__(self, runtime: str, path: Path, device: str = "") -> None:
         self._in, self._out = Arena(), Arena()
         self._worker = _ForkedWorker(self._in, self._out)
-        self._worker.do_prepare({"options": {}, "runtime": RUNTIMES[runtime].agent, "device": device})
+        order = {"options": {}, "runtime": RUNTIMES[runtime].agent, "device": device, "instructions": False}
+        self._worker.do_prepare(order)
         order = {"folder": str(path.parent), "main": path.name, "device": device, "function": ""}
         self.names = [one["name"] for one in self._worker.do_load(order)["inputs"]]
 

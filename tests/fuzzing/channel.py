@@ -143,7 +143,7 @@ def _opened(folder: Path) -> Iterator[Attempt]:
         def __init__(self) -> None:
             self.logs = logs
 
-        def take(self, runtime: str, device: str) -> WorkerProcess:
+        def take(self, runtime: str, device: str, instructions: bool = False) -> WorkerProcess:
             worker = WorkerProcess(hands, logs)  # type: ignore[arg-type]
             threading.Thread(target=_say, args=(hands.fds, self.data, hands.on_exit), daemon=True).start()
             return worker

@@ -357,7 +357,7 @@ def test_bisect_rejects_conflicting_options(hil, simulator, branched, doubling):
     board = ["--board", simulator]
     other = hil("bisect", branched, *board, "--artifact-model", doubling)
     assert other.code == 2
-    assert "doubling.onnx is not the same network as branched.onnx: expected inputs " in other.err
+    assert "doubling.onnx is not the same network as branched.onnx: expected the inputs " in other.err
     both = hil("bisect", doubling, *board, "--flow", "iree", "--runtime", "iree")
     assert both.code == 2
     assert "mutually exclusive" in both.err

@@ -218,7 +218,7 @@ def test_series_page_shows_instructions_only_if_counted(tmp_path: Path) -> None:
     counted = {"instructions": {"counter": "perf_event", "iterations": 9, "median": 1234567.0}}
     entries = [history_entry("r1"), history_entry("r2", created=2.0, **counted)]
     found = write_history(tmp_path / "history", entries)
-    with asking(tmp_path, history=tmp_path / "history") as client:
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
         assert '<td class="number">1,234,567</td>' in client.get(f"/series?id={found}").text
         rows = list(csv.DictReader(io.StringIO(client.get(f"/series.csv?id={found}").text)))
     assert [(row["instructions"], row["counter"]) for row in rows] == [("1234567.0", "perf_event"), ("", "")]

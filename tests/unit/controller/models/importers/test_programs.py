@@ -70,7 +70,7 @@ def test_import_includes_ptd_file(tmp_path: Path):
     alone = tmp_path / "alone.pte"
     alone.write_bytes((FILES / "outside.pte").read_bytes())
     cache = Cache(tmp_path / "cache")
-    with pytest.raises(ImportFailed, match=r"next to the program as alone\.ptd"):
+    with pytest.raises(ImportFailed, match=r"next to the program, with the name alone\.ptd"):
         import_model(alone, cache=cache)
     (tmp_path / "alone.ptd").write_bytes((FILES / "outside.ptd").read_bytes())
     assert sorted(import_model(alone, cache=cache).files) == ["alone.ptd", "alone.pte"]
