@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import operator
 import os
 import platform
 import struct
@@ -31,6 +32,8 @@ _FLAGS = 1 << 1 | 1 << 5 | 1 << 6
 _READ_FORMAT = 1 | 2
 _CLOSE_ON_EXEC = 8
 _VALUE = struct.Struct("<QQQ")  # count, time enabled, time running
+# Messages contain signed 64-bit numbers.
+_MOST_COUNT = (1 << 63) - 1
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _MISSING = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 _SHARED = (
@@ -123,7 +126,15 @@ class CountLog:
     def end(self) -> None:
         """End a timed iteration."""
         if self._count_program is not None:
-            self._counts.append(self._count_program())
+            count = self._count_program()
+            try:
+                number = operator.index(count)  # a plugin may return any type
+            except TypeError:
+                number = 0
+            if 0 < number <= _MOST_COUNT:
+                self._counts.append(number)
+            else:
+                self._problem = f"the runtime returned an invalid number of instructions: {count!r:.100}"
         elif self._counter is not None:
             count, inactive = self._counter.read()
             self._counts.append(count - self._before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import posixpath
 import re
 import struct
@@ -14,6 +13,9 @@ from typing import Any
 # Architecture from uname -m -> feature line in /proc/cpuinfo, which differs by CPU family.
 _FEATURES_LINE = {"x86_64": "flags", "i686": "flags", "aarch64": "Features", "armv7l": "Features", "riscv64": "isa"}
 _MODEL_LINES = ("model name", "Model", "Hardware", "uarch")
+
+# Sums and means of larger readings could exceed the range of float64.
+MAX_READING = 1e30
 
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 # Linux's names for the bits in AT_HWCAP and AT_HWCAP2 on aarch64, from bit 0 (arch/arm64/kernel/cpuinfo.c).
@@ -117,16 +119,16 @@ def get_readings(files: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 title, divisor, unit = _NUMBERS[name]
                 if name == "meminfo":
                     text = "".join(_AVAILABLE.findall(text))
-                found = {"name": title.format(**words), "value": _parse_finite(text) / divisor, "unit": unit}
+                found = {"name": title.format(**words), "value": _parse_reading(text) / divisor, "unit": unit}
                 yield {key: value for key, value in found.items() if value != ""}
             elif name.endswith("_throttle_count"):
-                throttled.append(_parse_finite(text))
+                throttled.append(_parse_reading(text))
     if throttled:
         yield {"name": "throttle events", "value": sum(throttled)}
 
 
-def _parse_finite(text: str) -> float:
+def _parse_reading(text: str) -> float:
     number = float(text)
-    if not math.isfinite(number):
+    if not abs(number) <= MAX_READING:
         raise ValueError(f"{text} is not a measurement")
     return number

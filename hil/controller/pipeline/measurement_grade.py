@@ -26,7 +26,7 @@ def is_measured(case: Case) -> bool:
 
 def watch_run(case: Case, board: Board) -> AbstractContextManager[ConditionWatch | None]:
     """Record the board's conditions during the block, for :func:`grade_run`. None if the run does not measure times."""
-    if not is_measured(case):
+    if not (is_measured(case) and board.config.has_time):
         return nullcontext()
     from hil.controller.devices.conditions import ConditionWatch
 

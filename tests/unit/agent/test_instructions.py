@@ -8,6 +8,7 @@ import mmap
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,16 @@ def test_log_prefers_the_counts_of_the_runtime() -> None:
         log.begin()
         log.end()
     assert log.finish() == InstructionCounts("runtime", (7, 8))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5, None, 1 << 63])
+def test_log_reports_invalid_counts_of_the_runtime(count: Any) -> None:
+    log = CountLog(None, "no counter", ("runtime", lambda: count))
+    log.begin()
+    log.end()
+    found = log.finish()
+    assert (found.counter, found.counts) == ("", ())
+    assert found.problem == f"the runtime returned an invalid number of instructions: {count}"
 
 
 def test_clock_of_an_emulated_board_is_converted() -> None:

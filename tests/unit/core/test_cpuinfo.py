@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.core.cpuinfo import CpuInfo, parse_cpu_info
+from hil.core.cpuinfo import CpuInfo, get_readings, parse_cpu_info
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -86,3 +86,8 @@ def test_cpu_info_handles_missing_fields(text, vector):
 def test_cpu_info_reads_this_machine():
     info = parse_cpu_info(platform.machine(), Path("/proc/cpuinfo").read_text(), Path("/proc/self/auxv").read_bytes())
     assert info.features
+
+
+def test_readings_ignore_values_without_finite_sum():
+    files = {f"/sys/cpu{core}/core_throttle_count": text for core, text in enumerate(("1.7e308", "1.7e308", "3"))}
+    assert list(get_readings(files)) == [{"name": "throttle events", "value": 3.0}]

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hil.core import tensors
+from hil.core.cpuinfo import MAX_READING
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
 from hil.core.repetition import Answer, Repetition
 from hil.core.steps import MAX_CALLS, StepCall
@@ -367,7 +368,7 @@ def _check_readings(readings: Sequence[pb.Reading]) -> None:
     _check_count(readings, MAX_READINGS, "readings")
     for reading in readings:
         _expect(bool(reading.name), "missing name of a reading")
-        _check_finite(reading.value, f"the reading {reading.name[:100]!r}")
+        _expect(abs(reading.value) <= MAX_READING, f"the reading {reading.name[:100]!r} is {reading.value}")
 
 
 def _check_finite(value: float, what: str) -> None:

@@ -202,7 +202,7 @@ def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName,
     if verdict == "undecided" and again.board_s >= again.budget_s:
         reason = f"{reason}; the board time of {again.budget_s:.0f} s is used up"
     if case.suspect is not None and case.suspect.direction == "fixed" and verdict == "no change":
-        verdict, reason = "improved", f"{again.new} again; {reason}"
+        verdict, reason = "improved", "; ".join(filter(None, (f"{again.new} again", reason)))
     return _add_instructions(verdict, reason, case, again)
 
 
@@ -215,7 +215,8 @@ def _add_instructions(
     if found is None:
         return verdict, reason
     counted = _describe_instructions(found)
-    if found.verdict == "more" and verdict in ("no change", "undecided", "board fault"):
+    # Without times, the counts alone decide.
+    if found.verdict == "more" and (again.decision is None or verdict in ("no change", "undecided", "board fault")):
         return "regressed", "; ".join(filter(None, (f"{counted} against {_name_run(old)}", reason)))
     if found.verdict == "unclear" and case.has_more_instructions and verdict == "no change":
         verdict = "undecided"

@@ -38,8 +38,12 @@ class ProgramRestorer:
             refuse_functions(cases.job)
         return restore_board(cases.job, self.job, own=cases.is_own)
 
+    def name_board(self, entry: HistoryEntry) -> str:
+        """Return the name of the board that runs the programs of an entry, as in the files of rounds."""
+        return self.job.board or self.job.hw_type or entry.key.board
+
     def restore_entry(self, cases: StoredCases, measured: HistoryEntry, entry: HistoryEntry, job: Job) -> Case:
-        """Return the case of an entry: its program and, if its run is still stored, its inputs and references.
+        """Return the case of an entry: its program and, if hil can read its run, its inputs and references.
 
         Otherwise, the case gets the inputs of the new run. The references of the new run are used only for its own
         program.
@@ -55,7 +59,10 @@ class ProgramRestorer:
         artifact = restore_artifact(record, {name: place / name for name in record.files})
         if entry is measured:
             return cases.restore(measured.case, job, cases.adapt(measured.case, artifact))
-        if (own := self.opener.find(entry)) is not None:
+        own = None
+        with contextlib.suppress(UsageError):  # another user's suite, for example from the cache of a CI service
+            own = self.opener.find(entry)
+        if own is not None:
             artifact = own.adapt(entry.case, artifact)
             with contextlib.suppress(CaseMissing):
                 return own.restore(entry.case, job, artifact)

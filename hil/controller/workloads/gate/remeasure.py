@@ -87,6 +87,7 @@ class Remeasurer:
         cases = self.restorer.opener.open(case.new)
         job = self.restorer.choose_job(cases)
         session = self.pool.session(choose_board(job), runtimes=[case.new.key.runtime], faults=job.faults)
+        again.is_other_board = session.board.name != case.new.key.board
         begun = time.monotonic()  # the wait for the board does not count as board time
         try:
             sides = [
@@ -129,9 +130,10 @@ class Remeasurer:
         try:
             again.instructions = count_again([side.case for side in sides], sides[0].board)
         except RunFailed:
-            if case.suspect is None:
+            suspect = case.suspect
+            if suspect is None or not (sides[0].board.config.has_time or suspect.direction == "broken"):
                 raise
-            # The times are also suspect, and need no counter.
+            # The times or the outcomes are also suspect, and need no counter.
 
     def _measure_times(
         self,
@@ -142,9 +144,11 @@ class Remeasurer:
         known: Sequence[float],
         keep_round: Callable[[float], None],
     ) -> None:
+        if not sides[0].board.config.has_time:  # batches then contain estimates from the host's clock
+            return
         # If the history shows a faster program, test both directions, because the board may have become faster.
         direction: Direction = "both" if case.suspect is not None and case.suspect.direction == "faster" else "slower"
-        noise = pool_noise(self.find_rounds(case.new.key.board))
+        noise = pool_noise(self.find_rounds(self.restorer.name_board(case.new)))
         decision = SequentialDecision(self.min_effect, direction=direction, noise=noise)
         for log_ratio in known:
             decision.add(log_ratio)

@@ -207,12 +207,12 @@ class _GateRun:
         """
         spent_s = sum(one.board_s for one in self._record.verdicts)
         budget_s = max(self._record.budget_s - spent_s, 0.0) / suspects
-        again, verdict = self._measure_on(first, case.new.key.board, case, budget_s, rounds)
+        again, verdict = self._measure_on(first, case, budget_s, rounds)
         name = self._gate.second_board
         if verdict.verdict == "board fault" and name:
             self._screen.note(f"{case.new.case}: {verdict.reason}; measuring on {name}")
             problem, first_s = verdict.reason, verdict.board_s
-            again, verdict = self._measure_on(second, name, case, budget_s, rounds)
+            again, verdict = self._measure_on(second, case, budget_s, rounds)
             verdict.second_board, verdict.board_problem = name, problem
             verdict.board_s += first_s
         if verdict.verdict in ("no change", "improved") and again.decision is not None:
@@ -223,17 +223,16 @@ class _GateRun:
         self._save()
 
     def _measure_on(
-        self, measurer: Remeasurer, board: str, case: GateCase, budget_s: float, rounds: RoundsFile
+        self, measurer: Remeasurer, case: GateCase, budget_s: float, rounds: RoundsFile
     ) -> tuple[Remeasurement, GateVerdict]:
         assert case.old is not None
-        key = RoundsKey(case.series, case.old.program, case.new.run, board)
+        key = RoundsKey(case.series, case.old.program, case.new.run, measurer.restorer.name_board(case.new))
         again = measurer.measure(
             case,
             budget_s=budget_s,
             known=rounds.read().get(key, ()),
             keep_round=functools.partial(rounds.append, key),
         )
-        again.is_other_board = board != case.new.key.board
         return again, judge_case(case, again)
 
     def _name_layers(self, case: GateCase, verdict: GateVerdict, spent_s: float, measurer: Remeasurer) -> None:

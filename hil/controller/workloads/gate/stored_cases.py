@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,15 @@ _KINDS = ("run", "bench", _SUITE)
 
 class CaseMissing(UsageError):
     """A case cannot be restored: its run does not have it, or its files have changed."""
+
+
+@contextlib.contextmanager
+def read_options(run: str) -> Iterator[None]:
+    """Raise UsageError if the block cannot read the options of a run, for example of another version of hil."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"cannot read the options of run {run}: {error}", hint="measure the commit again") from error
 
 
 class StoredCases(Protocol):
@@ -58,7 +68,8 @@ class StoredRunCases:
 
     def __post_init__(self) -> None:
         """Read the job."""
-        self.job = Job.from_record(self.run.record.request)
+        with read_options(self.run.id):
+            self.job = Job.from_record(self.run.record.request)
         self.is_own = is_sealed(self.run.folder, self.run.record.request)
 
     def restore(self, name: str, job: Job, artifact: Artifact) -> Case:

@@ -11,7 +11,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import check_seal
-from hil.controller.workloads.gate.stored_cases import CaseMissing
+from hil.controller.workloads.gate.stored_cases import CaseMissing, read_options
 from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
 from hil.controller.workloads.suites.preparing import begin_case, make_suite_runner, resolve_boards
 from hil.controller.workloads.suites.request import SuiteRequest
@@ -39,7 +39,8 @@ class StoredSuiteCases:
         head = self.run.head
         check_seal(self.run.folder, head.request)
         self.is_own = True
-        request = SuiteRequest.from_json(head.request)
+        with read_options(head.id):
+            request = SuiteRequest.from_json(head.request)
         # The stored source may be relative to another directory.
         place = head.place if isinstance(head.place, str) else ""
         self._request = replace(request, source=place or head.source)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_boards import fake_case
+from support.fake_boards import FakeBoard, fake_case, fake_choice
 
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.measurement_grade import grade_run, is_measured
+from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
 from hil.controller.records.conditions import Conditions
 from hil.core.results import RunResult
 
@@ -72,3 +72,11 @@ def test_single_iteration_is_not_measured():
     assert not is_measured(fake_case("a"))
     assert is_measured(fake_case("a", iterations=2)) and is_measured(fake_case("a", repeat=2))
     assert is_measured(replace(fake_case("a"), decoder=object()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("icount_shift", "is_watched"), [(-1, True), (0, False)])
+def test_emulated_board_without_times_is_not_graded(icount_shift, is_watched):
+    board: Any = FakeBoard("a", replace(fake_choice().config, icount_shift=icount_shift))
+    case = replace(fake_case("a"), decoder=object())  # type: ignore[arg-type]
+    with watch_run(case, board) as watch:
+        assert (watch is not None) == is_watched

@@ -174,7 +174,7 @@ class CauseFinder:
         tester = CandidateTester(measurer, suspect, self.axis, self.budget_s)
         measured = (case.new.run, *(one.tried.label for one in log.trials))
         known = self.rounds.read()
-        tester.decisions += [known.get(_make_key(case, name), ()) for name in measured]
+        tester.decisions += [known.get(self._make_key(case, name), ()) for name in measured]
         search = _SuspectSearch(tester, found, CandidateSearch(len(found.candidates), needs_good=found.needs_good))
         for one in log.trials:
             # Repeat tests with a board error, because the board may work again.
@@ -217,12 +217,12 @@ class CauseFinder:
             one.add(tried)
 
     def _run_test(self, one: _SuspectSearch, label: str, folder: Path) -> Trial:
-        key = _make_key(one.tester.suspect.case, label)
+        key = self._make_key(one.tester.suspect.case, label)
         known = self.rounds.read().get(key, ())
         keep_round = functools.partial(self.rounds.append, key)
         return one.tester.test(one.find(label), folder, known=known, keep_round=keep_round)
 
-
-def _make_key(case: GateCase, measured: str) -> RoundsKey:
-    """Return the key under which the rounds of a run or candidate are stored."""
-    return RoundsKey(case.series, case.old.program if case.old else "", measured, case.new.key.board)
+    def _make_key(self, case: GateCase, measured: str) -> RoundsKey:
+        """Return the key under which the rounds of a run or candidate are stored."""
+        board = self.measurer.restorer.name_board(case.new)
+        return RoundsKey(case.series, case.old.program if case.old else "", measured, board)

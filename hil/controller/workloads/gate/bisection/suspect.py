@@ -95,12 +95,18 @@ class SuspectRun:
         """Import the judged model, with the stored inputs and references.
 
         Raises:
-            UsageError: the model's file changed or is missing, or the run has no inputs.
+            UsageError: the model's file changed or is missing, the run has no inputs, or the run has compiler flags of
+                another user, which can run commands.
         """
-        stored = self._stored
+        stored, options = self._stored, self._options
         if not stored.inputs:
             raise UsageError(f"run {self._run.id} has no inputs for case {stored.name}")
-        case = self.runner.begin(Path(stored.path), self._options, folder, name=self.case.new.case, want_inputs=False)
+        if options.compile_flags and not self._cases.is_own:
+            raise UsageError(
+                f"cannot trust the compiler flags of run {self._run.id}: this user did not start it in this directory",
+                hint="measure the commit again",
+            )
+        case = self.runner.begin(Path(stored.path), options, folder, name=self.case.new.case, want_inputs=False)
         if case.model is None:
             return case
         if stored.model is None or case.model.digest != stored.model.digest:

@@ -24,6 +24,7 @@ from hil.controller.workloads.gate.bisection.axes.drivers import DriverAxis
 from hil.controller.workloads.gate.bisection.axes.flags import FlagAxis, list_flag_steps
 from hil.controller.workloads.gate.bisection.axes.worktree import BuiltCompilerAxis, CommitAxis
 from hil.controller.workloads.gate.bisection.over import plan_search
+from hil.controller.workloads.gate.bisection.suspect import SuspectRun
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.board_config import BoardConfig
 from hil.errors import UsageError
@@ -296,3 +297,26 @@ def test_command_builds_commits_or_compilers(command: str) -> None:
 def test_invalid_over_is_refused(over: str, command: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan_search(over, command, 1)
+
+
+@pytest.mark.parametrize(("flags", "is_own", "begun"), [(["--x"], False, 0), (["--x"], True, 1), ([], False, 1)])
+def test_judged_model_is_not_compiled_with_flags_of_other_users(
+    tmp_path: Path, flags: list[str], is_own: bool, begun: int
+) -> None:
+    models: list[Path] = []
+
+    def begin(model: Path, *_: Any, **__: Any) -> Any:
+        models.append(model)
+        return SimpleNamespace(model=None)
+
+    suspect: Any = SimpleNamespace(
+        case=make_case([], flags),
+        runner=SimpleNamespace(begin=begin),
+        _cases=SimpleNamespace(is_own=is_own),
+        _run=SimpleNamespace(id="r2"),
+        _stored=SimpleNamespace(inputs=["x"], name="m", path="m.onnx"),
+        _options=SimpleNamespace(compile_flags=tuple(flags)),
+    )
+    with contextlib.nullcontext() if begun else pytest.raises(UsageError, match="cannot trust the compiler flags"):
+        SuspectRun.begin_judged(suspect, tmp_path)
+    assert len(models) == begun

@@ -87,7 +87,8 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Map
         monkeypatch.setattr(bisection_run, "CandidateTester", make_tester)
         screen = SimpleNamespace(**dict.fromkeys(("begin", "stage", "end", "note"), lambda *_: None))
         suspects = [make_suspect(name) for name in names]
-        measurer: Any = SimpleNamespace(screen=screen, restorer=None, runner=None, pool=None)
+        restorer = SimpleNamespace(name_board=lambda entry: entry.key.board)
+        measurer: Any = SimpleNamespace(screen=screen, restorer=restorer, runner=None, pool=None)
         CauseFinder(axis, tmp_path, measurer, 1, RoundsFile(tmp_path)).run(suspects, lambda: None)
         assert not axis.is_open
         return {case.new.case: verdict.cause for case, verdict in suspects if verdict.cause is not None}

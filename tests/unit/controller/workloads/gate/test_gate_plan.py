@@ -277,6 +277,17 @@ def test_fixed_program_must_also_be_as_fast(store: HistoryStore) -> None:
     assert judge_case(case, decided("no change", 1.0, old_p50_ns=100.0)).verdict == "improved"
 
 
+def test_fixed_program_of_emulated_board_is_judged_by_counts(store: HistoryStore) -> None:
+    failing = history_entry("failing", created=60.0, outcome="TIMEOUT", p50_ns=None)
+    entries = [*baseline_entries(**counted(1000.0)), failing]
+    case = planned(store, new_entry(**counted(1012.0)), entries)
+    again = Remeasurement(old="PASS", new="PASS", instructions=comparison(1.012, "more"))
+    assert judge_case(case, again).verdict == "regressed"
+    again = Remeasurement(old="PASS", new="PASS", instructions=comparison(0.9, "fewer"))
+    found = judge_case(case, again)
+    assert (found.verdict, found.reason) == ("improved", "PASS again; -10.00 % instructions")
+
+
 def test_failure_that_cannot_run_again_is_broken(store: HistoryStore) -> None:
     found = judge_case(planned(store, new_entry(outcome="FAIL")), Remeasurement(error="no inputs"))
     assert (found.verdict, found.reason) == ("broken", "FAIL; hil could not run the program again: no inputs")
