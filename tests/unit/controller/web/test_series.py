@@ -207,7 +207,7 @@ def test_series_page_draws_chart_on_narrow_and_wide_screens(tmp_path: Path, seri
         for width in (390, 1280):
             with Page(find_browser() or "", width=width) as page:
                 page.open(f"{address}/series?id={series_id}")
-                page.wait("document.querySelector('.plot canvas')")
+                page.wait("!!document.querySelector('.plot canvas')")
                 page.point(".plot", 150, 100)
                 page.wait("document.querySelector('.u-legend').innerText.includes('feed')")
                 assert not page.run("document.documentElement.scrollWidth > innerWidth")

@@ -31,7 +31,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise error
             return None, None
 
-        found = SimpleNamespace(add_ops=operations, incomparable=incomparable)
+        found = SimpleNamespace(ops=operations, incomparable=incomparable)
         monkeypatch.setattr(LayerFinder, "_profile_programs", profile)
         monkeypatch.setattr(layers, "compare_profiles", lambda old, new: found)
         unused: Any = None
