@@ -17,13 +17,12 @@ from itertools import zip_longest
 from pathlib import Path
 
 from hil.core import own_version
+from hil.core.text import HIDDEN, hide_logins
 from hil.errors import InternalError
 
 _PACKAGES = ("numpy", "grpcio", "protobuf", "onnx", "onnxruntime", "iree-base-compiler", "iree-base-runtime", "torch")
-# Options with secret values, matched by name, and secrets in URLs: user info and tokens.
+# Options with secret values, matched by name.
 _SECRET_OPTION = re.compile(r"--?[\w-]*(?:token|password|passphrase|secret|credential|key)[\w-]*", re.I)
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=[?&]token=)[^&\s'\"]+")
-_HIDDEN = "***"
 _SHOWN_LINES = 10
 
 
@@ -72,5 +71,5 @@ def _iter_secrets(words: Sequence[str]) -> Iterator[str]:
 
 def _hide_secrets(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
-        text = text.replace(shlex.quote(secret), _HIDDEN).replace(secret, _HIDDEN)
-    return _IN_URL.sub(_HIDDEN, text)
+        text = text.replace(shlex.quote(secret), HIDDEN).replace(secret, HIDDEN)
+    return hide_logins(text)

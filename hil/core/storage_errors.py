@@ -39,7 +39,7 @@ def convert_os_errors(text: str, hint: str, *, stage: str = "", only_below: Path
         raise StorageError(f"{text}: {error.strerror or error}", stage=stage, hint=hint) from error
 
 
-def make_full_disk_error(error: BaseException) -> StorageError | None:
+def make_full_disk_error(error: BaseException | None) -> StorageError | None:
     """Return the StorageError for an error from a full or read-only disk, or None for any other error."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return None

@@ -20,6 +20,21 @@ TextSink = Callable[[str], None]
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]",
 )
+_PARAMETERS = r"(?:(?<=[?&]token=)|(?<=[?&]password=)|(?<=[?&]sslpassword=))[^&\s'\"]+"
+# Logins in URLs: with a user and a password, and with any text, which can also be a token.
+_PASSWORDS = re.compile(rf"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)|{_PARAMETERS}")
+_LOGINS = re.compile(rf"(?<=://)[^/@\s]+(?=@)|{_PARAMETERS}")
+HIDDEN = "***"
+
+
+def hide_logins(text: str) -> str:
+    """Return the text with ``***`` instead of the logins, tokens and passwords in URLs."""
+    return _LOGINS.sub(HIDDEN, text)
+
+
+def hide_passwords(text: str) -> str:
+    """Return the text with ``***`` instead of logins with a password, tokens and passwords in URLs."""
+    return _PASSWORDS.sub(HIDDEN, text)
 
 
 def escape_controls(text: str) -> str:

@@ -14,6 +14,7 @@ import click
 
 from hil.controller.cli.help_sections import write_options
 from hil.controller.storage.origin import note_typed
+from hil.core.text import hide_passwords
 from hil.errors import UsageError
 
 # Key for the project file in a command's context.
@@ -31,8 +32,9 @@ class CliCommand(click.Command):
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
         _check_repeats(self, ctx, args)
         if not ctx.resilient_parsing:
-            words = [*ctx.command_path.split()[1:], *args]
-            note_typed(shlex.join(["hil", *(word for word in words if word != "--json")]))
+            words = ["hil", *ctx.command_path.split()[1:], *args]
+            # Records contain the command, and other users can read them.
+            note_typed(shlex.join(hide_passwords(word) for word in words if word != "--json"))
             if not set(args) & {*ctx.help_option_names, "--resume"}:
                 _use_project(self, ctx)
         rest = super().parse_args(ctx, args)

@@ -83,6 +83,7 @@ class CandidateTrial(Record, kw_only=True):
 
     series: Annotated[str, note("ID of the series in the history")]
     run: Annotated[str, note("run of the judged measurement")]
+    axis: Annotated[AxisName, note("what the candidate is: versions on different axes may be equal")] = "commit"
     tried: TriedCandidate
 
 

@@ -240,3 +240,17 @@ def test_jobs_wait_until_history_is_available(farm_db: str, database_server: Ser
         stack.callback(database_server.drop, "later")
         [entry] = eventually(lambda: entries(settings))
         assert entry.run == job and len(reasons(farm, "gateway.history")) == 1
+
+
+def test_invalid_settings_do_not_lose_jobs(farm_db: str, tmp_path: Path) -> None:
+    settings = HistorySettings(HistoryPlace(tmp_path / "history", f"{farm_db}&nonesuch=1"), auto=True)
+    with contextlib.ExitStack() as stack:
+        gateway = stack.enter_context(running_gateway(farm_db, tmp_path, history=settings))
+        farm = stack.enter_context(gateway.client(token_of(farm_db, "anna")))
+        board = BareBoard(farm, "rpi").online()
+        stack.callback(board.leave)
+        finish(farm, board, run_result())
+        [reason] = eventually(lambda: reasons(farm, "gateway.history"))
+        assert "invalid PostgreSQL URL of the history" in reason
+        with psycopg.connect(farm_db) as connection:
+            assert connection.execute("select 1 from hil.jobs where in_history").fetchall() == []

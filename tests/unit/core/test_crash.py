@@ -12,7 +12,7 @@ import pytest
 from hil.core.crash import report_crash
 from hil.errors import EXIT_INTERNAL
 
-SECRETS = ("t0ken", "p4ss", "k3y", "user:pw", "w3b")
+SECRETS = ("t0ken", "p4ss", "k3y", "user:pw", "w3b", "0pen")
 WORDS = [
     "farm",
     "jobs",
@@ -24,6 +24,7 @@ WORDS = [
     "--db",
     "postgresql://user:pw@db/x",
     "http://localhost:8080/?s=1&token=w3b",
+    "postgresql://db/x?sslmode=require&password=0pen",
 ]
 
 

@@ -164,5 +164,7 @@ def _print_gate(record: GateRecord) -> None:
     if not record.finished:
         again = "" if record.bisect is None else f" --bisect {shlex.quote(record.bisect)}"
         again += "" if record.over == "commit" else f" --over {shlex.quote(record.over)}"
+        boards = sorted({one.second_board for one in record.verdicts if one.second_board})
+        again += "".join(f" --second-board {shlex.quote(one)}" for one in boards)
         click.echo(f"interrupted; continue with: hil gate --resume {record.id}{again}")
     click.echo(f"stored in {record.folder}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 import uuid
@@ -38,6 +37,7 @@ from hil.controller.farm.paths import FarmAddress, choose_farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
 from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
+from hil.core.compile_flags import is_safe_flag
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded, UsageError
@@ -316,13 +316,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAX_PURPOSE_LENGTH = 200
 # Maximum bytes in a board config. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
 _MAX_CONFIG = 1 << 16
-# The config comes from the farm, not from the user: a host or gateway must not make the compiler write files or start a
-# linker.
-_TARGET_FLAG = re.compile(r"--[\w-]*target[\w-]*=[^/\s]*")
-# Flags with a plain value (number, type, level or switch) are usually safe. Flags whose name matches the second pattern
-# may write files or start programs even with a plain value.
-_PLAIN_VALUE = re.compile(r"--[\w-]+=(?:true|false|all|\d+|O[0-3sz]|[suib]?[if]\d+|(?:b?float|u?int)\d+)")
-_ACTING_FLAG = re.compile(r"dump|path|file|dir|output|link|tool|load|plugin|save|write|trace")
 # Default limit of a lease in seconds: a day. A lease also needs the holder's heartbeats.
 MAX_LEASE_SECONDS = 86400.0
 
@@ -386,14 +379,11 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
 
 
 def list_unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the compiler flags that may write files or start programs."""
-    return [f"{name} {flag}" for name, some in flags.items() for flag in some if not _is_safe(flag)]
+    """Return the compiler flags that may write files or start programs.
 
-
-def _is_safe(flag: str) -> bool:
-    if _ACTING_FLAG.search(flag):
-        return False
-    return bool(_TARGET_FLAG.fullmatch(flag) or _PLAIN_VALUE.fullmatch(flag))
+    The config comes from the farm, not from the user.
+    """
+    return [f"{name} {flag}" for name, some in flags.items() for flag in some if not is_safe_flag(flag)]
 
 
 def _format_location(card: BoardCard) -> str:

@@ -52,4 +52,7 @@ def parse_url(url: str, folder: Path) -> HistoryPlace:
 def _hide_login(url: str) -> str:
     """Return a URL without login and parameters, which may contain passwords."""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    place, _, parameters = rest.partition("?")
+    if "@" in parameters:
+        return f"{scheme}://..."  # the `?` may be a character of a password that is not quoted
+    return f"{scheme}://{place.rpartition('@')[2]}"

@@ -96,17 +96,9 @@ def open_postgres(place: HistoryPlace, *, create: bool) -> PostgresDatabase | No
         StorageError: the database is unavailable, or its tables are from a newer hil.
         UsageError: the URL is invalid.
     """
-    try:
-        psycopg.conninfo.conninfo_to_dict(place.url)
-    except psycopg.ProgrammingError:
-        # The message of psycopg may contain the password.
-        raise UsageError(
-            f"invalid PostgreSQL URL of the history {place}", hint="postgresql://USER@HOST:PORT/DATABASE"
-        ) from None
+    parameters = _choose_parameters(place)
     with _convert_errors(place):
-        connection = psycopg.connect(
-            place.url, autocommit=True, prepare_threshold=None, **_choose_parameters(place.url)
-        )
+        connection = psycopg.connect(place.url, autocommit=True, prepare_threshold=None, **parameters)
         try:
             connection.execute(_CONFIGURE)
             if _prepare(connection, place, create=create):
@@ -118,8 +110,20 @@ def open_postgres(place: HistoryPlace, *, create: bool) -> PostgresDatabase | No
     return None
 
 
-def _choose_parameters(url: str) -> dict[str, Any]:
-    given = psycopg.conninfo.conninfo_to_dict(url)
+def _choose_parameters(place: HistoryPlace) -> dict[str, Any]:
+    """Return the parameters that the URL does not have. Raises UsageError if the URL is invalid."""
+    hint = "postgresql://USER@HOST:PORT/DATABASE"
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(place.url)
+    except psycopg.ProgrammingError:
+        # The message of psycopg may contain the password.
+        raise UsageError(f"invalid PostgreSQL URL of the history {place}", hint=hint) from None
+    if "@" in str(given.get("host") or "")[1:]:
+        # The host is the end of a password, and messages of psycopg would contain it. Abstract sockets start with "@".
+        raise UsageError(
+            f"invalid PostgreSQL URL of the history {place}: a character of the password is not quoted",
+            hint=f"{hint}; write %40 for @, and %2F for /, in a password",
+        )
     return {name: value for name, value in _PARAMETERS.items() if name not in given}
 
 

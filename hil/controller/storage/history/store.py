@@ -42,6 +42,7 @@ from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import FILES, ProgramFolder, ProgramSource
 from hil.controller.storage.history.sqlite_database import open_empty, open_sqlite
 from hil.core.digest import digest_of
+from hil.core.storage_errors import make_full_disk_error
 from hil.errors import UsageError
 
 # The program of such an entry can be a baseline: its outputs are correct, or it was measured without comparison.
@@ -202,6 +203,9 @@ class HistoryStore:
         Returns:
             The numbers of added entries and programs, and a list of invalid entries and programs, which were not
                 stored.
+
+        Raises:
+            StorageError: the history cannot be written. The history is unchanged.
         """
         report = AddedEntries(history=str(self.place), added=0, present=0, programs=0, evicted=0, skipped=[])
         self._programs.remove_leftovers()
@@ -320,7 +324,10 @@ class HistoryStore:
     def _copy_programs(
         self, sources: Iterable[ProgramSource], report: AddedEntries, stack: contextlib.ExitStack
     ) -> list[tuple[str, Path]]:
-        """Return digests and copies of programs that are not stored. The stack deletes unpublished copies."""
+        """Return digests and copies of programs that are not stored. The stack deletes unpublished copies.
+
+        Raises StorageError if the disk is full or read-only.
+        """
         copies = []
         for source in sources:
             digest = source.record.digest
@@ -330,6 +337,8 @@ class HistoryStore:
             try:
                 copy = stack.enter_context(self._programs.copy_program(source))
             except UsageError as error:
+                if make_full_disk_error(error.__cause__):
+                    raise  # a later attempt can store the program
                 report.skipped.append(f"program {digest}: {error.message}")
                 continue
             if copy is not None:

@@ -174,6 +174,8 @@ def _resume_command(session: IndexedSession, document: Mapping[str, Any]) -> str
         return quote_command(["hil", "run", "--resume", session.folder])
     if session.kind == "gate":
         search = [(name, read_text(document.get(name))) for name in ("bisect", "over")]
+        boards = {read_text(one.get("second_board")) for one in read_mappings(document.get("verdicts"))}
+        search += [("second-board", board) for board in sorted(boards)]
         options = [word for name, value in search if value not in ("", "commit") for word in (f"--{name}", value)]
         return quote_command(["hil", "gate", "--resume", session.folder, *options])
     if session.kind == "study" and session.command:

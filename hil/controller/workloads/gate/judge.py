@@ -157,8 +157,16 @@ def _judge_score(old: HistoryEntry, score: GateScore) -> tuple[GateVerdictName, 
     if score.interval is not None:
         ends = [format_score(value, score.is_share, "+") for value in (score.interval.low, score.interval.high)]
         text += f"; {100 * score.interval.level:g} % interval of the difference: {ends[0]} to {ends[1]}"
+    elif is_different(score):
+        return "undecided", f"{text}; there is no interval of the difference"
     names: dict[str, GateVerdictName] = {"worse": "regressed", "better": "improved", "same": "no change"}
     return names[find_direction(score)], text
+
+
+def is_different(score: GateScore) -> bool:
+    """Return whether both scores are numbers, and differ."""
+    old, new = (parse_number(value) for value in (score.old, score.new))
+    return old is not None and new is not None and abs(new - old) > 0
 
 
 def find_direction(score: GateScore) -> str:

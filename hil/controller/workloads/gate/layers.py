@@ -15,6 +15,7 @@ from hil.controller.pipeline.settings.options import PROFILED_COUNTS, Job
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.gate import SlowerLayer
 from hil.controller.records.history import HistoryEntry
+from hil.controller.storage.runs import make_safe_name
 from hil.controller.workloads.gate.bisection.repository import GitRepository
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.remeasure import Remeasurer
@@ -143,11 +144,12 @@ class LayerFinder:
 
 def _export_model(entry: HistoryEntry, scratch: Path) -> Path | None:
     """Write the model of the measured commit to a directory, or return None if git does not track the model."""
-    folder = scratch / entry.run
+    # The run and the model are texts from the history, which may contain any path.
+    folder = scratch / make_safe_name(entry.run)
     try:
         folder.mkdir()
         return GitRepository.find(Path()).export_file(entry.source.commit, entry.key.model, folder)
-    except (UsageError, OSError):
+    except (UsageError, OSError, ValueError):
         return None
 
 

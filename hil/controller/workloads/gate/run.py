@@ -98,6 +98,10 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
             raise UsageError(f"gate {run.id} uses --bisect", hint="repeat --bisect with the build command")
         if search is None and record.over != DEFAULT_OVER:
             raise UsageError(f"gate {run.id} uses --over", hint="repeat --over with its values")
+        boards = {one.second_board for one in record.verdicts if one.second_board}
+        if search is not None and boards - {gate.second_board}:
+            # Without the option, the search would use the board that is suspect.
+            raise UsageError(f"gate {run.id} uses --second-board", hint="repeat --second-board with the same board")
         record.bisect, record.over = gate.bisect, gate.over
         return _GateRun(gate, run, record, _plan(store, record), store, screen, search, repository).run(context)
     record = GateRecord(

@@ -68,7 +68,11 @@ def compare_scores(old: HistoryEntry, new: HistoryEntry) -> GateScore:
     settings = records[1].settings
     is_own = settings.metric in NAMES
     metric = choose_metric(settings.metric, settings.output) if is_own else _StoredMetric(records[1])
-    found = compute_scores(metric, pairs, total=after.samples, seed=0, stopped_early=False, level=_LEVEL)
+    try:
+        found = compute_scores(metric, pairs, total=after.samples, seed=0, stopped_early=False, level=_LEVEL)
+    except (TypeError, ValueError, OverflowError) as error:
+        # A stored sample may have any JSON value as evidence.
+        raise UsageError(f"the samples of {old.run} or {new.run} do not fit {settings.metric}: {error}") from error
     if found is None:
         raise UsageError(f"{old.run} and {new.run} have no sample in common")
     interval = found.interval

@@ -5,7 +5,7 @@ A part contains operations of the function's body. Tensors that other operations
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from hil.errors import ImportFailed
 MLIR_MODEL = "model.mlir"
 # Name of the only function of a part.
 MLIR_FUNCTION = "main"
+# Its name while the module also has the original functions.
+_PART = "hil_part"
 _NAME = "iree.abi.name"
 _TENSORS = ("tensor<", "!torch.vtensor<[")
 # Attributes that describe the name and the signature of a function.
@@ -50,7 +52,7 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
 
     Returns:
         ``inputs``: [name, dtype, shape] of every input; ``nodes``: number of operations, 0 if an output or a new input
-        would not be a tensor. The function's own arguments keep their names.
+        would not be a tensor, or the module would be invalid. The function's own arguments keep their names.
     """
     from iree.compiler import ir, passmanager
     from iree.compiler.dialects import func
@@ -64,7 +66,8 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
     operations = [body[number] for number in chosen]
     inner = {result for op in operations for result in op.results}
     inputs = list(dict.fromkeys(value for op in operations for value in _values_used(op) if value not in inner))
-    outputs = [value for number in numbers for value in body[number].results if _is_output(value, operations)]
+    known = set(operations)
+    outputs = [value for number in numbers for value in body[number].results if _is_output(value, known)]
     inner_inputs = [value for value in inputs if value not in names]
     if not outputs or not all(_is_tensor(value) for value in (*inner_inputs, *outputs)):
         return {"inputs": [], "nodes": 0}
@@ -72,10 +75,10 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
     with module.context, ir.Location.unknown():
         block = module.body
         types = [value.type for value in inputs], [value.type for value in outputs]
-        made = func.FuncOp("hil_part", types, visibility="public", ip=ir.InsertionPoint.at_block_begin(block))
+        made = func.FuncOp(_PART, types, visibility="public", ip=ir.InsertionPoint.at_block_begin(block))
         for name in sorted({*old.attributes} - _SIGNATURE):
             made.attributes[name] = old.attributes[name]  # such as the opset of an imported ONNX model
-        labels = [names.get(value) or f"value{number}" for number, value in enumerate(inputs)]
+        labels = _name_inputs(inputs, names)
         made.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get({_NAME: ir.StringAttr.get(label)}) for label in labels])
         entry = made.add_entry_block()
         new = dict(zip(inputs, entry.arguments, strict=True))
@@ -86,10 +89,13 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
                 new.update(zip(op.results, copy.results, strict=True))
             func.ReturnOp([new[value] for value in outputs])
         for name in list_functions(base):
-            get_function(module, name).erase()
-        made.attributes["sym_name"] = ir.StringAttr.get(MLIR_FUNCTION)
-        passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
-        if not module.operation.verify():
+            # The part may call another public function.
+            get_function(module, name).attributes["sym_visibility"] = ir.StringAttr.get("private")
+        try:
+            passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
+            made.attributes["sym_name"] = ir.StringAttr.get(MLIR_FUNCTION)
+            module.operation.verify()
+        except ir.MLIRError:
             return {"inputs": [], "nodes": 0}
     file = Path(folder) / MLIR_MODEL
     file.write_text(str(module), encoding="utf-8")
@@ -107,6 +113,14 @@ def print_mlir(model: str) -> dict[str, Any]:
 def _name_operator(op: Any) -> str:
     """Return the name of an operation; of an imported ONNX node, the name of the operator."""
     return str(op.attributes["name"]).strip('"') if op.name == "torch.operator" else str(op.name)
+
+
+def _name_inputs(inputs: Sequence[Any], names: Mapping[Any, str]) -> list[str]:
+    """Return the names of a part's inputs. New inputs get names that no argument of the function has."""
+    prefix = "value"
+    while any(name.startswith(prefix) for name in names.values()):
+        prefix += "_"
+    return [names.get(value) or f"{prefix}{number}" for number, value in enumerate(inputs)]
 
 
 def _inputs_of(path: str, function: str) -> list[list[Any]]:
@@ -175,15 +189,16 @@ def _replace_operands(op: Any, new: dict[Any, Any]) -> None:
                 inner.operands[place] = new[value]
 
 
-def _is_output(value: Any, operations: Sequence[Any]) -> bool:
+def _is_output(value: Any, operations: Set[Any]) -> bool:
     """Return whether a value is used outside the operations, or nowhere."""
     owners = [use.owner for use in value.uses]
-    return not owners or not all(any(_contains(op, owner) for op in operations) for owner in owners)
+    return not owners or not all(_is_inside(owner, operations) for owner in owners)
 
 
-def _contains(op: Any, inner: Any) -> bool:
-    while inner is not None:
-        if inner.operation == op:
+def _is_inside(op: Any, operations: Set[Any]) -> bool:
+    """Return whether an operation is one of the operations, or in a region of one."""
+    while op is not None:
+        if op.operation in operations:
             return True
-        inner = inner.parent
+        op = op.parent
     return False

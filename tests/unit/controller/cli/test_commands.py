@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import click
@@ -10,6 +11,7 @@ import pytest
 from hil.controller.cli.commands import CliCommand, CliGroup
 from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
+from hil.controller.storage.origin import get_typed_command
 from hil.errors import UsageError
 
 
@@ -66,6 +68,19 @@ def test_suite_run_rejects_exclusive_options():
 
 def test_command_accepts_repeated_flag():
     assert COMMANDS["runs list"].make_context("it", ["--json", "--json"]).params["as_json"] is True
+
+
+@pytest.mark.parametrize(
+    ("history", "stored"),
+    [
+        ("postgresql://anna:secret@lab/x", "postgresql://***@lab/x"),
+        ("postgresql://lab/x?sslmode=require&password=secret", "postgresql://lab/x?sslmode=require&password=***"),
+        ("postgresql://anna@lab/x", "postgresql://anna@lab/x"),
+    ],
+)
+def test_stored_command_has_no_password(history: str, stored: str) -> None:
+    COMMANDS["gate"].make_context("hil gate", ["--history", history])
+    assert get_typed_command() == shlex.join(["hil", "gate", "--history", stored])
 
 
 def test_group_creates_hil_commands():

@@ -43,6 +43,14 @@ def test_open_rejects_invalid_url_without_password(tmp_path):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("password", ["sec?ret", "sec@ret", "sec?r/et", "sec/r?et"])
+def test_open_hides_password_with_unquoted_characters(tmp_path, password):
+    with pytest.raises((StorageError, UsageError)) as caught:
+        HistoryStore.open(HistoryPlace(tmp_path, f"postgresql://anna:{password}@127.0.0.1:1/x"))
+    assert "sec" not in str(caught.value)
+    assert "ret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "statement",
     [

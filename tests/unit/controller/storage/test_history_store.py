@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from support.farms import fresh
 from support.histories import history_entry, program_source
 
+from hil.controller.storage.history import programs
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.storage.history.store import HistoryStore, compute_relative_spread, make_series_id
@@ -197,6 +199,20 @@ def test_store_skips_unusable_program_and_keeps_entry(store, tmp_path, change):
     assert (report.added, report.programs, len(report.skipped)) == (1, 0, 1)
     assert store.program(source.record.digest) is None
     assert not list((store.place.folder / "programs").glob(".*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_store_is_unchanged_if_programs_cannot_be_written(store, tmp_path, monkeypatch, number):
+    def copy_file(source, target):
+        raise OSError(number, os.strerror(number), str(target))
+
+    program = program_source(tmp_path / "p", b"program")
+    entry = history_entry(program=program.record.digest)
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=os.strerror(number)):
+        patch.setattr(programs, "copy_file", copy_file)
+        store.add([entry], [program])
+    assert list(store.entries()) == []
+    assert store.add([entry], [program]).programs == 1
 
 
 def test_store_evicts_oldest_programs_but_keeps_last_good(store, tmp_path):

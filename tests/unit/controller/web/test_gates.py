@@ -81,10 +81,13 @@ def test_gate_page_shows_verdicts_and_links_visible_runs(tmp_path: Path) -> None
         ({"bisect": "make all"}, "--bisect &#39;make all&#39;"),
         ({"over": "driver=1,2", "bisect": "make"}, "--bisect make --over driver=1,2"),
         ({"over": "flag"}, "--over flag"),
+        ({"over": "flag", "second_board": "lab 2"}, "--over flag --second-board &#39;lab 2&#39;"),
     ],
 )
 def test_interrupted_gate_shows_resume_command(tmp_path: Path, values: dict[str, str], options: str) -> None:
-    write_gate(tmp_path, "g", finished=False, **values)
+    given = dict(values)
+    verdict = make_verdict("broken", second_board=given.pop("second_board", ""))
+    write_gate(tmp_path, "g", verdict, finished=False, **given)
     with asking(tmp_path) as client:
         page = client.get("/session?id=g").text
     assert "unfinished" in page and f"hil gate --resume {tmp_path / 'g'} {options}" in page

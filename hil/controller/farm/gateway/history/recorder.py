@@ -24,7 +24,7 @@ from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.records.history import AddedEntries
 from hil.controller.storage.history.store import HistoryStore
 from hil.core.storage_errors import convert_os_errors
-from hil.errors import HilError, StorageError
+from hil.errors import HilError, StorageError, UsageError
 
 _LOG = logging.getLogger("hil.farm.gateway")
 # Poll interval, in case a notification is lost, and delay after an error of the storage.
@@ -121,10 +121,18 @@ def add_job(job: EndedJob, settings: HistorySettings, artifacts: ArtifactStore) 
     entries = make_job_entries(job, records)
     with (
         convert_os_errors("cannot add to the history", "free disk space, and check the permissions of HIL_FARM_HOME"),
-        HistoryStore.open(settings.place, create=True, quota=settings.quota, baseline=settings.baseline) as store,
+        _open_history(settings) as store,
         tempfile.TemporaryDirectory(prefix="hil-history-") as folder,
     ):
         missing = {digest: record for digest, record in records.items() if store.program(digest) is None}
         report = store.add(entries, programs.fetch(missing, Path(folder), settings.quota))
     report.skipped[:0] = skipped
     return report
+
+
+def _open_history(settings: HistorySettings) -> HistoryStore:
+    """Open the history. Raises StorageError also for invalid settings, because they do not make the job invalid."""
+    try:
+        return HistoryStore.open(settings.place, create=True, quota=settings.quota, baseline=settings.baseline)
+    except UsageError as error:
+        raise StorageError(error.message, hint=error.hint) from error

@@ -53,7 +53,7 @@ class GitRepository:
         Raises:
             UsageError: a commit is not in the repository, or ``good`` contains ``bad``.
         """
-        ends = [self._resolve(commit) for commit in (good, bad)]
+        ends = [self.resolve(commit) for commit in (good, bad)]
         words = ("log", "--first-parent", "--reverse", "-z", "--format=%H %P%n%s", f"{ends[0]}..{ends[1]}", "--")
         rows = [row.partition("\n") for row in _call_git(self.root, *words).split("\0") if row]
         if not rows:
@@ -75,7 +75,7 @@ class GitRepository:
         """
         if _call_git(self.root, "rev-parse", "--is-shallow-repository").strip() != "false":
             return None
-        return frozenset(_call_git(self.root, "rev-list", self._resolve(commit), "--").split())
+        return frozenset(_call_git(self.root, "rev-list", self.resolve(commit), "--").split())
 
     def is_tracked(self, path: Path) -> bool:
         """Return whether the user's work tree tracks a file."""
@@ -89,7 +89,7 @@ class GitRepository:
         """
         path = folder / Path(name).name
         with convert_write_errors(folder), path.open("wb") as file:
-            _call_git(self.root, "cat-file", "blob", f"{self._resolve(commit)}:{name}", out=file)
+            _call_git(self.root, "cat-file", "blob", f"{self.resolve(commit)}:{name}", out=file)
         return path
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ class GitRepository:
         with contextlib.suppress(UsageError):
             _call_git(self.root, "worktree", "prune")
 
-    def _resolve(self, commit: str) -> str:
+    def resolve(self, commit: str) -> str:
         """Return the full hash of a commit. The text comes from a record, so git must not parse it as an option."""
         words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
         try:
@@ -128,7 +128,12 @@ class CommitTree:
     folder: Path
 
     def check_out(self, commit: str) -> None:
-        """Check out a commit, and delete all other files. Raises UsageError if git fails."""
+        """Check out a commit, and delete all other files.
+
+        Raises:
+            UsageError: the commit is not in the repository, or git fails.
+        """
+        commit = self.repository.resolve(commit)
         if self.folder.exists():
             _call_git(self.folder, "checkout", "--quiet", "--force", "--detach", commit, "--")
             _call_git(self.folder, "clean", "-ffdxq")

@@ -172,11 +172,13 @@ class CauseFinder:
         measurer = self.measurer
         suspect = SuspectRun(measurer.restorer, measurer.runner, measurer.pool, case, verdict)
         tester = CandidateTester(measurer, suspect, self.axis, self.budget_s)
-        measured = (case.new.run, *(one.tried.label for one in log.trials))
+        # An interrupted gate may have searched on another axis.
+        trials = [one for one in log.trials if one.axis == self.axis.name]
+        measured = (case.new.run, *(one.tried.label for one in trials))
         known = self.rounds.read()
         tester.decisions += [known.get(self._make_key(case, name), ()) for name in measured]
         search = _SuspectSearch(tester, found, CandidateSearch(len(found.candidates), needs_good=found.needs_good))
-        for one in log.trials:
+        for one in trials:
             # Repeat tests with a board error, because the board may work again.
             if (one.series, one.run) == (case.series, case.new.run) and not one.tried.is_board_error:
                 search.add(one.tried)
@@ -213,7 +215,7 @@ class CauseFinder:
                 is_board_error=trial.is_board_error,
                 board_s=time.monotonic() - begun,
             )
-            log.append(CandidateTrial(series=one.series, run=case.new.run, tried=tried))
+            log.append(CandidateTrial(series=one.series, run=case.new.run, axis=name, tried=tried))
             one.add(tried)
 
     def _run_test(self, one: _SuspectSearch, label: str, folder: Path) -> Trial:

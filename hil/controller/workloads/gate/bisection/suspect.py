@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.gate import GateVerdict
+from hil.controller.records.history import HistoryEntry
 from hil.controller.records.run import RunCase
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.stored_cases import StoredRunCases
+from hil.core.compile_flags import is_safe_flag
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import BoardError, UsageError
 
@@ -51,11 +53,12 @@ class SuspectRun:
         self._job: Job = self.restorer.choose_job(cases)
         if self._job.generate is not None:
             raise UsageError("--bisect does not support --generate")
+        self._choice = choose_board(self._job)
 
     @property
     def board(self) -> str:
         """Name of the board that tests the candidates."""
-        return choose_board(self._job).name
+        return self._choice.name
 
     @property
     def is_broken(self) -> bool:
@@ -126,6 +129,27 @@ class SuspectRun:
         """Return the judged program with its inputs and references. Raises UsageError if it is not in the history."""
         return self.restorer.restore_entry(self._cases, self.case.new, self.case.new, self._job)
 
+    def check_flags(self, flags: Sequence[str]) -> None:
+        """Raise UsageError if another user chose a compiler flag that may write files or start programs.
+
+        Any user can write entries of a history, so only the records of this user's own runs count.
+        """
+        if all(map(is_safe_flag, flags)):
+            return
+        own = {flag for entry in (self.case.old, self.case.new) if entry for flag in self._list_own_flags(entry)}
+        if refused := [flag for flag in flags if not is_safe_flag(flag) and flag not in own]:
+            raise UsageError(
+                f"another user chose compiler flags that may write files or start programs: {' '.join(refused)}",
+                hint="run hil bench with these flags, and judge its measurement",
+            )
+
+    def _list_own_flags(self, entry: HistoryEntry) -> list[str]:
+        """Return the compiler flags of an entry's run, or none if this user did not start the run."""
+        cases = self.restorer.opener.find(entry)
+        if not isinstance(cases, StoredRunCases) or not cases.is_own:
+            return []
+        return [flag for case in cases.run.record.cases if case.artifact is not None for flag in case.artifact.flags]
+
     @functools.cached_property
     def good(self) -> Case | None:
         """The program that passed before, or None if the history does not contain it."""
@@ -135,7 +159,7 @@ class SuspectRun:
 
     def call_board(self, call: Callable[[BoardSession], Case]) -> Case | BoardError:
         """Call a function with the board's session. After a board error, reconnect and return the error."""
-        choice, faults = choose_board(self._job), self._job.faults
+        choice, faults = self._choice, self._job.faults
         try:
             case = call(self.pool.session(choice, runtimes=[self.case.new.key.runtime], faults=faults))
         except BoardError as error:
@@ -147,7 +171,7 @@ class SuspectRun:
 
     def release_board(self) -> None:
         """Close the board, so that a command can change or restart it. The next call opens it again."""
-        self.pool.give_back(choose_board(self._job), faults=self._job.faults)
+        self.pool.give_back(self._choice, faults=self._job.faults)
 
     @functools.cached_property
     def _stored(self) -> RunCase:
@@ -159,8 +183,11 @@ class SuspectRun:
     @property
     def _options(self) -> Options:
         """The options of the judged run, without files for debugging."""
+        options = apply_model_settings(self._job.make_options(), Path(self._stored.path))
+        if not self._cases.is_own:
+            self.check_flags(options.compile_flags)
         return replace(
-            apply_model_settings(self._job.make_options(), Path(self._stored.path)),
+            options,
             debug_ir=None,
             debug_ir_passes=False,
             recompute=False,

@@ -65,6 +65,9 @@ class FakeSuspect:
     def begin_judged(self, folder: Path) -> Any:
         return FakeProgram(FakeOptions(("--of-user",)))
 
+    def check_flags(self, flags: Any) -> None:
+        self.events.append(f"checked {' '.join(flags)}")
+
     def release_board(self) -> None:
         self.events.append("released")
 
@@ -122,6 +125,7 @@ def test_flag_axis_compiles_judged_model_with_first_differences(tmp_path: Path) 
     suspect: Any = FakeSuspect(case)
     made = [FlagAxis().make_program(suspect, one, tmp_path, CONFIG) for one in found.candidates]
     assert made == [((), ("--x=1", "--y=1")), ((), ("--x=2", "--y=1")), ((), ("--x=2", "--y=2"))]
+    assert suspect.events == ["checked --x=1 --y=1", "checked --x=2 --y=1", "checked --x=2 --y=2"]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,13 @@ def test_driver_axis_restores_board_after_failed_installation(drivers: DriverAxi
         problem = drivers.prepare(GateCandidate(value="2"), [make_driver_suspect("a")], tmp_path)
     assert problem.startswith("the command ended with exit code 1; see")
     assert (tmp_path / "log").read_text().splitlines() == ["a 2", "a 3"]
+
+
+def test_driver_axis_restores_other_boards_after_error(drivers: DriverAxis, tmp_path: Path) -> None:
+    with drivers.open_search():
+        assert drivers.prepare(GateCandidate(value="1"), [make_driver_suspect(name) for name in "ab"], tmp_path) == ""
+        (tmp_path / "driver-a.log").mkdir()
+    assert (tmp_path / "log").read_text().splitlines() == ["a 1", "b 1", "b 3"]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,14 @@ def test_interrupted_search_repeats_no_test(bisect) -> None:
     assert len(found["a"].tried) == 3 + len(second.builds)
 
 
+def test_resumed_search_repeats_tests_of_another_axis(bisect) -> None:
+    """Versions of a compiler and of a driver can be equal."""
+    first, second = FakeAxis(), FakeAxis()
+    second.name = "driver"
+    bisect(first, fail_from(a=3), "a")
+    assert list_subjects(bisect(second, fail_from(a=9), "a")["a"]) == ["commit 9"]
+
+
 def test_unknown_commit_becomes_reason(bisect, monkeypatch: pytest.MonkeyPatch) -> None:
     axis = FakeAxis()
 

@@ -100,6 +100,17 @@ def test_check_out_removes_files_of_earlier_builds(git: Git, repository: GitRepo
         assert (tree.folder / "m.onnx").read_text() == "1"
 
 
+@pytest.mark.parametrize("commit", ["--lock", "--no-checkout", "", "0" * 40])
+def test_check_out_refuses_options_and_unknown_commits(repository: GitRepository, commit: str) -> None:
+    """The commit is a text from the history."""
+    with repository.open_worktree() as tree:
+        with pytest.raises(UsageError, match="is not in"):
+            tree.check_out(commit)
+        tree.check_out("HEAD")
+        with pytest.raises(UsageError, match="is not in"):
+            tree.check_out(commit)
+
+
 def test_check_out_runs_no_hooks(repository: GitRepository, tmp_path: Path) -> None:
     hook = repository.root / ".git" / "hooks" / "post-checkout"
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")

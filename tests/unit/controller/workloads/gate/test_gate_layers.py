@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,3 +65,30 @@ def test_layers_are_unknown_with_incomparable_profiles(find: Any) -> None:
         "the old program (A) with the new program (B): the profiler adds 60% to A's runs"
     )
     assert find() == ([], "no layer is significantly slower in the profiles")
+
+
+@pytest.fixture
+def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Commit of a repository with the file m.onnx, in the working directory."""
+    (tmp_path / "tree").mkdir()
+    monkeypatch.chdir(tmp_path / "tree")
+    Path("m.onnx").write_text("model")
+    for words in (("init", "-q"), ("add", "m.onnx"), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qma")):
+        subprocess.run(("git", *words), check=True)
+    return subprocess.run(("git", "rev-parse", "HEAD"), check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("run", ["r1", "../outside", "{}/outside", "a/b", ".."])
+def test_exported_model_is_in_the_given_directory(commit: str, tmp_path: Path, run: str) -> None:
+    """The run is a text from the history."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    entry = history_entry(run.format(tmp_path), key={"model": "m.onnx"}, commit=commit)
+    found = layers._export_model(entry, scratch)
+    assert found is not None and found.parent.parent == scratch
+    assert found.read_text() == "model" and sorted(one.name for one in tmp_path.iterdir()) == ["scratch", "tree"]
+
+
+@pytest.mark.parametrize("model", ["", "..", "../m.onnx", "a\0b", "\ud800", "x" * 5000])
+def test_model_with_unusable_path_is_not_exported(commit: str, tmp_path: Path, model: str) -> None:
+    assert layers._export_model(history_entry(key={"model": model}, commit=commit), tmp_path) is None

@@ -100,6 +100,23 @@ def test_gate_does_not_run_file_of_metric(tmp_path):
     assert judge(good, worse).verdict == "regressed"
 
 
+@pytest.mark.parametrize("evidence", ["many", None, [1, 2], {}, pytest.param(10**400, id="huge")])
+def test_samples_that_do_not_fit_metric_are_undecided(tmp_path, evidence):
+    good, bad = (write_evaluation(tmp_path, name, [1.0] * 10) for name in "ab")
+    path = Path(bad.folder) / "samples.jsonl"
+    path.write_text(path.read_text().replace('"evidence": 1.0', f'"evidence": {json.dumps(evidence)}'))
+    found = judge(good, bad)
+    assert found.verdict == "undecided" and "do not fit top1" in found.reason
+
+
+def test_different_scores_without_interval_are_undecided(tmp_path):
+    settings = {"metric": "mse"}
+    good, worse = (write_evaluation(tmp_path, name, [value], settings=settings) for name, value in (("a", 1), ("b", 9)))
+    found = judge(good, worse)
+    assert found.verdict == "undecided" and "no interval" in found.reason
+    assert judge(good, good).verdict == "no change"
+
+
 def test_failed_limit_is_broken(tmp_path):
     """--max-drop compares with the reference of the same model."""
     good = write_evaluation(tmp_path, "a", [1.0] * 10)

@@ -65,6 +65,50 @@ def test_part_gets_values_of_other_operations_as_inputs(base, tmp_path):
     assert print_mlir(str(tmp_path / "part" / MLIR_MODEL))["operators"] == ["linalg.matmul"]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_new_inputs_have_other_names_than_arguments(tmp_path, number):
+    """The reduction finds the values of an input by its name."""
+    name = f"value{number}"
+    function = f"""
+    func.func @f(%a: tensor<4xf32> {{iree.abi.name = "x"}}, %b: tensor<8xf32> {{iree.abi.name = "{name}"}})
+        -> (tensor<4xf32>, tensor<8xf32>) {{
+      %s = math.exp %a : tensor<4xf32>
+      %t = arith.addf %a, %s : tensor<4xf32>
+      %u = math.exp %b : tensor<8xf32>
+      return %t, %u : tensor<4xf32>, tensor<8xf32>
+    }}"""
+    (tmp_path / "given.mlir").write_text(function)
+    write_mlir_base(str(tmp_path / "given.mlir"), "", str(tmp_path))
+    (tmp_path / "part").mkdir()
+    for parts, inputs in (([1], ["x", "value_1"]), ([1, 2], ["x", "value_1", name])):
+        found = write_mlir_part(str(tmp_path / MLIR_MODEL), "f", parts, str(tmp_path / "part"))
+        assert [given for given, *_ in found["inputs"]] == inputs
+
+
+def write_caller(folder: Path, caller: str, callee: str) -> dict[str, Any]:
+    """Write a part with a call of a public function. Return the part."""
+    body = "%r = math.exp %a : tensor<4xf32>\n  return %r : tensor<4xf32>"
+    functions = {callee: body, caller: body.replace("math.exp %a :", f"func.call @{callee}(%a) : (tensor<4xf32>) ->")}
+    texts = [
+        f"func.func @{name}(%a: tensor<4xf32>) -> tensor<4xf32> {{\n  {text}\n}}\n" for name, text in functions.items()
+    ]
+    (folder / "given.mlir").write_text("".join(texts))
+    write_mlir_base(str(folder / "given.mlir"), caller, str(folder))
+    (folder / "part").mkdir()
+    return write_mlir_part(str(folder / MLIR_MODEL), caller, [0], str(folder / "part"))
+
+
+def test_part_keeps_public_function_that_it_calls(tmp_path):
+    assert write_caller(tmp_path, "main", "other")["nodes"] == 1
+    described = describe(str(tmp_path / "part" / MLIR_MODEL), "", {})
+    assert described["function"] == "main"
+
+
+@pytest.mark.parametrize("caller", ["main", "other"])
+def test_part_that_calls_function_with_its_own_name_is_invalid(tmp_path, caller):
+    assert write_caller(tmp_path, caller, "main")["nodes"] == 0
+
+
 def test_part_contains_numbers_and_functions_that_it_needs(base, tmp_path):
     """The number %i is used in a region, and the function @helper by a call."""
     found, text = write(base, tmp_path / "sum", SUM)

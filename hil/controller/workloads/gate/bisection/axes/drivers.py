@@ -15,7 +15,7 @@ from hil.controller.workloads.gate.bisection.shell import run_command
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun, is_failing
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.board_config import BoardConfig
-from hil.errors import UsageError
+from hil.errors import HilError, UsageError
 
 # Environment of the command: the version to install, and the board's name.
 DRIVER_VARIABLE = "HIL_DRIVER"
@@ -97,5 +97,9 @@ class DriverAxis(BisectAxis):
                 continue
             self._screen.note(f"installing driver {newest} on {board} again")
             log = self._folder / f"driver-{make_safe_name(board)}.log"
-            if problem := self._install(self._suspects[board], newest, log):
+            try:
+                problem = self._install(self._suspects[board], newest, log)
+            except HilError as error:  # such as a full disk; the other boards also need their driver
+                problem = error.message
+            if problem:
                 self._screen.note(f"board {board} does not have driver {newest}: {problem}")

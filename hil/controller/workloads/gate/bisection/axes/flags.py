@@ -41,8 +41,10 @@ class FlagAxis(BisectAxis):
         """Compile the judged model with the flags of a candidate, without the flags of the board config."""
         assert suspect.case.old is not None
         steps = list_flag_steps(suspect.case.old.tools.flags, suspect.case.new.tools.flags)
+        flags = steps[candidate.value]
+        suspect.check_flags(flags)
         case = suspect.begin_judged(folder)
-        case = replace(case, options=replace(case.options, compile_flags=steps[candidate.value]))
+        case = replace(case, options=replace(case.options, compile_flags=flags))
         return suspect.runner.compile(case, replace(config, compile_flags={}))
 
 
