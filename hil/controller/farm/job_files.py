@@ -50,7 +50,7 @@ _LOCAL = (
 _PROFILES = ("profile", "compile_time_profile")
 # Options for the farm's history: the model's path relative to the repository, whether the working tree has uncommitted
 # changes, and whether the host uploads the programs, to this subdirectory of the run.
-MODEL_PATH, DIRTY, KEEP_PROGRAMS = "model_path", "dirty", "keep_programs"
+MODEL_PATH, DIRTY, KEEP_PROGRAMS, ORIGIN = "model_path", "dirty", "keep_programs", "origin"
 PROGRAMS = ".programs"
 _KEYED = re.compile(r"(.*\.npz)(:[^/]*)", re.S)
 _AFTER = re.compile(r"(:[^/]*)?")
@@ -292,7 +292,7 @@ def _select_portable_fields(job: Job) -> dict[str, Any]:
     left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
     refuse_functions(job)
     plain = {name: value for name, value in convert_to_json(asdict(job)).items() if name not in left_out}
-    return plain | {"origin": find_origin(job.labels).to_json()}
+    return plain | {ORIGIN: find_origin(job.labels).to_json()}
 
 
 def _rebuild_tensor_text(parts: Sequence[str], folder: Path) -> str:

@@ -52,11 +52,11 @@ def gateway(farm_db: str, tmp_path: Path, settings: HistorySettings) -> Iterator
 
 
 def run_spec(**options: Any) -> JobSpec:
-    return JobSpec(Kind.RUN, {"dirty": True, "model_path": "nets/digits_cnn.onnx", **options})
+    return JobSpec(Kind.RUN, {"dirty": True, "model_path": "nets/digits_cnn.onnx", "origin": ORIGIN, **options})
 
 
 def run_result(files: dict[str, str] | None = None, **values: Any) -> JobResult:
-    record = run_record(run_case(name="digits_cnn", **values), origin=ORIGIN)
+    record = run_record(run_case(name="digits_cnn", **values), origin={**ORIGIN, "branch": "main"})
     return JobResult(0, "PASS", record=record.to_json(), files=files or {})
 
 
@@ -100,6 +100,7 @@ def test_finished_job_is_added_with_submitters_commit(
     [entry] = eventually(lambda: entries(settings))
     assert entry.source.to_json() == {"commit": "1a2b3c4d", "branch": "topic", "dirty": True, "labels": ["nightly"]}
     assert (entry.run, entry.case, entry.key.model) == (job, "digits_cnn", "nets/digits_cnn.onnx")
+    assert (entry.key.board, entry.board.name) == (grant.board, grant.board)
     assert entry.samples_ns and entry.board.stack and entry.outcome == "PASS"
     with HistoryStore.open(settings.place) as store:
         assert entry.program == source.record.digest and store.program_record(entry.program) == source.record

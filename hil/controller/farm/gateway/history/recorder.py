@@ -34,7 +34,10 @@ _GATHER_S = 0.2
 _PAGE_JOBS = 100
 _MAX_REASON = 1000
 _PENDING = f"""
-    select job.id, {NAME} as name from {JOBS}
+    select job.id, {NAME} as name, coalesce(last.board, '') as board from {JOBS}
+    left join lateral (
+        select lease.board from hil.leases as lease where lease.job = job.id order by lease.id desc limit 1
+    ) as last on true
     where job.state = 'done' and not job.in_history and job.kind in ('run', 'bundle', 'suite') and job.id > %s
     order by job.id limit {_PAGE_JOBS}
 """
@@ -67,7 +70,7 @@ class HistoryRecorder:
                 rows = await fetch_rows(tx, _PENDING, [last])
             for row in rows:
                 try:
-                    await self._add_job(row["id"], row["name"])
+                    await self._add_job(row["id"], row["name"], row["board"])
                 except StorageError as error:
                     trouble = error.message
             if len(rows) < _PAGE_JOBS:
@@ -76,14 +79,14 @@ class HistoryRecorder:
         await self._report_trouble(trouble)
         return not trouble
 
-    async def _add_job(self, number: int, name: str) -> None:
+    async def _add_job(self, number: int, name: str, board: str) -> None:
         """Add a job, or report why its result cannot be added. Raises StorageError if a retry can help."""
         added, problems = 0, []
         try:
             async with self._context.db.transaction() as tx:
                 [row] = await queries.result(tx, name, specs=True)
             job = EndedJob.from_row(row)
-            report = await asyncio.to_thread(add_job, job, self._settings, self._context.store)
+            report = await asyncio.to_thread(add_job, job, board, self._settings, self._context.store)
             added, problems = report.added, report.skipped
         except (StorageError, DatabaseAway):
             raise
@@ -108,7 +111,7 @@ class HistoryRecorder:
         self._reported = trouble
 
 
-def add_job(job: EndedJob, settings: HistorySettings, artifacts: ArtifactStore) -> AddedEntries:
+def add_job(job: EndedJob, board: str, settings: HistorySettings, artifacts: ArtifactStore) -> AddedEntries:
     """Add the cases of a finished job and their programs to the history.
 
     Raises:
@@ -118,7 +121,7 @@ def add_job(job: EndedJob, settings: HistorySettings, artifacts: ArtifactStore) 
     skipped: list[str] = []
     programs = JobPrograms(artifacts, job.result.files, skipped)
     records = programs.list_records()
-    entries = make_job_entries(job, records)
+    entries = make_job_entries(job, records, board)
     with (
         convert_os_errors("cannot add to the history", "free disk space, and check the permissions of HIL_FARM_HOME"),
         _open_history(settings) as store,
