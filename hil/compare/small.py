@@ -1,8 +1,8 @@
 """Check values that the tolerance cannot distinguish from 0 or from their negative.
 
 A tensor may mix pixel coordinates with scores of 1e-6, or contain the tail of a softmax. A single tolerance cannot
-judge the small values. If an output, row or column has many small values, hil checks the relative error of these
-values, beyond the reference's noise.
+judge the small values. If an output, row or column has many small values, hil checks the
+relative error of these values. Errors up to the reference's noise are ignored.
 """
 
 from __future__ import annotations

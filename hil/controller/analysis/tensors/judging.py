@@ -1,4 +1,4 @@
-"""Judge two tensors within a tolerance that the user tries, with hil's rules for outputs."""
+"""Compare two tensors by hil's rules for outputs, with a tolerance that the user selects."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def cut_prompt(prompt: Prompt, size: int) -> Prompt:
 def find_prompt(spec: GenerateSpec, name: str) -> Prompt | None:
     """Return the prompt with this name.
 
-    ``NAME-LENGTH`` is the first prompt, cut to a length. Return None if unknown.
+    ``NAME-LENGTH``, with the name of the first prompt, is this prompt cut to LENGTH tokens. Return None if unknown.
     """
     found = next((prompt for prompt in spec.prompt if prompt.name == name), None)
     size = _parse_size(spec, name)

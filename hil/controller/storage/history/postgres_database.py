@@ -142,8 +142,9 @@ def _prepare(connection: psycopg.Connection[Any], place: HistoryPlace, *, create
                 connection.execute("insert into version values (%s)", [VERSION])
     row = connection.execute("select number from version").fetchone()
     if row is None or row[0] != VERSION:
+        version = "no format version" if row is None else f"format version {row[0]}"
         raise StorageError(
-            f"the history {place} was written by a newer hil (version {row and row[0]})",
+            f"the history {place} has {version}; this hil supports version {VERSION}",
             hint="update hil, or choose another --history",
         )
     return True

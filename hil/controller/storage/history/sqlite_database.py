@@ -126,7 +126,7 @@ def _prepare(database: SqliteDatabase) -> None:
     (version,) = database.execute("pragma user_version").fetchone()
     if application == _APPLICATION and version > VERSION:
         raise StorageError(
-            f"the history {database.place} was written by a newer hil (version {version})",
+            f"the history {database.place} has format version {version}; this hil supports version {VERSION}",
             hint="update hil, or choose another --history",
         )
     # A view or trigger from another user could return or change arbitrary rows.

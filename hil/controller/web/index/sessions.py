@@ -191,7 +191,7 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
 
 
 def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, str]:
-    """Return the query of the session of each run, without the runs that are not indexed.
+    """Return the URL query for the session of each indexed run.
 
     Args:
         runs: IDs of runs, which are also the names of their directories.

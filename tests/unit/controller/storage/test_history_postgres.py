@@ -26,7 +26,7 @@ def change(place, statement):
 
 def test_open_rejects_history_of_newer_hil(place):
     change(place, "update hil_history.version set number = 9")
-    with pytest.raises(StorageError, match="written by a newer hil"):
+    with pytest.raises(StorageError, match="has format version 9; this hil supports version 1"):
         HistoryStore.open(place)
 
 

@@ -47,7 +47,7 @@ def test_open_accepts_history_of_earlier_hil(tmp_path):
     ("change", "why"),
     [
         ("text", "is damaged"),
-        ("pragma user_version = 9", "written by a newer hil"),
+        ("pragma user_version = 9", "has format version 9; this hil supports version 1"),
         ("create view v as select 1", "not a history of hil"),
         ("pragma application_id = 7", "not a history of hil"),
         ("directory", "not a regular file"),

@@ -304,7 +304,7 @@ def export_test(module: str, function: str, choice: int, number: int, quantize: 
 
     Args:
         module, function, choice, number: fields of :class:`TorchTest`.
-        folder: gets ``model.pt2``, the ``inputs``, and the module's outputs, ``expected``.
+        folder: directory for ``model.pt2``, the inputs (``inputs``) and the module's outputs (``expected``).
     """
     import torch
 
