@@ -177,7 +177,7 @@ def test_module_main_runs_module_with_arguments_and_log(start):
     (parent_folder.folder / "printer.py").write_text("import sys\ndef main(): print(sys.argv[1:], flush=True)\n")
     parent = start("""
 sys.path.insert(0, str(folder))
-PreforkSupervisor([ForkedProcess("p", module_main("printer", ["--x", "1"]), folder / "log")], say).run()
+PreforkSupervisor([ForkedProcess("p", make_module_main("printer", ["--x", "1"]), folder / "log")], say).run()
 """)
     eventually(lambda: (parent.folder / "log").exists() and (parent.folder / "log").read_text())
     assert (parent.folder / "log").read_text().splitlines()[0] == "['--x', '1']"
