@@ -58,9 +58,16 @@ def needs_board(case: GateCase) -> bool:
     is_suspect = case.suspect is not None or case.has_more_instructions
     if not is_suspect or case.old is None or not case.is_stored or case.new.outcome in BOARD_OUTCOMES:
         return False
+    if is_accepted(case.new):
+        return False
     if case.new.score is not None:  # the score depends on many samples, and its interval includes their variation
         return False
     return case.new.program != case.old.program
+
+
+def is_accepted(entry: HistoryEntry) -> bool:
+    """Return whether a user accepted a measurement whose outputs are right."""
+    return entry.confirmed == "accepted" and exit_code_for(entry.outcome) == 0
 
 
 def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | str = "") -> GateVerdict:
@@ -111,6 +118,8 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
     if old is None:
         return ("broken", f"{new.outcome}: {new.reason}") if is_wrong else ("new", "the baseline has no measurement")
     is_same = bool(new.program) and new.program == old.program
+    if is_accepted(new):
+        return "no change", "accepted with hil history accept"
     if score and is_wrong == (exit_code_for(old.outcome) != 0):
         return ("undecided", score) if isinstance(score, str) else _judge_score(old, score)
     if is_wrong and exit_code_for(old.outcome) != 0:

@@ -148,9 +148,14 @@ def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:
 
 
 def _is_baseline(entry: HistoryEntry, branch: str, ancestors: Collection[str] | None) -> bool:
-    """Return whether an entry measured the baseline branch, without uncommitted changes and without a board error."""
+    """Return whether an entry measured the baseline branch, without uncommitted changes and without a board error.
+
+    An accepted ancestor of the judged commit may be on another branch.
+    """
     source, outcome = entry.source, entry.outcome
-    if source.branch != branch or source.dirty or outcome not in Outcome.__members__ or outcome in BOARD_OUTCOMES:
+    if source.dirty or outcome not in Outcome.__members__ or outcome in BOARD_OUTCOMES:
+        return False
+    if source.branch != branch and not (entry.confirmed == "accepted" and ancestors):
         return False
     return ancestors is None or source.commit in ancestors
 

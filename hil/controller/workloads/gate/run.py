@@ -11,6 +11,7 @@ from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import read_record
 from hil.controller.records.gate import GATE_VERDICTS, GateRecord, GateVerdict
 from hil.controller.storage.history.store import HistoryStore
@@ -84,6 +85,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     """
     if 0 < len(gate.commit) < _MIN_COMMIT_LENGTH:
         raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_MIN_COMMIT_LENGTH} digits")
+    _check_boards(gate)
     search = plan_search(gate.over, gate.bisect, gate.build_timeout_s)
     repository = search.open_repository() if search is not None else None
     runs = RunStore(gate.job.out or GATES)
@@ -127,6 +129,14 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     record.id, record.folder = run.id, str(run.folder)
     record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
     return _GateRun(gate, run, record, plan, store, screen, search, repository).run(context)
+
+
+def _check_boards(gate: GateJob) -> None:
+    """Raise UsageError if a board of the options does not exist. A gate must not pass because of a wrong name."""
+    if gate.job.board or gate.job.hw_type:
+        choose_board(gate.job)
+    if gate.second_board:
+        choose_board(replace(gate.job, board=gate.second_board, hw_type=""))
 
 
 def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
@@ -215,10 +225,13 @@ class _GateRun:
         name = self._gate.second_board
         if verdict.verdict == "board fault" and name:
             self._screen.note(f"{case.new.case}: {verdict.reason}; measuring on {name}")
-            problem, first_s = verdict.reason, verdict.board_s
-            again, verdict = self._measure_on(second, case, budget_s, rounds)
-            verdict.second_board, verdict.board_problem = name, problem
-            verdict.board_s += first_s
+            other, decided = self._measure_on(second, case, budget_s, rounds)
+            if other.old:  # a program ran on the second board
+                decided.second_board, decided.board_problem = name, verdict.reason
+                decided.board_s += verdict.board_s
+                again, verdict = other, decided
+            else:
+                verdict.reason = f"{verdict.reason}; {name}: {other.error}"
         if verdict.verdict in ("no change", "improved") and again.decision is not None:
             self._store.confirm(case.new, "drift" if verdict.suspect == "drift" else "measured")
         if again.decision is not None and again.decision.verdict == "regressed":

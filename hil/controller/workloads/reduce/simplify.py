@@ -27,7 +27,7 @@ _SIZES = (1, 2, 8)
 # Maximum constants to replace one by one, if they cannot all be replaced together.
 _CONSTANTS = 8
 # Matches a long list of values in a model's text; the group is the start to keep.
-_LONG_LIST = re.compile(r"(\{[^{}]{60})[^{}]*(?=\})")
+_LONG_LIST = re.compile(r"(\{[^{}\n]{60})[^{}\n]*(?=\})")
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 
 # A change to the model: ``kind`` (size, constants or attribute), the arguments of the function for this kind, and

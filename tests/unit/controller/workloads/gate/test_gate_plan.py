@@ -21,6 +21,7 @@ from hil.core.digest import digest_of
 from hil.errors import UsageError
 
 OLD, NEW = b"old program", b"new program"
+LATER = {"created": 100.0, "commit": "fade", "branch": "pr", "clock": "board"}
 
 
 def digest(program: bytes) -> str:
@@ -351,3 +352,31 @@ def test_counts_of_a_new_run_decide(
     found = judge_case(case, Remeasurement(old="PASS", new="PASS", instructions=again, decision=decision))
     assert (found.verdict, found.instructions) == (verdict, again)
     assert found.reason.startswith(reason)
+
+
+def test_accepted_measurement_has_no_change(store: HistoryStore) -> None:
+    store.add([*baseline_entries(), new_entry(p50_ns=150.0)])
+    store.accept("feed")
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert not needs_board(case)
+    found = judge_case(case, None)
+    assert (found.verdict, found.reason) == ("no change", "accepted with hil history accept")
+
+
+def test_accepted_wrong_output_stays_broken(store: HistoryStore) -> None:
+    store.add([*baseline_entries(), new_entry(outcome="FAIL", p50_ns=None, program=digest(b"other"))])
+    store.accept("feed")
+    (case,) = plan_gate(store, baseline="main", commit="feed", min_effect=0.02).cases
+    assert judge_case(case, None).verdict == "broken"
+
+
+def test_accepted_commit_of_branch_is_baseline_of_later_commits(store: HistoryStore) -> None:
+    accepted = new_entry(p50_ns=150.0, commit="acce97ed")
+    later = history_entry("later", **{**LATER, "p50_ns": 150.5})
+    store.add([*baseline_entries(), accepted, later])
+    ancestors = {"1a2b3c4d", "acce97ed", "fade"}
+    (case,) = plan_gate(store, baseline="main", commit="fade", min_effect=0.02, ancestors=ancestors).cases
+    assert case.old is not None and case.old.source.commit == "1a2b3c4d"
+    store.accept("acce97ed")
+    (case,) = plan_gate(store, baseline="main", commit="fade", min_effect=0.02, ancestors=ancestors).cases
+    assert case.old is not None and case.old.source.commit == "acce97ed"

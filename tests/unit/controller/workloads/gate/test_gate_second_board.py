@@ -46,18 +46,25 @@ def resume(folder: Path, name: str, second_board: str) -> None:
     run_gate(gate, store, UNUSED, UNUSED)
 
 
-@pytest.mark.parametrize("given", ["", "third"])
+@pytest.mark.parametrize("given", ["", "sim-bf16"])
 def test_search_on_second_board_needs_the_same_board_to_resume(tmp_path: Path, given: str) -> None:
-    name = store_gate(tmp_path, "second")
+    name = store_gate(tmp_path, "sim-f16")
     with pytest.raises(UsageError, match="uses --second-board"):
         resume(tmp_path, name, given)
 
 
-@pytest.mark.parametrize(("stored", "given"), [("second", "second"), ("", ""), ("", "second")])
+@pytest.mark.parametrize(("stored", "given"), [("sim-f16", "sim-f16"), ("", ""), ("", "sim-f16")])
 def test_search_resumes_with_boards_of_its_verdicts(tmp_path: Path, stored: str, given: str) -> None:
     name = store_gate(tmp_path, stored)
     with pytest.raises(UsageError, match="has no measurement"):
         resume(tmp_path, name, given)
+
+
+@pytest.mark.parametrize("options", [{"second_board": "sim-f61"}, {"job": Job((), board="nope")}])
+def test_unknown_board_is_a_usage_error(tmp_path: Path, options: dict[str, Any]) -> None:
+    store: Any = SimpleNamespace(place="h", series=list)
+    with pytest.raises(UsageError, match="unknown board"):
+        run_gate(GateJob(**{"job": Job((), out=tmp_path), "baseline": "main", **options}), store, UNUSED, UNUSED)
 
 
 @pytest.mark.parametrize(("board", "name"), [("second", "second"), ("", "sim")])

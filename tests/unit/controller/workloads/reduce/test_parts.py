@@ -99,3 +99,8 @@ def test_print_model_shortens_constants(tmp_path):
     file = save_model(tmp_path / "m.onnx", nodes, [("x", FLOAT, [4000])], [("y", FLOAT, [4000])], [weight])
     found = print_model(str(file))
     assert found["operators"] == ["Add"] and "..." in found["text"] and len(found["text"]) < 600
+
+
+def test_print_model_shortens_only_values(model: Path):
+    text = print_model(str(model))["text"]
+    assert all(node in text for node in ("MatMul", "Relu", "Add")) and "..." in text
