@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -83,8 +84,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     Raises:
         UsageError: an option is invalid, or the history has no measurement to judge.
     """
-    if 0 < len(gate.commit) < _MIN_COMMIT_LENGTH:
-        raise UsageError(f"invalid --commit {gate.commit!r}: expected at least {_MIN_COMMIT_LENGTH} digits")
+    commit = _resolve_commit(gate.commit)
     _check_boards(gate)
     search = plan_search(gate.over, gate.bisect, gate.build_timeout_s)
     repository = search.open_repository() if search is not None else None
@@ -114,7 +114,7 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
         finished=False,
         history=str(store.place),
         baseline=gate.baseline,
-        commit=gate.commit or find_origin().commit,
+        commit=commit or find_origin().commit,
         min_effect=gate.min_effect,
         budget_s=gate.budget_s,
         fail_on=list(gate.fail_on),
@@ -129,6 +129,16 @@ def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Pr
     record.id, record.folder = run.id, str(run.folder)
     record.created, record.origin, record.unmeasured = run.record.created, run.record.origin, plan.unmeasured
     return _GateRun(gate, run, record, plan, store, screen, search, repository).run(context)
+
+
+def _resolve_commit(text: str) -> str:
+    """Return a commit or its first digits. Another text, such as a branch or HEAD, is resolved by git.
+
+    Raises UsageError if git does not know the text.
+    """
+    if not text or re.fullmatch(f"[0-9a-f]{{{_MIN_COMMIT_LENGTH},64}}", text):
+        return text
+    return GitRepository.find(Path()).resolve(text)
 
 
 def _check_boards(gate: GateJob) -> None:

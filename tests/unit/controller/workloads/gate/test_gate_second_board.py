@@ -85,3 +85,12 @@ def test_noise_is_estimated_from_rounds_of_the_measuring_board(
     sides: Any = [SimpleNamespace(batches=[], board=board_of_sides)] * 2
     measurer._measure_times(GateCase(history_entry("r2")), Remeasurement(), sides, 0.0, [], UNUSED)
     assert asked == [name]
+
+
+def test_commit_of_gate_is_digits_or_known_to_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    store: Any = SimpleNamespace(place="h", series=list)
+    with pytest.raises(UsageError, match="commit 'no-such-branch' is not in"):
+        run_gate(GateJob(Job((), out=tmp_path), "main", commit="no-such-branch"), store, UNUSED, UNUSED)
+    with pytest.raises(UsageError, match="has no measurement of commit feed"):
+        run_gate(GateJob(Job((), out=tmp_path), "main", commit="feed"), store, UNUSED, UNUSED)
