@@ -39,7 +39,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
 @make_command(epilog="Example: hil gate --baseline main --markdown gate.md")
 @click.option("--baseline", default="", metavar="BRANCH", help="Branch to compare with (default: main, or hil.toml's).")
 @click.option(
-    "--commit", default="", metavar="ID", help="Commit or branch to judge (default: the working tree's commit)."
+    "--commit", default="", metavar="ID", help="Commit or branch to judge (default: that of the working tree)."
 )
 @click.option(
     "--fail-on",
