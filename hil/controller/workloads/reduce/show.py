@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 from hil.controller.records.reduce import ReduceRecord
@@ -11,6 +13,14 @@ from hil.controller.storage.screen.console import Console
 from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL
 from hil.controller.workloads.reduce.parts import MODEL
 from hil.controller.workloads.reduce.result import BUNDLE, REPORT
+
+
+def _add_path(command: str) -> str:
+    """Return a command that finds the tools of this Python environment, also if the environment is not active."""
+    tools = str(Path(sys.executable).parent)
+    if tools in os.environ.get("PATH", "").split(os.pathsep):
+        return command
+    return f'PATH={shlex.quote(tools)}:"$PATH" {command}'
 
 
 def print_reduction(record: ReduceRecord) -> None:
@@ -31,6 +41,6 @@ def print_reduction(record: ReduceRecord) -> None:
     files = [name for name in (MODEL, MLIR_MODEL, REPORT, BUNDLE) if is_file(Path(record.folder) / name)]
     lines.append(f"  result       {where}: {', '.join(files)}" if record.nodes_after else f"  log          {where}")
     if record.stock:
-        lines.append(f"  repeat       cd {where} && {record.stock}")
+        lines.append(f"  repeat       cd {where} && {_add_path(record.stock)}")
     for line in lines:
         out.print(line, highlight=False, markup=False, soft_wrap=True)
