@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.importers.mlir import describe, get_function, list_functions, parse
+from hil.controller.models.importers.mlir import describe, get_function, iter_functions, parse
 from hil.errors import ImportFailed
 
 MLIR_MODEL = "model.mlir"
@@ -38,7 +38,7 @@ def write_mlir_base(path: str, function: str, folder: str) -> dict[str, Any]:
         ImportFailed: the function has branches between blocks.
     """
     module = parse(path)
-    function = function or list_functions(path)[0]
+    function = function or next(name for name, *_ in iter_functions(module))
     numbers = [number for number, op in enumerate(_body_of(module, function)) if not _is_pulled(op)]
     (Path(folder) / MLIR_MODEL).write_text(str(module), encoding="utf-8")
     return {"parts": [[number] for number in numbers], "nodes": len(numbers), "function": function}
@@ -58,10 +58,11 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
     from iree.compiler.dialects import func
 
     module = parse(base)
-    old = get_function(module, function)
+    functions = {name: (types, op) for name, types, op in iter_functions(module)}
+    (given, _), old = functions[function]
     body = _body_of(module, function)
     arguments = list(old.regions[0].blocks[0].arguments)
-    names = dict(zip(arguments, (name for name, *_ in _inputs_of(base, function)), strict=True))
+    names = dict(zip(arguments, (name for name, _ in given), strict=True))
     chosen = _add_pulled(body, numbers)
     operations = [body[number] for number in chosen]
     inner = {result for op in operations for result in op.results}
@@ -88,9 +89,9 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
                 _replace_operands(copy, new)
                 new.update(zip(op.results, copy.results, strict=True))
             func.ReturnOp([new[value] for value in outputs])
-        for name in list_functions(base):
+        for _, op in functions.values():
             # The part may call another public function.
-            get_function(module, name).attributes["sym_visibility"] = ir.StringAttr.get("private")
+            op.attributes["sym_visibility"] = ir.StringAttr.get("private")
         try:
             passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
             made.attributes["sym_name"] = ir.StringAttr.get(MLIR_FUNCTION)
@@ -99,7 +100,7 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
             return {"inputs": [], "nodes": 0}
     file = Path(folder) / MLIR_MODEL
     file.write_text(str(module), encoding="utf-8")
-    return {"inputs": _inputs_of(str(file), MLIR_FUNCTION), "nodes": count}
+    return {"inputs": describe(str(file), MLIR_FUNCTION, {})["inputs"], "nodes": count}
 
 
 def print_mlir(model: str) -> dict[str, Any]:
@@ -121,12 +122,6 @@ def _name_inputs(inputs: Sequence[Any], names: Mapping[Any, str]) -> list[str]:
     while any(name.startswith(prefix) for name in names.values()):
         prefix += "_"
     return [names.get(value) or f"{prefix}{number}" for number, value in enumerate(inputs)]
-
-
-def _inputs_of(path: str, function: str) -> list[list[Any]]:
-    """Return [name, dtype, shape] of every input."""
-    found: list[list[Any]] = describe(path, function, {})["inputs"]
-    return found
 
 
 def _body_of(module: Any, function: str) -> list[Any]:
@@ -163,12 +158,11 @@ def _add_pulled(body: Sequence[Any], numbers: Sequence[int]) -> list[int]:
 def _values_used(op: Any) -> Iterator[Any]:
     """Yield the values from outside that an operation or an operation in its regions uses."""
     yield from op.operands
-    own = set()
-    for inner in _list_nested(op):
-        own.update(inner.results)
+    nested = _list_nested(op)
+    own = {result for inner in nested for result in inner.results}
+    for inner in (op, *nested):
         own.update(argument for region in inner.regions for block in region.blocks for argument in block.arguments)
-    own.update(argument for region in op.regions for block in region.blocks for argument in block.arguments)
-    for inner in _list_nested(op):
+    for inner in nested:
         yield from (value for value in inner.operands if value not in own)
 
 

@@ -253,7 +253,8 @@ class _Reduction:
         if self._is_mlir:
             assert self.case.model is not None
             self.trials.add_note("inputs of inner operations are random: hil has no reference for parts of MLIR")
-            yield self._write_base(self.case.model, "plain", "all operations", None, write_mlir_base)
+            model = self.case.model
+            yield self._write_base(model, "plain", "all operations", None, write_mlir_base, function=model.function)
             return
         model, values = self._convert()
         observed = {spec.name: [spec.dtype, list(spec.shape)] for spec in values.iter_specs()} if values else {}
@@ -268,8 +269,6 @@ class _Reduction:
         folder = self.trials.folder / "base" / name
         with convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        if model.format == "mlir":
-            arguments["function"] = model.function
         arguments |= {"path": str(model.path.absolute()), "folder": str(folder.absolute())}
         found = self._call(write, arguments, f"cannot split {model.path.name}")
         self.trials.record.nodes_before = self.trials.record.nodes_before or found["nodes"]
