@@ -21,7 +21,7 @@ from hil.controller.web.history.charts import make_plain_chart
 from hil.controller.web.index.series import find_flips_among
 from hil.controller.web.text.entries import find_worst_kind
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS
-from hil.controller.workloads.history.entry_changes import find_entry_changes, get_value
+from hil.controller.workloads.history.entry_changes import convert_score, find_entry_changes, get_value
 from hil.controller.workloads.history.tables import describe_key
 from hil.core.cancellation import check_cancelled
 from hil.core.results import BOARD_OUTCOMES
@@ -49,7 +49,7 @@ class MeasuredRun:
     def reference(self) -> float | None:
         """Score of an evaluation's reference, shares in percent."""
         score = self.entry.score
-        return None if score is None else get_value(self.entry.replace(score=score.replace(board=score.reference)))
+        return None if score is None else convert_score(score.reference, is_share=score.is_share)
 
     @property
     def commit(self) -> str:

@@ -74,6 +74,11 @@ class GateJob:
     over: str = DEFAULT_OVER
     build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_SECONDS
 
+    @property
+    def second_job(self) -> Job:
+        """The job with the second board."""
+        return replace(self.job, board=self.second_board, hw_type="")
+
 
 def run_gate(gate: GateJob, store: HistoryStore, context: RunContext, screen: Progress) -> GateRecord:
     """Compare the newest measurements with the measurements of the baseline, and measure suspects again.
@@ -146,7 +151,7 @@ def _check_boards(gate: GateJob) -> None:
     if gate.job.board or gate.job.hw_type:
         choose_board(gate.job)
     if gate.second_board:
-        choose_board(replace(gate.job, board=gate.second_board, hw_type=""))
+        choose_board(gate.second_job)
 
 
 def _plan(store: HistoryStore, record: GateRecord) -> GatePlan:
@@ -207,8 +212,7 @@ class _GateRun:
                     self._screen,
                     rounds.find_earlier,
                 )
-                other = replace(self._gate.job, board=self._gate.second_board, hw_type="")
-                second = replace(first, restorer=ProgramRestorer(self._store, other, opener))
+                second = replace(first, restorer=ProgramRestorer(self._store, self._gate.second_job, opener))
                 suspects = [case for case in left if needs_board(case)]
                 for number, case in enumerate(suspects):
                     self._measure(case, len(suspects) - number, first, second, rounds)

@@ -41,10 +41,13 @@ def find_entry_changes(entries: Sequence[HistoryEntry]) -> EntryChanges:
 
 def get_value(entry: HistoryEntry) -> float | None:
     """Return the score of an evaluation, shares in percent, or the median time of another entry in nanoseconds."""
-    if entry.score is None:
-        return entry.p50_ns
-    value = parse_number(entry.score.board)
-    return None if value is None else 100 * value if entry.score.is_share else value
+    return entry.p50_ns if entry.score is None else convert_score(entry.score.board, is_share=entry.score.is_share)
+
+
+def convert_score(score: float | str | None, *, is_share: bool) -> float | None:
+    """Return a stored score as a number, shares in percent."""
+    value = parse_number(score)
+    return None if value is None else 100 * value if is_share else value
 
 
 def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
