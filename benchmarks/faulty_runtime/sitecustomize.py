@@ -42,7 +42,7 @@ class _Finder:
                 kind, _, needed = os.environ["HIL_FAULTY_RUNTIME"].partition(":")
                 _patch(module.InferenceSession, kind, needed)
 
-            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_patch
         return spec
 
 
@@ -124,4 +124,4 @@ class _Session:
 
 
 if os.environ.get("HIL_FAULTY_RUNTIME"):
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())

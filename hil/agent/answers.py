@@ -31,7 +31,7 @@ _KEPT_BYTES = 1 << 12
 # Every numpy version supports this many dimensions.
 _MAX_DIMS = 32
 _MAX_FILE_NAME = 200
-_MOST_PROBLEM = 1000
+_MAX_PROBLEM = 1000
 _INT64 = 1 << 63
 _OVERWRITTEN = "the program or the runtime corrupted the worker's memory, or replied in place of the worker"
 
@@ -246,7 +246,7 @@ def _counted(found: Any) -> InstructionCounts | None:
     if found is None:
         return None
     counter, problem = _take(found, counter=str, problem=str)
-    if len(problem) > _MOST_PROBLEM or counter not in (("",) if problem else AGENT_COUNTERS):
+    if len(problem) > _MAX_PROBLEM or counter not in (("",) if problem else AGENT_COUNTERS):
         raise ipc.Garbled("unknown counter of instructions")
     return InstructionCounts(counter, problem=problem)
 

@@ -33,7 +33,7 @@ _READ_FORMAT = 1 | 2
 _CLOSE_ON_EXEC = 8
 _VALUE = struct.Struct("<QQQ")  # count, time enabled, time running
 # Messages contain signed 64-bit numbers.
-_MOST_COUNT = (1 << 63) - 1
+_MAX_COUNT = (1 << 63) - 1
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _MISSING = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 _SHARED = (
@@ -131,7 +131,7 @@ class CountLog:
                 number = operator.index(count)  # a plugin may return any type
             except TypeError:
                 number = 0
-            if 0 < number <= _MOST_COUNT:
+            if 0 < number <= _MAX_COUNT:
                 self._counts.append(number)
             else:
                 self._problem = f"the runtime returned an invalid number of instructions: {count!r:.100}"

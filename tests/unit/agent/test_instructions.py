@@ -96,7 +96,7 @@ class Readings:
 
 
 def log_of(*readings: tuple[int, int]) -> CountLog:
-    log = CountLog(Readings(*readings))  # type: ignore[arg-type]
+    log = CountLog(Readings(*readings))
     for _ in range(len(readings) // 2):
         log.begin()
         log.end()

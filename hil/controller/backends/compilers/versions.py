@@ -13,7 +13,7 @@ from hil.core.files import read_end
 from hil.core.processes import make_module_command
 from hil.errors import UsageError
 
-_INSTALL_S = 1800.0
+_INSTALL_SECONDS = 1800.0
 _LOG_BYTES = 4000
 _ERROR = "ERROR: "
 
@@ -37,10 +37,12 @@ def install_compiler(package: str, version: str, *, cache: Cache, log: Path) -> 
         with convert_write_errors(log.parent), log.open("wb") as file:
             try:
                 code = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_INSTALL_S, check=False
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_INSTALL_SECONDS, check=False
                 ).returncode
             except subprocess.TimeoutExpired as error:
-                raise UsageError(f"cannot install {package} {version}: timed out after {_INSTALL_S:g} s") from error
+                raise UsageError(
+                    f"cannot install {package} {version}: timed out after {_INSTALL_SECONDS:g} s"
+                ) from error
         if code:
             lines = read_end(log, _LOG_BYTES).strip().splitlines()
             errors = (

@@ -51,7 +51,7 @@ _MAX_ANSWERS = 1000
 _MAX_STORED_ANSWERS = 4
 _MAX_ELEMENTS = 1 << 48
 _MAX_NAME = 4096
-_PROBLEM_MOST = 1000
+_MAX_PROBLEM = 1000
 _INT64_MOST = (1 << 63) - 1
 # Maximum characters in the owner and in the purpose of a session.
 _HOLDER_CHARACTERS = 200
@@ -252,7 +252,7 @@ def instructions_of(done: pb.InvokeDone, iterations: int) -> InstructionCounts |
     found = done.instructions
     problem, counts = found.problem, tuple(found.counts)
     if problem:
-        _expect(len(problem) <= _PROBLEM_MOST, "the reason for missing instruction counts is too long")
+        _expect(len(problem) <= _MAX_PROBLEM, "the reason for missing instruction counts is too long")
         _expect(not counts and not found.counter, "it reports instructions that it did not count")
         return InstructionCounts(problem="".join(one if one.isprintable() else " " for one in problem))
     _expect(found.counter in AGENT_COUNTERS, f"unknown counter of instructions {found.counter[:100]!r}")

@@ -26,7 +26,7 @@ from hil.core.timeline import Profile
 from hil.errors import BoardError, HilError, UsageError
 
 # Maximum layers in a verdict.
-_LAYERS_MOST = 10
+_MAX_LAYERS = 10
 _COMPUTE = "compute"
 _ONNX_SUFFIX = ".onnx"
 
@@ -59,7 +59,7 @@ class LayerFinder:
             return [], f"cannot compare the old program (A) with the new program (B): {found.incomparable}"
         slower = sorted(filter(_is_slower, found.ops), key=lambda one: -one.change_ns)
         layers = [SlowerLayer(name=one.name, change_ns=one.change_ns, is_new=one.a is None) for one in slower]
-        return layers[:_LAYERS_MOST], "" if layers else "no layer is significantly slower in the profiles"
+        return layers[:_MAX_LAYERS], "" if layers else "no layer is significantly slower in the profiles"
 
     def _profile_programs(self, case: GateCase, old: HistoryEntry) -> tuple[Profile, Profile]:
         """Run both programs with the profiler. Raises HilError if a profile is not complete."""

@@ -23,7 +23,7 @@ _AXES: Sequence[AxisName] = get_args(AxisName)
 _WITH_VERSIONS = ("compiler", "driver")
 # pip and shells receive the versions, so they must not contain other characters.
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,79}")
-_VERSIONS_MOST = 1000
+_MAX_VERSIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def plan_search(over: str, command: str | None, timeout_s: float) -> SearchPlan 
 def _check_versions(axis: str, versions: Sequence[str]) -> None:
     if invalid := next((one for one in versions if not _VERSION.fullmatch(one)), ""):
         raise UsageError(f"invalid version {invalid!r} in --over {axis}", option="--over")
-    if len(set(versions)) != len(versions) or not 2 <= len(versions) <= _VERSIONS_MOST:
+    if len(set(versions)) != len(versions) or not 2 <= len(versions) <= _MAX_VERSIONS:
         raise UsageError(
             f"--over {axis} requires at least two different versions, oldest first",
             hint=f"for example --over {axis}=1.0,1.1,1.2",
