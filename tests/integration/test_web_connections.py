@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import logging
+import os
 import socket
 import sys
 import threading
@@ -106,6 +108,23 @@ def test_open_event_stream_does_not_delay_shutdown(
         while live.readline():
             pass
         raise OSError("ended")
+
+
+@pytest.mark.parametrize("request_head", [b"", b"GET /file?id=one&file=large.npy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_shutdown_closes_connection_of_client_that_does_not_read(tmp_path: Path, request_head: bytes) -> None:
+    large = write_run(tmp_path, "one", [{"name": "model"}]) / "large.npy"
+    large.touch()
+    os.truncate(large, 64 << 20)
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        with serving(tmp_path) as found:
+            where = urlsplit(found)
+            peer.connect((where.hostname, where.port))
+            peer.sendall(request_head)
+            if request_head:
+                assert peer.recv(1) == b"H"
+        gc.collect()  # reports a connection that is still open as an error of this test
+        assert ended_within(peer, 20)
 
 
 def test_server_closes_silent_connections_for_new_requests(

@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down without log messages about interrupted responses.
+        """Shut down without log messages about interrupted responses. Close all connections.
 
         The messages carry no information, because a shutdown always interrupts event streams.
         """
@@ -79,6 +79,10 @@ class HttpServer(uvicorn.Server):
             await super().shutdown(sockets)
             if self.server_state.tasks:  # wait for the cancelled tasks to end
                 await asyncio.wait(list(self.server_state.tasks), timeout=_CANCELLED_S)
+            # uvicorn leaves connections open if they are new, or if the client does not read the response.
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)  # the transports close in the next iteration of the loop
         finally:
             told.removeFilter(_reject_record)
 
