@@ -60,12 +60,11 @@ class FaultyLink:
         self._loop.call_soon_threadsafe(abort_writers)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._behind.startswith("unix:"):
-            opened = await asyncio.open_unix_connection(self._behind[len("unix:") :])
-        else:
-            host, _, port = self._behind.rpartition(":")
-            opened = await asyncio.open_connection(host.strip("[]"), int(port))
-        inner_reader, inner_writer = opened
+        try:
+            inner_reader, inner_writer = await self._connect_agent()
+        except OSError:  # the agent ended; its clients must notice
+            writer.transport.abort()
+            return
         self._writers |= {writer, inner_writer}
         try:
             await asyncio.gather(self._pass(reader, inner_writer), self._pass(inner_reader, writer))
@@ -73,6 +72,12 @@ class FaultyLink:
             for end in (writer, inner_writer):
                 end.transport.abort()
                 self._writers.discard(end)
+
+    async def _connect_agent(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._behind.startswith("unix:"):
+            return await asyncio.open_unix_connection(self._behind[len("unix:") :])
+        host, _, port = self._behind.rpartition(":")
+        return await asyncio.open_connection(host.strip("[]"), int(port))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Copy data in one direction: limit the rate, then deliver after ``delay_s``."""
