@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,7 +190,7 @@ class Relay:
     to: int
     port: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _transports: weakref.WeakSet[asyncio.WriteTransport] = field(default_factory=weakref.WeakSet)  # until closed
 
     def __post_init__(self) -> None:
         self._passing = asyncio.Event()
@@ -217,8 +218,8 @@ class Relay:
         self._thread.join()
 
     def _abort(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
+        for transport in list(self._transports):
+            transport.abort()
 
     def _run(self, begun: threading.Event) -> None:
         async def listen() -> asyncio.Server:
@@ -233,23 +234,24 @@ class Relay:
         self._passing.set()
         self._abort()
         self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
+        self._abort()  # connections made after the first call
+        self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.add(writer.transport)
         await self._passing.wait()
         try:
             far_reader, far_writer = await asyncio.open_connection(LOOPBACK, self.to)
         except OSError:
             writer.close()
             return
-        ends = {writer, far_writer}
-        self._writers |= ends
+        self._transports.add(far_writer.transport)
         try:
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         finally:
-            self._writers -= ends
-            for one in ends:
-                one.close()
+            writer.close()
+            far_writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.ssh_cases.agents import accepts_connections
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
@@ -74,7 +75,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """An ssh agent; adds keys to it."""
     place = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
-    eventually(place.exists, process=process)
+    eventually(lambda: accepts_connections(place), process=process)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
     yield lambda key: subprocess.run(["ssh-add", "-q", key], check=True)
     process.terminate()

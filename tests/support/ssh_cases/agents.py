@@ -36,11 +36,17 @@ def real_agent(folder: Path, **environment: str) -> Iterator[Path]:
     env = {"PATH": "/usr/bin:/bin", **environment}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
-        eventually(path.exists, process=process)
+        eventually(lambda: accepts_connections(path), process=process)
         yield path
     finally:
         process.terminate()
         process.wait()
+
+
+def accepts_connections(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket. The socket exists before the process listens."""
+    with socket.socket(socket.AF_UNIX) as link:
+        return link.connect_ex(str(path)) == 0
 
 
 def add_key(agent: Path, *arguments: str | Path, **environment: str) -> None:
