@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hil import errors
 from hil.bundles.cases import Signature
-from hil.compare.generation import GenerationVerdict
 from hil.compare.verdict import Verdict
 from hil.controller.devices.board_client import ProfilePass
-from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.conditions import Conditions, MeasurementGrade
@@ -21,6 +20,10 @@ from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.steps import FORCED, StepCall
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import InvokeTiming, Sample, Span
+
+if TYPE_CHECKING:
+    from hil.compare.generation import GenerationVerdict
+    from hil.controller.models.generation.roles import Decoder
 
 
 @dataclass(eq=False)
