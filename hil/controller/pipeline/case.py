@@ -48,7 +48,7 @@ class ReferenceDecoder:
     decoder: Decoder
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Case:
     """Model with the results of its stages so far. Each stage returns a new case. Missing results are None."""
 
@@ -107,6 +107,31 @@ class Case:
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
+
+    def __repr__(self) -> str:
+        ended = f"{self.outcome.value}, {self.reason}" if self.reason and self.outcome else self._status
+        return f"<Case {self.name}: {ended}>"
+
+    def _repr_html_(self) -> str:
+        from statistics import median
+
+        from hil.core.html_table import make_html_table
+
+        result = self.result
+        facts = [("outcome", self._status), ("reason", self.reason), ("stage", self.stage)]
+        if result is not None and result.device_ns:
+            facts.append(("device time (ms), median", f"{median(result.device_ns) / 1e6:.4g}"))
+        facts += [
+            (f"{name.removesuffix('_s')} (s)", f"{seconds:.3g}")
+            for name, seconds in vars(self.timings).items()
+            if seconds
+        ]
+        tables = [make_html_table(self.name, ("", ""), [fact for fact in facts if fact[1]])]
+        return "".join([*tables, *(verdict._repr_html_() for verdict in self.verdicts)])
+
+    @property
+    def _status(self) -> str:
+        return self.outcome.value if self.outcome else "not finished"
 
     def with_error(self, error: errors.HilError, stage: Stage) -> Case:
         """Return the case with an error as its end.
