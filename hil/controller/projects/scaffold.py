@@ -14,7 +14,7 @@ from hil.controller.projects import templates
 from hil.controller.projects.discovery import MODEL_SUFFIXES, find_models, is_model
 from hil.controller.records.commands.projects import CreatedProject, ProjectFile
 from hil.core import own_version
-from hil.core.boards import BOARDS_FOLDER, find_board, is_file, list_boards, read_board
+from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
 from hil.core.config_files import parse_toml, read_trusted, trust
 from hil.core.files import copy_file, read_text
 from hil.core.storage_errors import convert_os_errors
@@ -63,19 +63,12 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def check_board(folder: Path, board: str) -> bool:
-    """Return True if CI can use the board without hardware. Raises UsageError for an unknown board."""
+def check_board(folder: Path, board: str) -> LoadedBoard | None:
+    """Return the board's config, or None for an address. Raises UsageError for an unknown board."""
     if is_address(board):
-        return False
-    path = _find_config(folder, board)
-    return read_board(path).config.is_simulator
-
-
-def _find_config(folder: Path, board: str) -> Path:
+        return None
     own = folder / (board if is_file(board) else Path(BOARDS_FOLDER, f"{board}.toml"))
-    if is_file(board) or (board not in list_boards() and own.is_file()):
-        return own
-    return find_board(board)
+    return read_board(own if is_file(board) or (board not in list_boards() and own.is_file()) else find_board(board))
 
 
 def choose_default_model(folder: Path) -> Path | None:
@@ -93,7 +86,7 @@ def create_project(request: ProjectRequest) -> CreatedProject:
     """
     folder = request.folder
     check_folder(folder)
-    is_simulator = check_board(folder, request.board)
+    board = check_board(folder, request.board)
     if request.model is not None:
         check_model(request.model)
     with convert_os_errors(f"cannot create a project in {folder}", "specify a writable directory"):
@@ -102,8 +95,10 @@ def create_project(request: ProjectRequest) -> CreatedProject:
         package = request.package or _name_package(model.suffix.lower())
         repository = find_repository(folder)
         place = PurePosixPath(folder.resolve().relative_to(repository))
-        texts = templates.ProjectTexts(model, request.board, is_simulator, package, place)
-        notes: list[str] = []
+        config = _name_config(folder, board) if board else ""
+        is_simulator = board is not None and board.config.is_simulator
+        texts = templates.ProjectTexts(model, request.board, is_simulator, config, package, place)
+        notes = [f"review {config}, then run in {folder}: hil board trust ."] if config else []
         planned = {"tests/test_models.py": templates.write_tests(texts)}
         if used := _find_pytest_settings(folder):
             notes.append(f"{used} has settings of pytest: add hil_models = {shlex.quote(texts.models)} to its settings")
@@ -128,6 +123,12 @@ def create_project(request: ProjectRequest) -> CreatedProject:
         notes=notes,
         next=list(_list_next(folder, model)),
     )
+
+
+def _name_config(folder: Path, board: LoadedBoard) -> str:
+    """Return the path of a config that is in the project and needs trust, or ""."""
+    path, root = board.path.resolve(), folder.resolve()
+    return path.relative_to(root).as_posix() if board.config.asks and path.is_relative_to(root) else ""
 
 
 def find_repository(folder: Path) -> Path:

@@ -22,6 +22,7 @@ class ProjectTexts:
         model: path of the model, relative to the project.
         board: value of --board.
         is_simulator: True if CI needs no hardware.
+        config: path of the board's config in the project, if the config needs trust; otherwise "".
         package: requirement that CI installs with pip.
         place: path of the project in its git repository; "." if the project is the repository.
     """
@@ -29,6 +30,7 @@ class ProjectTexts:
     model: PurePosixPath
     board: str
     is_simulator: bool
+    config: str
     package: str
     place: PurePosixPath
 
@@ -116,6 +118,13 @@ def write_github(texts: ProjectTexts) -> str:
       run:
         working-directory: {_quote(str(texts.place))}"""
     )
+    trust = (
+        f"""
+      - name: Trust the board config of this repository
+        run: {_trust_config(texts)}"""
+        if texts.config
+        else ""
+    )
     return f"""\
 name: {_quote(f"Models of {texts.place}") if folder else "Models"}
 on:
@@ -141,7 +150,7 @@ jobs:
       - name: Install hil
         run: python -m pip install "$HIL_PACKAGE"
       - name: Check the environment
-        run: hil doctor
+        run: hil doctor{trust}
       - name: Test the models
         run: pytest --hil-out={REPORTS}
       - name: Store the reports
@@ -167,6 +176,7 @@ def write_gitlab(texts: ProjectTexts) -> str:
         else f"""
     - {_quote(f"cd {shlex.quote(str(texts.place))}")}"""
     )
+    trust = f"\n    - {_trust_config(texts)}" if texts.config else ""
     return f"""\
 models:
   {runner}
@@ -182,7 +192,7 @@ models:
     - . .venv/bin/activate
     - python -m pip install "$HIL_PACKAGE"{enter}
   script:
-    - hil doctor
+    - hil doctor{trust}
     - pytest --hil-out={REPORTS}
   artifacts:
     when: always
@@ -190,6 +200,10 @@ models:
     reports:
       junit: {_quote(f"{texts.reports}/**/junit.xml")}
 """
+
+
+def _trust_config(texts: ProjectTexts) -> str:
+    return _quote(f"hil board trust {shlex.quote(str(PurePosixPath(texts.config).parent))}")
 
 
 def _quote(text: str) -> str:

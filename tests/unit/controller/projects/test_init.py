@@ -208,12 +208,22 @@ def test_init_reports_unwritable_directory(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(error, StorageError) and error.message == "cannot create a project in net: Permission denied"
 
 
+def test_gitlab_file_trusts_board_config_of_project() -> None:
+    Path("board_configs").mkdir()
+    Path("board_configs/kitchen.toml").write_text(KITCHEN)
+    init("--board", "kitchen", "--ci", "gitlab", "--yes")
+    script = yaml.safe_load(Path(".gitlab-ci.yml").read_text())["models"]["script"]
+    assert script[:2] == ["hil doctor", "hil board trust board_configs"]
+
+
 def test_init_keeps_trust_in_other_files(home: Path) -> None:
     Path("board_configs").mkdir()
     kitchen = Path("board_configs/kitchen.toml")
     kitchen.write_text(KITCHEN)
     trust(Path.cwd(), {kitchen: "x"})
-    init("--board", "kitchen", "--yes")
+    done = init("--board", "kitchen", "--yes")
+    assert "note: review board_configs/kitchen.toml, then run in .: hil board trust ." in done.stdout.splitlines()
+    assert '        run: "hil board trust board_configs"\n' in Path(".github/workflows/models.yml").read_text()
     assert sorted(Path(path).name for path in read_trusted()[str(Path.cwd())]) == ["hil.toml", "kitchen.toml"]
     assert [one.name for one in find_boards(Path())] == ["sim", "kitchen"]
 
