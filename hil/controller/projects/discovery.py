@@ -11,11 +11,27 @@ from hil.controller.devices.ssh.paramiko.config import list_aliases
 from hil.core.boards import BOARDS_FOLDER, list_boards, read_board
 from hil.errors import UsageError
 
-# Suffix of a model -> extra of hil that the model needs, "" for none.
-MODEL_SUFFIXES = {
-    ".onnx": "",
-    ".mlir": "",
-    ".tflite": "tflite",
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """Settings for models of a format.
+
+    Attributes:
+        extra: extra of hil that the format needs, or "".
+        flow: flow of suites and pytest, or "" for the default.
+        has_reference: False if hil compares only with outputs from the user.
+    """
+
+    extra: str = ""
+    flow: str = ""
+    has_reference: bool = True
+
+
+# Suffix -> format, in order of preference.
+MODEL_FORMATS = {
+    ".onnx": ModelFormat(),
+    ".tflite": ModelFormat(extra="tflite", flow="tflite"),
+    ".mlir": ModelFormat(has_reference=False),
 }
 # Directories that contain no models of the project.
 _SKIPPED = ("__pycache__", "node_modules")
@@ -33,7 +49,9 @@ class FoundBoard:
 
 
 def find_models(folder: Path) -> list[Path]:
-    """Return the models in a directory tree, sorted, relative to the directory. A missing directory has none.
+    """Return the models in a directory tree, relative to the directory, sorted by format and name.
+
+    A missing directory has no models.
 
     Skips hidden files, virtual environments and stored results. Links to directories are not followed.
     """
@@ -44,12 +62,13 @@ def find_models(folder: Path) -> list[Path]:
             continue
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in _SKIPPED)
         found += [Path(place, name).relative_to(folder) for name in names if is_model(name)]
-    return sorted(found)
+    order = list(MODEL_FORMATS)
+    return sorted(found, key=lambda path: (order.index(path.suffix.lower()), path))
 
 
 def is_model(name: str) -> bool:
     """Return True if a file name is the name of a model."""
-    return not name.startswith(".") and Path(name).suffix.lower() in MODEL_SUFFIXES
+    return not name.startswith(".") and Path(name).suffix.lower() in MODEL_FORMATS
 
 
 def find_boards(folder: Path) -> list[FoundBoard]:

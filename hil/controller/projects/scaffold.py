@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from hil.controller.devices.choosing.board_resolver import is_address
+from hil.controller.models.importers import import_model
+from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.settings.project import FILE, read_project
 from hil.controller.projects import templates
-from hil.controller.projects.discovery import MODEL_SUFFIXES, find_models, is_model
+from hil.controller.projects.discovery import MODEL_FORMATS, ModelFormat, find_models, is_model
 from hil.controller.records.commands.projects import CreatedProject, ProjectFile
+from hil.controller.storage.run_context import open_context
 from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
 from hil.core.config_files import parse_toml, read_trusted, trust
 from hil.core.files import copy_file, read_text
 from hil.core.storage_errors import convert_os_errors
-from hil.errors import UsageError, did_you_mean
+from hil.errors import HilError, StorageError, UsageError, did_you_mean
 
 CiKind = Literal["github", "gitlab", "none"]
 EXAMPLE = "digits_cnn.onnx"
 _MODELS = "models"
+_EXPECTED = ".expected.npz"
 _PYTEST = "pytest.ini"
 # Files with settings of pytest, and the table that contains them. pytest.ini would override all of them.
 _PYTEST_FILES = {
@@ -92,13 +97,21 @@ def create_project(request: ProjectRequest) -> CreatedProject:
     with convert_os_errors(f"cannot create a project in {folder}", "specify a writable directory"):
         folder.mkdir(parents=True, exist_ok=True)
         files, model = _place_model(folder, request.model)
-        package = request.package or _name_package(model.suffix.lower())
+        format = MODEL_FORMATS[model.suffix.lower()]
+        package = request.package or _name_package(format)
         repository = find_repository(folder)
         place = PurePosixPath(folder.resolve().relative_to(repository))
         config = _name_config(folder, board) if board else ""
         is_simulator = board is not None and board.config.is_simulator
-        texts = templates.ProjectTexts(model, request.board, is_simulator, config, package, place)
-        notes = [f"review {config}, then run in {folder}: hil board trust ."] if config else []
+        dims, notes = _find_sizes(folder / model)
+        if config:
+            notes.append(f"review {config}, then run in {folder}: hil board trust .")
+        inputs, expected = (model.with_name(name) for name in _name_test_data(model.stem))
+        if not format.has_reference and not (folder / expected).exists():
+            notes.append(f"{model} has no independent reference: save tensors by name in {inputs} and {expected}")
+        texts = templates.ProjectTexts(
+            model, request.board, is_simulator, config, package, place, flow=format.flow, dims=dims
+        )
         planned = {"tests/test_models.py": templates.write_tests(texts)}
         if used := _find_pytest_settings(folder):
             notes.append(f"{used} has settings of pytest: add hil_models = {shlex.quote(texts.models)} to its settings")
@@ -121,7 +134,7 @@ def create_project(request: ProjectRequest) -> CreatedProject:
         ci=request.ci,
         files=files,
         notes=notes,
-        next=list(_list_next(folder, model)),
+        next=_list_next(folder, model, [] if format.has_reference else ["--input", inputs, "--expected", expected]),
     )
 
 
@@ -150,8 +163,7 @@ def check_model(model: Path) -> None:
     if not model.is_file():
         raise UsageError(f"model {model} not found", hint="specify a model file, or omit --model for an example")
     if not is_model(model.name):
-        known = ", ".join(MODEL_SUFFIXES)
-        hint = f"{did_you_mean(model.suffix, MODEL_SUFFIXES)}supported suffixes: {known}"
+        hint = f"{did_you_mean(model.suffix, MODEL_FORMATS)}supported suffixes: {', '.join(MODEL_FORMATS)}"
         raise UsageError(f"unsupported model {model}", hint=hint)
 
 
@@ -177,7 +189,27 @@ def _place_model(folder: Path, model: Path | None) -> tuple[list[ProjectFile], P
 
 
 def _name_test_data(stem: str) -> tuple[str, ...]:
-    return f"{stem}.inputs.npz", f"{stem}.expected.npz"
+    return f"{stem}.inputs.npz", f"{stem}{_EXPECTED}"
+
+
+def _find_sizes(model: Path) -> tuple[dict[str, int], list[str]]:
+    """Return a size for each symbolic dimension, and notes.
+
+    An invalid model is not an error here, because the user can replace the model later.
+    """
+    with open_context(1) as context:
+        try:
+            found = import_model(model, isolated=context.isolated, cache=context.cache)
+        except StorageError:
+            raise
+        except HilError as error:
+            return {}, [f"{model.name}: {error.message}" + (f" ({error.hint})" if error.hint else "")]
+        symbols = {dim for spec in found.inputs or () for dim in spec.shape if isinstance(dim, str)}
+        if not symbols:
+            return {}, []
+        sizes = {**dict.fromkeys(sorted(symbols), 1), **suggest_sizes(found, context)}
+    text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return sizes, [f"check the sizes of dimensions in {FILE}: {text}"]
 
 
 def _find_example() -> Path:
@@ -224,9 +256,9 @@ def _find_pytest_settings(folder: Path) -> str:
     return ""
 
 
-def _name_package(suffix: str) -> str:
+def _name_package(format: ModelFormat) -> str:
     """Return the requirement for this version of hil, with the extras for pytest and the model."""
-    extras = ",".join(filter(None, ("pytest", MODEL_SUFFIXES[suffix])))
+    extras = ",".join(filter(None, ("pytest", format.extra)))
     version = own_version()
     return f"hil[{extras}]" if "+" in version else f"hil[{extras}]=={version}"
 
@@ -240,6 +272,6 @@ def _trust_project(folder: Path) -> None:
         trust(root, {**known, project.path: project.digest})
 
 
-def _list_next(folder: Path, model: PurePosixPath) -> list[str]:
-    found = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
-    return [*found, f"hil run {shlex.quote(str(model))}", "pytest"]
+def _list_next(folder: Path, model: PurePosixPath, options: Sequence[str | PurePosixPath]) -> list[str]:
+    found = [] if folder.resolve() == Path.cwd() else [shlex.join(["cd", str(folder)])]
+    return [*found, shlex.join(["hil", "run", str(model), *map(str, options)]), "pytest"]

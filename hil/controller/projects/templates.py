@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import json
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 REPORTS = "hil-reports"
@@ -25,6 +26,8 @@ class ProjectTexts:
         config: path of the board's config in the project, if the config needs trust; otherwise "".
         package: requirement that CI installs with pip.
         place: path of the project in its git repository; "." if the project is the repository.
+        flow: flow of suites and pytest; "" is the default.
+        dims: size of each symbolic dimension of the model.
     """
 
     model: PurePosixPath
@@ -33,6 +36,8 @@ class ProjectTexts:
     config: str
     package: str
     place: PurePosixPath
+    flow: str = ""
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def models(self) -> str:
@@ -47,18 +52,21 @@ class ProjectTexts:
 
 def write_project(texts: ProjectTexts) -> str:
     """Return hil.toml."""
+    flow = f"# Flow of suites and pytest.\nflow = {_quote(texts.flow)}\n" if texts.flow else ""
+    sizes = ", ".join(_quote(f"{name}={size}") for name, size in texts.dims.items())
+    dims = f"# Sizes of the symbolic dimensions.\ndims = [{sizes}]\n" if sizes else ""
     return f"""\
 # Options of the hil commands in this directory. `hil config show` lists all options with their values.
 
 [defaults]
 # Board of commands without --board. The variable HIL_BOARD overrides this value.
 board = {_quote(texts.board)}
-
+{flow}
 # Options of this model. A key is a file name or a pattern, such as "*_int8.onnx".
 [models.{_quote(glob.escape(texts.model.name))}]
 # Number of timed runs. hil compares the outputs of all runs with the reference.
 iterations = 10
-"""
+{dims}"""
 
 
 def write_tests(texts: ProjectTexts) -> str:

@@ -26,6 +26,13 @@ Init = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
+def fixed_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not import the models, because this takes half a second per test."""
+    if "imports_model" not in request.node.name:
+        monkeypatch.setattr("hil.controller.projects.scaffold._find_sizes", lambda _: ({}, []))
+
+
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use an empty home, an empty working directory and no terminal."""
     monkeypatch.setattr("hil.controller.storage.screen.prompts.can_ask", lambda: False)
@@ -83,11 +90,39 @@ def test_init_uses_first_model_of_directory() -> None:
         Path(name).touch()
     Path("env/pyvenv.cfg").touch()
     Path("hil-runs/1/run.json").touch()
-    assert find_models(Path()) == [Path("z/b.TFLITE"), Path("z/c.onnx")]
+    assert find_models(Path()) == [Path("z/c.onnx"), Path("z/b.TFLITE")]
+    Path("z/c.onnx").unlink()
     document = json.loads(init("--json").stdout)
     assert (document["model"], document["next"]) == ("z/b.TFLITE", ["hil run z/b.TFLITE", "pytest"])
     assert "hil_models = z\n" in Path("pytest.ini").read_text()
+    assert read_project(Path("hil.toml").absolute()).commands == {"board": "sim", "flow": "tflite"}
     assert "hil[pytest,tflite]" in Path(".github/workflows/models.yml").read_text()
+
+
+def test_init_imports_model_and_sets_sizes() -> None:
+    done = init("--model", str(ROOT / "examples/digits/digits_cnn_batch.onnx"), "--yes")
+    assert "note: check the sizes of dimensions in hil.toml: N=1" in done.stdout.splitlines()
+    assert read_project(Path("hil.toml").absolute()).models["digits_cnn_batch.onnx"]["dims"] == {"N": 1}
+
+
+def test_init_imports_model_and_reports_invalid_model() -> None:
+    Path("bad.onnx").write_text("no model")
+    done = init("--yes")
+    assert done.exit_code == 0 and "note: bad.onnx: " in done.stdout
+    assert Path("hil.toml").exists()
+
+
+def test_init_prefers_models_with_reference() -> None:
+    for name in ("a.mlir", "b.tflite", "c.onnx"):
+        Path(name).touch()
+    assert find_models(Path()) == [Path("c.onnx"), Path("b.tflite"), Path("a.mlir")]
+
+
+def test_init_explains_models_without_reference() -> None:
+    Path("a.mlir").touch()
+    lines = init("--yes").stdout.splitlines()
+    assert "note: a.mlir has no independent reference: save tensors by name in a.inputs.npz and a.expected.npz" in lines
+    assert lines[-2:] == ["  hil run a.mlir --input a.inputs.npz --expected a.expected.npz", "  pytest"]
 
 
 def test_init_copies_model_from_outside_with_its_data(tmp_path: Path) -> None:
