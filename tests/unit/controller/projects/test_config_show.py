@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.schemas import check_document
 
 from hil.controller.cli.main import cli
 from hil.errors import UsageError
@@ -59,7 +60,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def show(*words: str) -> dict[str, tuple[Any, str, str]]:
     """Return key -> value, source and place."""
     done = CliRunner().invoke(cli, ["config", "show", *words, "--json"], catch_exceptions=False)
-    rows = json.loads(done.stdout)["values"]
+    document = json.loads(done.stdout)
+    check_document(document, "config show")
+    rows = document["values"]
     keys = [(row["table"], row["key"]) for row in rows]
     assert len(keys) == len(set(keys))
     # Keys of a board's config have the table as a prefix, because options have the same names.

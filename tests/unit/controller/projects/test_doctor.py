@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
+from support.schemas import check_document
 
 from hil.controller.cli.main import cli
 from hil.controller.projects.doctor import checks, packages, places, programs
@@ -204,6 +205,7 @@ def test_doctor_exit_code_depends_on_required_parts(doctor: Callable[..., Any]) 
     ]
     assert done.stdout.splitlines()[-1] == "FAIL: package onnx"
     document = json.loads(doctor([fine, broken], "--json").stdout)
+    check_document(document, "doctor")
     assert (document["ok"], document["exit_code"], len(document["checks"])) == (False, 2, 2)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from support.schemas import check_document
 from support.workflows import find_violations, list_commands, list_uses, needs_shellcheck, shellcheck
 
 from hil.controller.cli.main import cli
@@ -93,6 +94,7 @@ def test_init_uses_first_model_of_directory() -> None:
     assert find_models(Path()) == [Path("z/c.onnx"), Path("z/b.TFLITE")]
     Path("z/c.onnx").unlink()
     document = json.loads(init("--json").stdout)
+    check_document(document, "init")
     assert (document["model"], document["next"]) == ("z/b.TFLITE", ["hil run z/b.TFLITE", "pytest"])
     assert "hil_models = z\n" in Path("pytest.ini").read_text()
     assert read_project(Path("hil.toml").absolute()).commands == {"board": "sim", "flow": "tflite"}
