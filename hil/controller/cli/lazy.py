@@ -28,7 +28,7 @@ class LazyGroup(CliGroup):
         if cmd_name not in self._table:
             return None
         module = importlib.import_module(self._table[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(
