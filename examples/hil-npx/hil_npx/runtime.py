@@ -48,7 +48,7 @@ class NpxRuntime:
         """Load a program."""
         if device not in ("", DEVICE):
             raise LoadFailed(f"unknown device {device!r}", hint=f"devices: {DEVICE}")
-        if function:
+        if function not in ("", "main"):  # bundles call the only function main
             raise LoadFailed(f"function {function!r} not found: a program of NPX has a single function")
         try:
             program = read_program(folder / main)

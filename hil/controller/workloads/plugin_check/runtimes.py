@@ -89,8 +89,19 @@ def check_program(name: str, package: str, program: dict[str, Any], arithmetic: 
         except BaseException as error:
             return [Finding(rule or "load-program", f"{_where(program, arithmetic)}: {format_error(error)}").to_json()]
         found = list(_check_loaded(loaded, model, _ROUGH if arithmetic else _TOLERANCE))
+        if not program["function"] and not found and not arithmetic:
+            found += _check_main(runtime, folder, program["main"])
     where = _where(program, arithmetic)
     return [Finding(rule or one.rule, f"{where}: {one.found}").to_json() for one in found]
+
+
+def _check_main(runtime: _Runtime, folder: Path, main: str) -> list[Finding]:
+    """Load the only function by the name that bundles use."""
+    try:
+        runtime.load(folder, main, "main")
+    except BaseException as error:
+        return [Finding("load-program", f"as function main: {format_error(error)}")]
+    return []
 
 
 def _where(program: Mapping[str, Any], arithmetic: str) -> str:
