@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hil
 import numpy as np
@@ -13,10 +15,13 @@ import pytest
 from onnx import TensorProto, helper
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile in each test, so that a change of the compiler takes effect."""
-    monkeypatch.setenv("HIL_CACHE_DIR", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Start a simulated board. With an empty cache, a change of the compiler takes effect."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        with hil.connect("sim") as board:
+            yield board
 
 
 def save(path: Path, *nodes: onnx.NodeProto) -> Path:
@@ -28,19 +33,16 @@ def save(path: Path, *nodes: onnx.NodeProto) -> Path:
     return path
 
 
-def test_model_agrees_with_reference(tmp_path: Path) -> None:
+def test_model_agrees_with_reference(board: Any, tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], "fc"), helper.make_node("Relu", ["h"], ["y"], "relu")]
-    path = save(tmp_path / "fc.onnx", *nodes)
-    with hil.connect("sim") as board:
-        case = hil.run(path, board, runtime="npx")
+    case = hil.run(save(tmp_path / "fc.onnx", *nodes), board, runtime="npx")
     assert case, case.reason
     assert case.artifact.compiler.startswith("npx")
 
 
-def test_unsupported_operator_names_node(tmp_path: Path) -> None:
+def test_unsupported_operator_names_node(board: Any, tmp_path: Path) -> None:
     path = save(tmp_path / "cos.onnx", helper.make_node("Cos", ["x"], ["y"], "cos1"))
-    with hil.connect("sim") as board:
-        case = hil.run(path, board, runtime="npx")
+    case = hil.run(path, board, runtime="npx")
     assert case.outcome.value == "COMPILE_ERROR"
     assert "Cos of the node cos1" in case.reason
 

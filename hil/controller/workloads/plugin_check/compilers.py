@@ -11,7 +11,7 @@ from typing import Any
 from hil.controller.backends.compilers import check_artifact
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.isolation.isolated import Isolated
+from hil.controller.storage.isolation.isolated import Isolated, IsolatedError
 from hil.controller.workloads.plugin_check.entry_points import choose_flags, find_point
 from hil.controller.workloads.plugin_check.rules import Finding
 from hil.core.files import digest_file
@@ -70,7 +70,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
                 refused[path.stem] = error.message
                 continue
             except BaseException as error:
-                found.append(Finding("compile-error", f"model {path.stem}: {format_error(error)}"))
+                found.append(Finding("compile-error", f"model {path.stem}: {_format_error(error)}"))
                 continue
             wrong = list_artifact_errors(artifact, model, flags)
             found += [Finding("artifact", f"model {path.stem}: {text}") for text in wrong]
@@ -140,13 +140,13 @@ class _CheckedCompiler:
             if self.compile(model, recompute=True).cached:
                 found.append(Finding("recompute", "the result with recompute=True has cached=True"))
         except BaseException as error:
-            return [*found, Finding("cache", f"the second compilation failed: {format_error(error)}")]
+            return [*found, Finding("cache", f"the second compilation failed: {_format_error(error)}")]
         try:
             self.compile(model, _FLAG)
         except _REFUSALS:
             return found
         except BaseException as error:
-            return [*found, Finding("compile-error", f"with the flag {_FLAG}: {format_error(error)}")]
+            return [*found, Finding("compile-error", f"with the flag {_FLAG}: {_format_error(error)}")]
         if keys & set(self._cache.keys):
             found.append(Finding("cache-key", f"the flag {_FLAG} is accepted, and the key is the same"))
         return found
@@ -158,8 +158,13 @@ class _CheckedCompiler:
         except _REFUSALS:
             return []
         except BaseException as error:
-            return [Finding("compile-error", f"a model with an unknown operator raises {format_error(error)}")]
+            return [Finding("compile-error", f"a model with an unknown operator raises {_format_error(error)}")]
         return [Finding("compile-error", "a model with an unknown operator compiles")]
+
+
+def _format_error(error: BaseException) -> str:
+    """Return an error's class and text. The text of an isolated call's error contains the class of the original error."""
+    return error.message if isinstance(error, IsolatedError) else format_error(error)
 
 
 def _list_wrong_digests(made: Artifact) -> list[str]:

@@ -51,8 +51,7 @@ def open_package(source: str, folder: Path) -> CheckedPackage:
                 archive.extractall(site)
         except (OSError, zipfile.BadZipFile) as error:
             raise UsageError(f"{wheel} is not a valid wheel: {error}") from error
-        (found,) = metadata.distributions(path=[str(site)])
-        return _read_package(found, (str(site),))
+        return read_folder(site)
     try:
         return _read_package(metadata.distribution(source), ())
     except (metadata.PackageNotFoundError, ValueError) as error:
@@ -61,6 +60,12 @@ def open_package(source: str, folder: Path) -> CheckedPackage:
             f"package {source!r} not found",
             hint=f"{did_you_mean(source, known)}pass a project directory, a wheel or the name of an installed package",
         ) from error
+
+
+def read_folder(site: Path) -> CheckedPackage:
+    """Return the only package in an import directory."""
+    (found,) = metadata.distributions(path=[str(site)])
+    return _read_package(found, (str(site),))
 
 
 def _read_package(found: metadata.Distribution, folders: tuple[str, ...]) -> CheckedPackage:

@@ -50,32 +50,31 @@ class _Runtime:
         return runtime.load(folder, main, device, function)
 
 
-def describe_runtime(name: str, package: str) -> list[list[str]]:
-    """Check the methods of a runtime and its description."""
+def describe_runtime(name: str, package: str) -> dict[str, list[Any]]:
+    """Check the methods of a runtime and its description. Return ``findings``, and the ``arithmetics`` to check."""
     kind = _Runtime(name, package).kind
     missing = [method for method in _RUNTIME_METHODS if not callable(getattr(kind, method, None))]
-    if missing:
-        return [Finding("methods", f"the class lacks {', '.join(missing)}").to_json()]
+    listed = tuple(getattr(kind, "arithmetics", ()))
+    found = [Finding("methods", f"the class lacks {', '.join(missing)}")] if missing else _check_description(kind)
+    if unknown := [one for one in listed if one not in ARITHMETICS]:
+        found.append(Finding("arithmetic", f"unknown: {', '.join(map(repr, unknown))}"))
+    known = [one for one in listed if one in ARITHMETICS]
+    return {"findings": [one.to_json() for one in found], "arithmetics": known}
+
+
+def _check_description(kind: Any) -> list[Finding]:
     found = []
     try:
         described = kind.describe()
     except BaseException as error:
-        return [Finding("describe", format_error(error)).to_json()]
+        return [Finding("describe", format_error(error))]
     version = described.get("version") if isinstance(described, Mapping) else None
     devices = described.get("devices") if isinstance(described, Mapping) else None
     if not isinstance(version, str) or not version.strip():
         found.append(Finding("describe", f"the version is {version!r}"))
     if not isinstance(devices, list | tuple) or not devices or not all(isinstance(one, str) for one in devices):
         found.append(Finding("describe", f"the devices are {devices!r}"))
-    unknown = [one for one in getattr(kind, "arithmetics", ()) if one not in ARITHMETICS]
-    if unknown:
-        found.append(Finding("arithmetic", f"unknown: {', '.join(map(repr, unknown))}"))
-    return [one.to_json() for one in found]
-
-
-def list_arithmetics(name: str, package: str) -> list[str]:
-    """Return the arithmetics of a runtime that hil knows."""
-    return [one for one in getattr(_Runtime(name, package).kind, "arithmetics", ()) if one in ARITHMETICS]
+    return found
 
 
 def check_program(name: str, package: str, program: dict[str, Any], arithmetic: str = "") -> list[list[str]]:

@@ -19,7 +19,7 @@ from hil.errors import EXIT_FAIL, EXIT_OK, HilError, did_you_mean
 
 _BOARD_CONFIGS = "hil.board_configs"
 # Rules whose violation means that a program does not run.
-_NOT_RUNNING = ("load-program", "methods", "run", "crash", "timeout")
+_NOT_RUNNING = {"load-program", "methods", "run", "crash", "timeout"}
 
 
 def check_package(package: CheckedPackage, folder: Path, *, timeout_s: float, say: TextSink) -> PluginReport:
@@ -90,28 +90,33 @@ class _Suite:
 
     def _check_runtime(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
         self._note(point, self._call(entry_points.check_board_import, {"value": point.value}, "board-import"))
-        problems = self._call(runtimes.describe_runtime, names, "describe")
-        self._note(point, problems)
+        described: Any = self._call(runtimes.describe_runtime, names, "describe")
+        if isinstance(described, list):  # the process died or hung
+            self._note(point, described)
+            return
+        self._note(point, described["findings"])
         programs = self.programs.get(point.name, [])
-        if any(rule == "methods" for rule, _ in problems):
+        if any(rule == "methods" for rule, _ in described["findings"]):
             return
         if not programs:
             why = "the package has no compiler for this runtime, or the compiler made no program"
             self.skipped.append(SkippedCheck(entry_point=point.text, what="programs", why=why))
             return
+        broken: set[str] = set()
         for program in programs:
             problems = self._call(runtimes.check_program, {**names, "program": program}, "run")
             self._note(point, problems)
-            if any(rule == "timeout" for rule, _ in problems):
-                break  # each of the other programs would take as long
+            broken.update(rule for rule, _ in problems)
+            if broken & {"crash", "timeout"}:
+                break  # the other programs are likely to end in the same way
         first = {**names, "program": programs[0]}
         # A program that does not run would fail in each of these checks.
-        if not any(one.entry_point == point.text and one.rule in _NOT_RUNNING for one in self.violations):
+        if not broken & _NOT_RUNNING:
             self._note(point, self._call(runtimes.check_leaks, first, "leak"))
             self._note(point, self._call(runtimes.check_profile, first, "profile"))
-            for arithmetic in self._call(runtimes.list_arithmetics, names, "arithmetic"):
-                given = {**first, "arithmetic": arithmetic}
-                self._note(point, self._call(runtimes.check_program, given, "arithmetic"))
+        for arithmetic in () if broken else described["arithmetics"]:
+            given = {**first, "arithmetic": arithmetic}
+            self._note(point, self._call(runtimes.check_program, given, "arithmetic"))
         self._note(point, self._call(runtimes.check_damage, first, "load-error"))
         self._note(point, self._call(runtimes.check_misuse, first, "load-error"))
 
