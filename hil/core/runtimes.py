@@ -178,9 +178,8 @@ def list_known_runtimes() -> Mapping[str, RuntimeInfo]:
         # A package's class may import its library, so a separate process describes the runtime.
         found[point.name] = replace(own, agent=point.value, package="", light=False, of_package=True)
     for point in list_entry_points(COMPILER_GROUP):
-        own = found.get(point.name)
-        if own is None or (own.of_package and not own.compile):
-            own = own or RuntimeInfo(point.name, agent="", light=False, of_package=True)
+        own = found.get(point.name, RuntimeInfo(point.name, agent="", light=False, of_package=True))
+        if own.of_package and not own.compile:
             # A compiler of a package may accept ONNX models.
             found[point.name] = replace(own, compiler=point.name, compile=point.value, from_onnx=True)
     for point in list_entry_points(TARGET_GROUP):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hil.core.bounded_json import read_json
@@ -54,4 +54,4 @@ def _parse_operation(values: dict[str, object]) -> Operation:
     check_fields(operation)
     if not 0 <= operation.start_ns <= operation.end_ns < _MAX_NS or operation.run < 0:
         raise ValueError(f"operation {operation.name!r} has an invalid time or run")
-    return operation
+    return replace(operation, nodes=tuple(operation.nodes), op_types=tuple(operation.op_types))

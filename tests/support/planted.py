@@ -39,7 +39,10 @@ PLANTED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "board-import": ((RUNTIME, "import numpy as np\n", "import numpy as np\n\nimport hil.plugins\n"),),
     "describe": ((RUNTIME, '"version": VERSION', '"version": ""'),),
     "load-error": ((RUNTIME, "raise LoadFailed(str(error)) from error", "raise"),),
-    "leak": ((RUNTIME, _PLACED, f"{_PLACED}\n        OPEN.append(open(__file__))"), (RUNTIME, "LANES = 16", "LANES = 16\nOPEN = []")),
+    "leak": (
+        (RUNTIME, _PLACED, f"{_PLACED}\n        OPEN.append(open(__file__))"),
+        (RUNTIME, "LANES = 16", "LANES = 16\nOPEN = []"),
+    ),
     "profile": ((RUNTIME, "            check(self.fetch())\n", ""),),
     "placement": ((RUNTIME, "return self._placed", "return list(self._placed)"),),
     # One of the runtime's faults for each model: writes to inputs, differs between runs, wrong dtype, wrong values.
@@ -50,7 +53,11 @@ PLANTED: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 TARGET = ("hil_npx/target.py", 'machine.get("arch")', 'machine["arch"]')
 CRASH = (RUNTIME, "            program = read_program(folder / main)", "            import os\n            os.abort()")
-HANG = (RUNTIME, "        self._times = []\n        for step", "        while True:\n            get_time_ns()\n        for step")
+HANG = (
+    RUNTIME,
+    "        self._times = []\n        for step",
+    "        while True:\n            get_time_ns()\n        for step",
+)
 
 
 def plant(folder: Path, *changes: tuple[str, str, str]) -> Path:

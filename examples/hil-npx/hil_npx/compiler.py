@@ -32,7 +32,9 @@ def compile_model(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
 
     def make(folder: Path) -> None:
         # A separate process: a model that crashes the compiler must not end hil.
-        specs = [[[one.name, one.dtype, list(one.shape)] for one in side or ()] for side in (model.inputs, model.outputs)]
+        specs = [
+            [[one.name, one.dtype, list(one.shape)] for one in side or ()] for side in (model.inputs, model.outputs)
+        ]
         arguments = {"model": str(model.path.absolute()), "output": str(folder / FILE), "specs": specs, "lanes": lanes}
         order["isolated"].call(build, arguments, timeout=order["timeout"], log=order["log"])
 
@@ -101,7 +103,9 @@ def build(model: str, output: str, specs: Any, lanes: int) -> None:
 Convert = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], tuple[list[str], dict[str, Any]]]
 
 
-def _convert_plain(node: Any, values: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def _convert_plain(
+    node: Any, values: Mapping[str, Any], weights: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
     return list(node.input), {}
 
 
@@ -157,4 +161,3 @@ SUPPORTED: dict[str, Convert] = {
     "Softmax": _make_converter(axis=-1),
     "Transpose": _make_converter(perm=None),
 }
-

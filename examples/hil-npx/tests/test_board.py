@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hil
 import onnx
 from onnx import TensorProto, helper
+
+import hil
 
 
 def test_development_kit_runs_model(tmp_path: Path) -> None:

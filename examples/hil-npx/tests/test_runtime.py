@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hil
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
+import hil
 
 
 @pytest.fixture(scope="module")

@@ -214,9 +214,7 @@ def _make_fetch_error(name: str, requirement: str, printed: str, interpreter: In
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def call_pip(
-    command: Sequence[str], limit_s: float, progress: ProgressPrinter | None = None
-) -> tuple[int, str]:
+def call_pip(command: Sequence[str], limit_s: float, progress: ProgressPrinter | None = None) -> tuple[int, str]:
     """Run pip. Return its exit code (negative after a timeout) and the error output."""
     searched: list[str] = []
     with (

@@ -13,7 +13,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedError
 from hil.controller.workloads.plugin_check.entry_points import choose_flags, find_point
-from hil.controller.workloads.plugin_check.rules import Finding
+from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.core.files import digest_file
 from hil.core.guarded import format_error
 from hil.core.results import Artifact, Model
@@ -57,7 +57,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
     Returns:
         ``findings``; ``programs``: a program for each compiled model; ``refused``: model -> error.
     """
-    found: list[Finding] = []
+    found: list[ContractFinding] = []
     programs, refused = [], {}
     flags = choose_flags(name, package)
     with Isolated(1) as isolated:
@@ -70,16 +70,16 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
                 refused[path.stem] = error.message
                 continue
             except BaseException as error:
-                found.append(Finding("compile-error", f"model {path.stem}: {_format_error(error)}"))
+                found.append(ContractFinding("compile-error", f"model {path.stem}: {_format_error(error)}"))
                 continue
             wrong = list_artifact_errors(artifact, model, flags)
-            found += [Finding("artifact", f"model {path.stem}: {text}") for text in wrong]
+            found += [ContractFinding("artifact", f"model {path.stem}: {text}") for text in wrong]
             if not wrong:
                 programs.append(_describe_program(path, artifact))
                 if len(programs) == 1:
                     found += compiler.check_cache(model, artifact)
         if not programs and not found:
-            found.append(Finding("compile", "; ".join(f"{model}: {why}" for model, why in refused.items())))
+            found.append(ContractFinding("compile", "; ".join(f"{model}: {why}" for model, why in refused.items())))
         found += compiler.check_refusal(import_model(Path(unsupported), isolated=isolated))
     return {"findings": [one.to_json() for one in found], "programs": programs, "refused": refused}
 
@@ -126,44 +126,44 @@ class _CheckedCompiler:
         made: Artifact = self._function(model, debug_ir=None, debug_ir_passes=False, failure=None, **order)
         return made
 
-    def check_cache(self, model: Model, first: Artifact) -> list[Finding]:
+    def check_cache(self, model: Model, first: Artifact) -> list[ContractFinding]:
         """Compile again: with the same flags, without the cache, and with another flag."""
-        found = [] if _COMPILER.fullmatch(first.compiler) else [Finding("compiler-name", repr(first.compiler))]
+        found = [] if _COMPILER.fullmatch(first.compiler) else [ContractFinding("compiler-name", repr(first.compiler))]
         try:
             again = self.compile(model)
             keys = set(self._cache.keys)
             if not keys:
-                return [*found, Finding("cache", "the compiler does not use the argument cache")]
+                return [*found, ContractFinding("cache", "the compiler does not use the argument cache")]
             if not again.cached or dict(again.digests) != dict(first.digests):
                 how = "the second result has another digest" if again.cached else "the second result has cached=False"
-                found.append(Finding("cache", how))
+                found.append(ContractFinding("cache", how))
             if self.compile(model, recompute=True).cached:
-                found.append(Finding("recompute", "the result with recompute=True has cached=True"))
+                found.append(ContractFinding("recompute", "the result with recompute=True has cached=True"))
         except BaseException as error:
-            return [*found, Finding("cache", f"the second compilation failed: {_format_error(error)}")]
+            return [*found, ContractFinding("cache", f"the second compilation failed: {_format_error(error)}")]
         try:
             self.compile(model, _FLAG)
         except _REFUSALS:
             return found
         except BaseException as error:
-            return [*found, Finding("compile-error", f"with the flag {_FLAG}: {_format_error(error)}")]
+            return [*found, ContractFinding("compile-error", f"with the flag {_FLAG}: {_format_error(error)}")]
         if keys & set(self._cache.keys):
-            found.append(Finding("cache-key", f"the flag {_FLAG} is accepted, and the key is the same"))
+            found.append(ContractFinding("cache-key", f"the flag {_FLAG} is accepted, and the key is the same"))
         return found
 
-    def check_refusal(self, model: Model) -> list[Finding]:
+    def check_refusal(self, model: Model) -> list[ContractFinding]:
         """Compile a model with an unknown operator."""
         try:
             self.compile(model)
         except _REFUSALS:
             return []
         except BaseException as error:
-            return [Finding("compile-error", f"a model with an unknown operator raises {_format_error(error)}")]
-        return [Finding("compile-error", "a model with an unknown operator compiles")]
+            return [ContractFinding("compile-error", f"a model with an unknown operator raises {_format_error(error)}")]
+        return [ContractFinding("compile-error", "a model with an unknown operator compiles")]
 
 
 def _format_error(error: BaseException) -> str:
-    """Return an error's class and text. The text of an isolated call's error contains the class of the original error."""
+    """Return an error's class and text. The text of an isolated call's error contains the original class."""
     return error.message if isinstance(error, IsolatedError) else format_error(error)
 
 

@@ -20,7 +20,7 @@ from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.packages import load
 from hil.controller.workloads.bundles.formats import Format
-from hil.controller.workloads.plugin_check.rules import Finding
+from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.core.boards import read_board
 from hil.core.field_types import is_a
 from hil.core.guarded import format_error
@@ -50,7 +50,7 @@ _ORDER = (
     *("runtime", "flags", "debug_ir", "debug_ir_passes", "failure"),
     *("cache", "recompute", "isolated", "timeout", "log"),
 )
-_MACHINES = (
+_MACHINES: tuple[dict[str, Any], ...] = (
     {"arch": "x86_64", "system": "Linux", "cpu_features": ["avx2", "fma"], "cpu_parts": []},
     {"arch": "aarch64", "system": "Linux", "cpu_features": ["fp", "asimd"], "cpu_parts": ["0x41:0xd03"]},
     {"arch": "riscv64", "system": "Linux", "cpu_features": ["rv64imafdc"], "cpu_parts": []},
@@ -70,16 +70,16 @@ def check_entry_point(group: str, name: str, package: str) -> list[list[str]]:
     try:
         thing = point.load()
     except BaseException as error:
-        return [Finding("load", format_error(error)).to_json()]
+        return [ContractFinding("load", format_error(error)).to_json()]
     try:
         if group == "hil.flows":
             _check_flows(thing)
         else:
             load(point, GROUPS[group])
     except (UsageError, TypeError, ValueError) as error:
-        return [Finding("type", getattr(error, "message", str(error))).to_json()]
+        return [ContractFinding("type", getattr(error, "message", str(error))).to_json()]
     if group == RUNTIME_GROUP and not inspect.isclass(thing):
-        return [Finding("type", f"must be a class, got {thing!r:.80}").to_json()]
+        return [ContractFinding("type", f"must be a class, got {thing!r:.80}").to_json()]
     wanted: dict[str, Callable[[], Any]] = {
         COMPILER_GROUP: lambda: _bind(thing, "model", **dict.fromkeys(_ORDER)),
         RUNTIME_GROUP: lambda: _bind(thing, "options"),
@@ -90,7 +90,7 @@ def check_entry_point(group: str, name: str, package: str) -> list[list[str]]:
     try:
         wanted.get(group, lambda: None)()
     except TypeError as error:
-        return [Finding("signature", str(error)).to_json()]
+        return [ContractFinding("signature", str(error)).to_json()]
     return [one.to_json() for one in _check_target(thing)] if group == TARGET_GROUP else []
 
 
@@ -117,7 +117,7 @@ def _check_flows(thing: Any) -> None:
         is_a(Flow)(flow)
 
 
-def _check_target(choose: Callable[..., Any]) -> list[Finding]:
+def _check_target(choose: Callable[..., Any]) -> list[ContractFinding]:
     found = []
     for machine in _MACHINES:
         what = f"for a machine with the architecture {machine.get('arch', 'unknown')}"
@@ -126,7 +126,7 @@ def _check_target(choose: Callable[..., Any]) -> list[Finding]:
         except UsageError:
             continue
         except BaseException as error:
-            found.append(Finding("target", f"{what}: {format_error(error)}"))
+            found.append(ContractFinding("target", f"{what}: {format_error(error)}"))
     return found
 
 
@@ -137,13 +137,13 @@ def check_board_configs(value: str) -> list[list[str]]:
     folders = [Path(place, *parts) for place in (spec.submodule_search_locations or ())] if spec is not None else []
     files = [file for folder in folders for file in sorted(folder.glob("*.toml"))]
     if not files:
-        return [Finding("board-config", f"no .toml file in {value}").to_json()]
+        return [ContractFinding("board-config", f"no .toml file in {value}").to_json()]
     found = []
     for file in files:
         try:
             read_board(file)
         except UsageError as error:
-            found.append(Finding("board-config", error.message).to_json())
+            found.append(ContractFinding("board-config", error.message).to_json())
     return found
 
 
@@ -170,4 +170,4 @@ def check_board_import(value: str) -> list[list[str]]:
     if not done.returncode:
         return []
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return [Finding("board-import", lines[-1]).to_json()]
+    return [ContractFinding("board-import", lines[-1]).to_json()]

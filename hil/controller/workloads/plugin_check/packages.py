@@ -37,7 +37,7 @@ class CheckedPackage:
 
 
 def open_package(source: str, folder: Path) -> CheckedPackage:
-    """Return the package in a project directory or a wheel, which hil unpacks into a directory, or an installed package.
+    """Return a package: from a project directory or a wheel, which hil unpacks into a directory, or installed.
 
     Raises:
         UsageError: the package does not exist, cannot be built, or has no entry points for hil.

@@ -10,7 +10,7 @@ PAGE = "docs/plugin-contract.md"
 
 
 @dataclass(frozen=True)
-class Rule:
+class ContractRule:
     """What a package must do."""
 
     expected: str
@@ -23,7 +23,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ContractFinding:
     """Violation of a rule, as a worker process reports it."""
 
     rule: str
@@ -34,11 +34,11 @@ class Finding:
         return [self.rule, self.found]
 
 
-def _rules(section: str, **expected: str) -> dict[str, Rule]:
-    return {name.replace("_", "-"): Rule(text, section) for name, text in expected.items()}
+def _rules(section: str, **expected: str) -> dict[str, ContractRule]:
+    return {name.replace("_", "-"): ContractRule(text, section) for name, text in expected.items()}
 
 
-RULES: Mapping[str, Rule] = MappingProxyType(
+RULES: Mapping[str, ContractRule] = MappingProxyType(
     _rules(
         "entry-points",
         group="a group that starts with hil. is one of hil's groups",

@@ -14,7 +14,7 @@ import numpy as np
 from hil.controller.analysis.profile.collect import READABLE
 from hil.controller.workloads.plugin_check.compilers import are_alike
 from hil.controller.workloads.plugin_check.entry_points import find_point
-from hil.controller.workloads.plugin_check.rules import Finding
+from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, SmallModel
 from hil.core.arithmetic import ARITHMETICS
 from hil.core.field_types import check_fields
@@ -55,25 +55,27 @@ def describe_runtime(name: str, package: str) -> dict[str, list[Any]]:
     kind = _Runtime(name, package).kind
     missing = [method for method in _RUNTIME_METHODS if not callable(getattr(kind, method, None))]
     listed = tuple(getattr(kind, "arithmetics", ()))
-    found = [Finding("methods", f"the class lacks {', '.join(missing)}")] if missing else _check_description(kind)
+    found = (
+        [ContractFinding("methods", f"the class lacks {', '.join(missing)}")] if missing else _check_description(kind)
+    )
     if unknown := [one for one in listed if one not in ARITHMETICS]:
-        found.append(Finding("arithmetic", f"unknown: {', '.join(map(repr, unknown))}"))
+        found.append(ContractFinding("arithmetic", f"unknown: {', '.join(map(repr, unknown))}"))
     known = [one for one in listed if one in ARITHMETICS]
     return {"findings": [one.to_json() for one in found], "arithmetics": known}
 
 
-def _check_description(kind: Any) -> list[Finding]:
+def _check_description(kind: Any) -> list[ContractFinding]:
     found = []
     try:
         described = kind.describe()
     except BaseException as error:
-        return [Finding("describe", format_error(error))]
+        return [ContractFinding("describe", format_error(error))]
     version = described.get("version") if isinstance(described, Mapping) else None
     devices = described.get("devices") if isinstance(described, Mapping) else None
     if not isinstance(version, str) or not version.strip():
-        found.append(Finding("describe", f"the version is {version!r}"))
+        found.append(ContractFinding("describe", f"the version is {version!r}"))
     if not isinstance(devices, list | tuple) or not devices or not all(isinstance(one, str) for one in devices):
-        found.append(Finding("describe", f"the devices are {devices!r}"))
+        found.append(ContractFinding("describe", f"the devices are {devices!r}"))
     return found
 
 
@@ -86,20 +88,24 @@ def check_program(name: str, package: str, program: dict[str, Any], arithmetic: 
         try:
             loaded = runtime.load(folder, program["main"], program["function"])
         except BaseException as error:
-            return [Finding(rule or "load-program", f"{_where(program, arithmetic)}: {format_error(error)}").to_json()]
+            return [
+                ContractFinding(
+                    rule or "load-program", f"{_where(program, arithmetic)}: {format_error(error)}"
+                ).to_json()
+            ]
         found = list(_check_loaded(loaded, model, _ROUGH if arithmetic else _TOLERANCE))
         if not program["function"] and not found and not arithmetic:
             found += _check_main(runtime, folder, program["main"])
     where = _where(program, arithmetic)
-    return [Finding(rule or one.rule, f"{where}: {one.found}").to_json() for one in found]
+    return [ContractFinding(rule or one.rule, f"{where}: {one.found}").to_json() for one in found]
 
 
-def _check_main(runtime: _Runtime, folder: Path, main: str) -> list[Finding]:
+def _check_main(runtime: _Runtime, folder: Path, main: str) -> list[ContractFinding]:
     """Load the only function by the name that bundles use."""
     try:
         runtime.load(folder, main, "main")
     except BaseException as error:
-        return [Finding("load-program", f"as function main: {format_error(error)}")]
+        return [ContractFinding("load-program", f"as function main: {format_error(error)}")]
     return []
 
 
@@ -107,12 +113,12 @@ def _where(program: Mapping[str, Any], arithmetic: str) -> str:
     return f"model {program['model']}" + (f" in {arithmetic}" if arithmetic else "")
 
 
-def _check_loaded(loaded: Any, model: SmallModel | None, tolerance: float) -> list[Finding]:
+def _check_loaded(loaded: Any, model: SmallModel | None, tolerance: float) -> list[ContractFinding]:
     missing = [part for part in _PROGRAM_PARTS if not hasattr(loaded, part)]
     specs = [spec for side in ("inputs", "outputs") for spec in getattr(loaded, side, ())]
     if missing or not all(isinstance(spec, TensorSpec) for spec in specs):
         what = f"the program lacks {', '.join(missing)}" if missing else "inputs and outputs must be TensorSpec"
-        return [Finding("methods", what)]
+        return [ContractFinding("methods", what)]
     if model is None:
         return []
     wanted = model.compute(*model.inputs.values())
@@ -121,29 +127,31 @@ def _check_loaded(loaded: Any, model: SmallModel | None, tolerance: float) -> li
         expected = [make_spec(name, array) for name, array in tensors.items()]
         if not are_alike(side, expected):
             text = f"{which} are {', '.join(map(str, side))}; expected {', '.join(map(str, expected))}"
-            return [Finding("specs", text)]
+            return [ContractFinding("specs", text)]
     try:
         return _run(loaded, model, wanted, tolerance)
     except BaseException as error:
-        return [Finding("run", format_error(error))]
+        return [ContractFinding("run", format_error(error))]
 
 
-def _run(loaded: Any, model: SmallModel, wanted: Sequence[Array], tolerance: float) -> list[Finding]:
+def _run(loaded: Any, model: SmallModel, wanted: Sequence[Array], tolerance: float) -> list[ContractFinding]:
     given = [array.copy() for array in model.inputs.values()]
     first = _run_once(loaded, given)
     if problem := _find_type_error(first, wanted):
-        return [Finding("outputs", problem)]
+        return [ContractFinding("outputs", problem)]
     found = []
     for spec, array, right in zip(loaded.outputs, first, wanted, strict=True):
         if not np.allclose(array.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance):
-            found.append(Finding("values", f"output {spec.name} is {array.ravel()[:4]}, expected {right.ravel()[:4]}"))
+            found.append(
+                ContractFinding("values", f"output {spec.name} is {array.ravel()[:4]}, expected {right.ravel()[:4]}")
+            )
     if any(one.tobytes() != own.tobytes() for one, own in zip(given, model.inputs.values(), strict=True)):
-        found.append(Finding("inputs", "an array that bind() received has other values after the run"))
+        found.append(ContractFinding("inputs", "an array that bind() received has other values after the run"))
         return found
     _run_once(loaded, [array.copy() for array in model.others.values()])
     again = _run_once(loaded, [array.copy() for array in model.inputs.values()])
     if any(one.tobytes() != other.tobytes() for one, other in zip(first, again, strict=True)):
-        found.append(Finding("determinism", "the outputs differ after a run with other inputs"))
+        found.append(ContractFinding("determinism", "the outputs differ after a run with other inputs"))
     return [*found, *_check_placement(loaded)]
 
 
@@ -165,7 +173,7 @@ def _find_type_error(arrays: Sequence[Any], wanted: Sequence[Array]) -> str:
     return ""
 
 
-def _check_placement(loaded: Any) -> list[Finding]:
+def _check_placement(loaded: Any) -> list[ContractFinding]:
     if not hasattr(loaded, "placement"):
         return []
     placed = loaded.placement()
@@ -175,8 +183,12 @@ def _check_placement(loaded: Any) -> list[Finding]:
                 raise TypeError(f"{part!r:.80} is not a Part")
             check_fields(part)
     except TypeError as error:
-        return [Finding("placement", str(error))]
-    return [] if placed is None or isinstance(placed, tuple) else [Finding("placement", f"a {type(placed).__name__}")]
+        return [ContractFinding("placement", str(error))]
+    return (
+        []
+        if placed is None or isinstance(placed, tuple)
+        else [ContractFinding("placement", f"a {type(placed).__name__}")]
+    )
 
 
 def check_damage(name: str, package: str, program: dict[str, Any]) -> list[list[str]]:
@@ -207,14 +219,14 @@ def check_misuse(name: str, package: str, program: dict[str, Any]) -> list[list[
 
 def _check_refused(
     name: str, package: str, what: str, folder: Path, main: str, function: str, device: str = ""
-) -> list[Finding]:
+) -> list[ContractFinding]:
     try:
         _Runtime(name, package).load(folder, main, function, device)
     except LoadFailed:
         return []
     except BaseException as error:
-        return [Finding("load-error", f"{what} raises {format_error(error)}")]
-    return [Finding("load-error", f"{what} raises no error")]
+        return [ContractFinding("load-error", f"{what} raises {format_error(error)}")]
+    return [ContractFinding("load-error", f"{what} raises no error")]
 
 
 def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[str]]:
@@ -236,7 +248,7 @@ def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[s
     names = ("open files", "threads")
     # A library may open a few more files or threads once.
     return [
-        Finding("leak", f"{end - start} more {what} after {_CYCLES} loads").to_json()
+        ContractFinding("leak", f"{end - start} more {what} after {_CYCLES} loads").to_json()
         for what, start, end in zip(names, before, after, strict=True)
         if end - start >= _CYCLES // 2
     ]
@@ -260,7 +272,7 @@ def check_profile(name: str, package: str, program: dict[str, Any]) -> list[list
     wanted = warmup + iterations if getattr(loaded, "profile_has_outputs", True) else 0
     if not problem and len(checked) != wanted:
         problem = f"check was called {len(checked)} times, expected {wanted}"
-    return [Finding("profile", problem).to_json()] if problem else []
+    return [ContractFinding("profile", problem).to_json()] if problem else []
 
 
 def _find_profile_error(files: Any, folder: Path, runs: int) -> str:
@@ -289,5 +301,3 @@ def _unpack(program: Mapping[str, Any]) -> Iterator[Path]:
             (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
             copy_file(file, Path(place) / name)
         yield Path(place)
-
-

@@ -41,15 +41,15 @@ class SmallModel:
 
         made = self.compute(*self.inputs.values())
         sides = [self.inputs, dict(zip(self.outputs, made, strict=True))]
-        infos = [
+        inputs, outputs = (
             [
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
                 for name, array in side.items()
             ]
             for side in sides
-        ]
+        )
         nodes = [helper.make_node(op, given.split(), [output], f"node_{output}") for op, given, output in self.nodes]
-        graph = helper.make_graph(nodes, self.name, *infos)
+        graph = helper.make_graph(nodes, self.name, inputs, outputs)
         path = folder / f"{self.name}.onnx"
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
         return path
@@ -81,7 +81,7 @@ SMALL_MODELS: tuple[SmallModel, ...] = (
     _make_add("int8", np.arange(6, dtype=np.int8) - 3, np.arange(6, dtype=np.int8)),
     SmallModel("bool", {"x": np.array([True, False, False])}, (("Not", "x", "out"),), ("out",), lambda x: [~x]),
     _make_add("zero-sized", _float(0, 4), _float(0, 4)),
-    _make_add("scalar", _float(1).reshape(()), np.float32(2.5).reshape(())),
+    _make_add("scalar", _float(1).reshape(()), np.array(2.5, np.float32)),
 )
 
 

@@ -150,4 +150,4 @@ class _Suite:
 def _describe(check: Any, arguments: Mapping[str, Any]) -> str:
     """Return what a check does: ``check program of model int8``."""
     model = arguments.get("program", {}).get("model", "")
-    return check.__name__.replace("_", " ") + (f" (model {model})" if model else "")
+    return str(check.__name__).replace("_", " ") + (f" (model {model})" if model else "")

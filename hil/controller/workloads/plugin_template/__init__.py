@@ -110,7 +110,7 @@ def _select_groups(text: str, path: Path, kind: PluginKind) -> str:
         text = re.sub(rf'\[project\.entry-points\."{re.escape(group)}"\]\n(?:[^\[\n].*\n)+\n', "", text)
     if "hil_npx/boards" in kind.left_out:
         text = text.replace('packages = ["hil_npx", "hil_npx.boards"]', 'packages = ["hil_npx"]')
-        text = re.sub(r'\[tool\.setuptools\.package-data\]\n.*\n\n', "", text)
+        text = re.sub(r"\[tool\.setuptools\.package-data\]\n.*\n\n", "", text)
     parse_toml(text, path)
     return text
 

@@ -20,7 +20,12 @@ ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
 
 
 def save_wheel(
-    folder: Path, name: str = "hil_acme", version: str = "1.0", tags: str = "py3-none-any", requires: str = "", points="acme"
+    folder: Path,
+    name: str = "hil_acme",
+    version: str = "1.0",
+    tags: str = "py3-none-any",
+    requires: str = "",
+    points="acme",
 ) -> Path:
     """Save a wheel with a runtime."""
     path = folder / f"{name}-{version}-{tags}.whl"
@@ -71,7 +76,9 @@ def test_wheel_must_fit_board(tmp_path: Path, prepare, tags: str, fits: bool):
 
 
 def test_requirement_must_be_deployed_too(tmp_path: Path, prepare):
-    requires = "Requires-Dist: hil\nRequires-Dist: NumPy>=2\nRequires-Dist: acme_driver>=3\nRequires-Dist: x ; extra == 'y'\n"
+    requires = (
+        "Requires-Dist: hil\nRequires-Dist: NumPy>=2\nRequires-Dist: acme_driver>=3\nRequires-Dist: x ; extra == 'y'\n"
+    )
     wheel = save_wheel(tmp_path, requires=requires)
     with pytest.raises(UsageError, match=r"hil-acme 1\.0 needs acme-driver, which the agent does not have"):
         prepare(wheel)
