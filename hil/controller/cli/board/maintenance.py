@@ -226,7 +226,10 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], packages: tuple[Path, ...],
             place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=print_message)
             now = read_status(there, folder, board=choice.name)
             used = now.used_bytes or 0
-            _check_deployed(there, place, [name for vendor in vendors for name in vendor.runtimes], choice.name)
+            known = list_known_runtimes()
+            of_packages = [name for name in runtimes if known[name].of_package]
+            of_packages += [name for vendor in vendors for name in vendor.runtimes]
+            _check_deployed(there, place, of_packages, choice.name)
     seconds = time.monotonic() - start
     names = [name for name in now.agent.runtimes if not name.startswith(MARK)]
     deployed = DeployedAgent(
@@ -265,12 +268,13 @@ def _check_deployed(shell: Shell, place: AgentPlace, runtimes: list[str], board:
     ):
         errors = {one.name: one.error for one in client.describe().runtimes}
     for name in runtimes:
-        if why := errors.get(name, "the agent does not list it"):
-            raise BoardUnfit(
-                f"the runtime {name} does not work on the board: {why}",
-                board=board,
-                hint="a runtime's module may import hil.agent.plugins, numpy and its own package, but not hil.plugins",
-            )
+        if name not in errors:
+            why, hint = "the package is not installed there", "install the package with --package DIR"
+        else:
+            why = errors[name]
+            hint = "a runtime's module may import hil.agent.plugins, numpy and its own package, but not hil.plugins"
+        if why:
+            raise BoardUnfit(f"the runtime {name} does not work on the board: {why}", board=board, hint=hint)
 
 
 @make_command(epilog="Example: hil board clean root@192.168.7.2")

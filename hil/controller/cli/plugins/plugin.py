@@ -14,7 +14,10 @@ from hil.controller.cli.screen import answer, print_message
 from hil.core.scratch import make_temporary_folder
 
 if TYPE_CHECKING:
-    from hil.controller.records.commands.plugins import PluginReport
+    from hil.controller.records.commands.plugins import PluginReport, PluginViolation
+
+# Maximum number of violations of one rule by one entry point in the output.
+_MAX_SHOWN = 3
 
 
 @group()
@@ -51,11 +54,17 @@ def check(package: str, timeout_s: float, as_json: bool) -> int:
 
 
 def _iter_lines(report: PluginReport) -> Iterator[str]:
+    alike: dict[tuple[str, str], list[PluginViolation]] = {}
     for one in report.violations:
-        yield f"VIOLATION  {one.rule}  {one.entry_point}"
-        yield f"  found     {one.found}"
-        yield f"  expected  {one.expected}"
-        yield f"  see       {one.documentation}"
+        alike.setdefault((one.rule, one.entry_point), []).append(one)
+    for (rule, point), violations in alike.items():
+        yield f"VIOLATION  {rule}  {point}"
+        for one in violations[:_MAX_SHOWN]:
+            yield f"  found     {one.found}"
+        if len(violations) > _MAX_SHOWN:
+            yield f"            and {len(violations) - _MAX_SHOWN} more (--json)"
+        yield f"  expected  {violations[0].expected}"
+        yield f"  see       {violations[0].documentation}"
     for skip in report.skipped:
         yield f"skipped    {skip.entry_point}, {skip.what}: {skip.why}"
     count = len(report.violations)
