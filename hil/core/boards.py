@@ -144,7 +144,10 @@ def _list_package_folders() -> list[Path]:
     found = []
     for point in list_entry_points(_GROUP):
         package, *parts = point.value.split(".")
-        spec = importlib.util.find_spec(package)
+        try:
+            spec = importlib.util.find_spec(package)
+        except ValueError:  # an invalid name
+            continue
         places = spec.submodule_search_locations if spec is not None else None
         found += [Path(place, *parts) for place in places or ()]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 
 from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, is_over_ssh, open_shell
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, json_option
+from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.core.files import open_file
 from hil.core.runtimes import list_known_runtimes
@@ -199,18 +200,17 @@ def _check_runtimes(_: click.Context, option: click.Parameter, names: tuple[str,
     "--package",
     "packages",
     multiple=True,
-    type=FILE,
-    metavar="DIR|WHEEL",
-    help="Package with a runtime to install: a project's directory or a wheel. Repeatable.",
+    metavar="DIR|WHEEL|NAME",
+    help="Package with a runtime: a project's directory, a wheel, or the name of a published package. Repeatable.",
 )
 @json_option
-def deploy(as_json: bool, runtimes: tuple[str, ...], packages: tuple[Path, ...], **settings: Any) -> None:
+def deploy(as_json: bool, runtimes: tuple[str, ...], packages: tuple[str, ...], **settings: Any) -> None:
     """Deploy hil's agent to a board and start it. An up-to-date agent is not sent.
 
-    With --package, hil builds the wheel, installs the wheel next to the agent, and checks that the runtime works on the
-    board. The board verifies the digest of all files. Later runs with --runtime NAME use the package.
+    With --package, hil builds or fetches the wheel, installs the wheel next to the agent, and checks that the runtime
+    works on the board. The board verifies the digest of all files. Later runs with --runtime NAME use the package.
     """
-    from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
+    from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent, find_interpreter
     from hil.controller.devices.deploy.probe import read_status
     from hil.controller.devices.deploy.vendor_packages import MARK, prepare_packages
     from hil.controller.records.commands.boards import DeployedAgent, DeployedPackage
@@ -219,17 +219,17 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], packages: tuple[Path, ...],
     folder = choice.config.connection.folder
     start = time.monotonic()
     wanted = runtimes if runtimes or packages else (choice.config.runtime,)
-    with make_temporary_folder("hil-package-") as built:
-        vendors = prepare_packages(packages, Path(built), wanted) if packages else ()
-        with open_shell(choice) as there:
-            recipe = AgentRecipe.of(wanted, vendors)
-            place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=print_message)
-            now = read_status(there, folder, board=choice.name)
-            used = now.used_bytes or 0
-            known = list_known_runtimes()
-            of_packages = [name for name in runtimes if known[name].of_package]
-            of_packages += [name for vendor in vendors for name in vendor.runtimes]
-            _check_deployed(there, place, of_packages, choice.name)
+    with make_temporary_folder("hil-package-") as built, open_shell(choice) as there:
+        find = partial(find_interpreter, there, folder, choice.name)
+        vendors = prepare_packages(packages, Path(built), wanted, find) if packages else ()
+        recipe = AgentRecipe.of(wanted, vendors)
+        place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=print_message)
+        now = read_status(there, folder, board=choice.name)
+        used = now.used_bytes or 0
+        known = list_known_runtimes()
+        of_packages = [name for name in runtimes if known[name].of_package]
+        of_packages += [name for vendor in vendors for name in vendor.runtimes]
+        _check_deployed(there, place, of_packages, choice.name)
     seconds = time.monotonic() - start
     names = [name for name in now.agent.runtimes if not name.startswith(MARK)]
     deployed = DeployedAgent(

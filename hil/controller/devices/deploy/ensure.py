@@ -264,6 +264,12 @@ def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter
     raise refused[0]
 
 
+def find_interpreter(shell: Shell, folder: str, board: str) -> Interpreter:
+    """Return the best Python of a board. Raises NoAgentHere if no Python can run an agent."""
+    # No agent has an empty recipe, so the board lists its interpreters.
+    return list_usable_interpreters(ask(shell, "probe", folder, "", board=board))[0]
+
+
 def list_usable_interpreters(seen: Seen) -> list[Interpreter]:
     """Return a board's Pythons that can run an agent, the best first. Raises NoAgentHere if no Python can."""
     if seen.system not in ("", "Linux"):

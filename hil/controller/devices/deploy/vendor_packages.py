@@ -1,12 +1,13 @@
-"""Packages with runtimes that `hil board deploy --package` installs: a project directory or a wheel."""
+"""Packages with runtimes that `hil board deploy --package` installs: from a project, a wheel or a package index."""
 
 from __future__ import annotations
 
 import configparser
+import contextlib
 import re
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -16,6 +17,7 @@ from hil.controller.devices.deploy.packages import (
     NoWheels,
     Package,
     list_platform_tags,
+    make_pip_options,
     pack_wheel,
     read_wheel_title,
 )
@@ -33,6 +35,7 @@ _MAX_METADATA_BYTES = 4 << 20
 # Files of a project that are not part of a wheel. Building in a copy leaves the project unchanged.
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "dist", "*.egg-info")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PUBLISHED = re.compile(rf"({_NAME.pattern})(==[A-Za-z0-9.+!_]+)?")
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,23 @@ class VendorPackage:
 MARK = "+"
 
 
-def prepare_packages(sources: Sequence[Path], folder: Path, runtimes: Sequence[str] = ()) -> tuple[VendorPackage, ...]:
-    """Build the wheels of projects, and pack the wheels for a board.
+def prepare_packages(
+    sources: Sequence[str], folder: Path, runtimes: Sequence[str], find_interpreter: Callable[[], Interpreter]
+) -> tuple[VendorPackage, ...]:
+    """Build or fetch the wheels of packages, and pack the wheels for a board.
 
     Args:
-        sources: project directories and wheels.
+        sources: project directories, wheels, and names of published packages (``NAME`` or ``NAME==VERSION``).
         folder: an empty directory for the results.
         runtimes: runtimes of hil that the agent will have.
+        find_interpreter: returns the board's Python, for published packages.
 
     Raises:
-        UsageError: a source is neither a project nor a wheel, has no runtime for hil, cannot be built, or requires a
-            package that the agent will not have.
+        UsageError: a source is invalid, cannot be built, or requires a package that the agent will not have; or no
+            source has a runtime for hil.
+        NoWheels: a package is not published for the board's Python.
     """
-    found = tuple(_prepare(source, folder / str(number)) for number, source in enumerate(sources))
+    found = tuple(_prepare(source, folder / str(number), find_interpreter) for number, source in enumerate(sources))
     present = {"hil", *list_agent_packages(runtimes), *(one.name for one in found)}
     for one in found:
         if missing := [name for name in one.requirements if name not in present]:
@@ -97,16 +104,19 @@ def prepare_packages(sources: Sequence[Path], folder: Path, runtimes: Sequence[s
     return found
 
 
-def _prepare(source: Path, folder: Path) -> VendorPackage:
+def _prepare(source: str, folder: Path, find_interpreter: Callable[[], Interpreter]) -> VendorPackage:
     folder.mkdir(parents=True)
-    if source.is_dir():
-        wheel = build_wheel(source, folder)
-    elif source.suffix == ".whl" and source.is_file():
-        wheel = source
+    path = Path(source)
+    if path.is_dir():
+        wheel = build_wheel(path, folder)
+    elif path.suffix == ".whl" and path.is_file():
+        wheel = path
+    elif published := _PUBLISHED.fullmatch(source):
+        wheel = _fetch_wheel(published[1], published[2] or "", folder, find_interpreter())
     else:
         raise UsageError(
-            f"--package {source} is neither a project directory nor a wheel",
-            hint="pass a directory with pyproject.toml, or a .whl file",
+            f"--package {source}: project directory or wheel not found",
+            hint="pass a directory with pyproject.toml, a .whl file, or NAME==VERSION of a published package",
         )
     try:
         metadata, points = _read_metadata(wheel)
@@ -116,6 +126,24 @@ def _prepare(source: Path, folder: Path) -> VendorPackage:
     except (OSError, ValueError, zipfile.BadZipFile, configparser.Error) as error:
         raise UsageError(f"{wheel} is not a valid wheel: {error}", hint="build the wheel again") from error
     return VendorPackage(name, package, _read_runtimes(points), _read_requirements(metadata), (python, abi, platform))
+
+
+def _fetch_wheel(name: str, version: str, folder: Path, interpreter: Interpreter) -> Path:
+    """Fetch a published wheel for a board: the given version, or the installed version, or the newest version."""
+    if not version:
+        with contextlib.suppress(PackageNotFoundError):
+            version = f"=={get_version(name)}"
+    command = make_module_command("pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps")
+    command = [*command, f"--dest={folder}", *make_pip_options(interpreter), f"{name}{version}"]
+    code, printed = call_pip(command, _BUILD_SECONDS)
+    wheels = sorted(folder.glob("*.whl"))
+    if code or len(wheels) != 1:
+        raise NoWheels(
+            f"pip found no wheel of {name}{version} for {interpreter.text}",
+            hint="build the wheel for the board, and pass the file: --package WHEEL",
+            detail=printed.strip()[-4000:],
+        )
+    return wheels[0]
 
 
 def build_wheel(project: Path, folder: Path) -> Path:

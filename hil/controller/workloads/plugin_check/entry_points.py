@@ -95,11 +95,14 @@ def check_entry_point(group: str, name: str, package: str) -> list[list[str]]:
 
 
 def choose_flags(name: str, package: str) -> list[str]:
-    """Return the flags that a package's target function chooses for this machine."""
+    """Return the flags that a package's target function chooses for this machine, or [] if the function fails."""
     if not any(point.name == name for point in list_entry_points(TARGET_GROUP)):
         return []
     machine = {"arch": platform.machine(), "system": platform.system(), "cpu_features": [], "cpu_parts": []}
-    return list(find_point(TARGET_GROUP, name, package).load()(machine).flags)
+    try:
+        return list(find_point(TARGET_GROUP, name, package).load()(machine).flags)
+    except Exception:  # the check of the target reports the error
+        return []
 
 
 def _bind(function: Any, *arguments: Any, **keywords: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deploying import put
+from support.deploying import empty_index, put
 
 from hil.controller.devices.deploy import probe
 from hil.controller.devices.deploy.ensure import AgentRecipe
@@ -33,6 +33,8 @@ def save_wheel(
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tags}\n")
+        wheel.writestr(f"{info}/RECORD", "")
         wheel.writestr(f"{info}/entry_points.txt", f"[hil.runtimes]\n{points} = {name}:Runtime\n" if points else "")
     return path
 
@@ -40,7 +42,8 @@ def save_wheel(
 @pytest.fixture
 def prepare(tmp_path: Path) -> Callable[..., tuple[VendorPackage, ...]]:
     def make(*sources: Path) -> tuple[VendorPackage, ...]:
-        return prepare_packages(sources, tmp_path / f"prepared-{len(list(tmp_path.iterdir()))}")
+        folder = tmp_path / f"prepared-{len(list(tmp_path.iterdir()))}"
+        return prepare_packages([str(source) for source in sources], folder, (), lambda: ARM)
 
     return make
 
@@ -89,7 +92,7 @@ def test_requirement_must_be_deployed_too(tmp_path: Path, prepare):
 def test_invalid_sources_are_refused(tmp_path: Path, prepare):
     with pytest.raises(UsageError, match="registers no runtime for hil"):
         prepare(save_wheel(tmp_path, points=""))
-    with pytest.raises(UsageError, match="neither a project directory nor a wheel"):
+    with pytest.raises(UsageError, match="project directory or wheel not found"):
         prepare(tmp_path / "missing")
     (tmp_path / "bad-1.0-py3-none-any.whl").write_text("no zip")
     with pytest.raises(UsageError, match="not a valid wheel"):
@@ -97,6 +100,20 @@ def test_invalid_sources_are_refused(tmp_path: Path, prepare):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"pyproject\.toml not found"):
         prepare(tmp_path / "empty")
+
+
+@pytest.mark.ci
+def test_published_package_is_fetched_for_board(tmp_path: Path, prepare, monkeypatch: pytest.MonkeyPatch):
+    empty_index(tmp_path, monkeypatch)
+    index = tmp_path / "index"
+    index.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    save_wheel(index, tags="cp311-cp311-manylinux_2_17_aarch64")
+    save_wheel(index, version="1.5", tags="cp311-cp311-manylinux_2_17_x86_64")
+    (found,) = prepare("hil-acme")
+    assert found.package.title == "hil-acme 1.0"
+    with pytest.raises(NoWheels, match=r"pip found no wheel of hil-acme==1\.5 for Python 3\.11 on aarch64"):
+        prepare("hil-acme==1.5")
 
 
 @pytest.mark.ci

@@ -65,6 +65,15 @@ def test_check_ends_hanging_run(tmp_path: Path):
     ]
 
 
+def test_open_package_builds_project_and_leaves_it_unchanged(tmp_path: Path):
+    before = sorted(EXAMPLE.iterdir())
+    package = open_package(str(EXAMPLE), tmp_path)
+    assert (package.name, package.version, package.folders) == ("hil-npx", "0.1.0", (str(tmp_path / "site"),))
+    assert "hil.board_configs npx" in [point.text for point in package.points]
+    assert (tmp_path / "site" / "hil_npx" / "boards" / "npx-kit.toml").is_file()
+    assert sorted(EXAMPLE.iterdir()) == before
+
+
 def test_open_package_refuses_other_sources(tmp_path: Path):
     with pytest.raises(UsageError, match="package 'nonesuch' not found"):
         open_package("nonesuch", tmp_path)
