@@ -16,22 +16,25 @@ from support.npx import install_npx
 MODEL = DIGITS / "digits_cnn.onnx"
 
 
-@pytest.mark.parametrize("kind", ["runtime", pytest.param("board", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("runtime", 3), ("reference", 2), pytest.param("board", 4, marks=pytest.mark.slow)],
+)
 def test_tests_of_new_package_pass(
-    kind: str, hil: Callable[..., Ended], environment: dict[str, str], tmp_path: Path
+    kind: str, count: int, hil: Callable[..., Ended], environment: dict[str, str], tmp_path: Path
 ) -> None:
     created = hil("new-plugin", "my-chip", "--kind", kind, "--json")
     assert created.code == 0, created.err
     assert created.document["package"] == "hil-my-chip"
     package = tmp_path / "hil-my-chip"
-    assert not [path for path in package.rglob("*") if path.is_file() and "npx" in path.read_text().lower()]
-    assert (package / "hil_my_chip" / "link.py").exists() is (kind == "board")
+    texts = [path.read_text().lower() for path in package.rglob("*") if path.is_file()]
+    assert not [text for text in texts if "npx" in text or "plain-ort" in text]
     install_npx(tmp_path / "site", environment, package)
     environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package)]
     done = subprocess.run(command, env=environment, cwd=package, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{4 if kind == 'board' else 3} passed" in done.stdout
+    assert f"{count} passed" in done.stdout
 
 
 def test_package_runtime_profiles_on_simulated_board_with_arithmetic(

@@ -1,4 +1,4 @@
-"""The example package hil-npx, installed for tests without pip."""
+"""The example packages, installed for tests without pip."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.pip import install
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hil-npx"
+EXAMPLE, REFERENCE = (Path(__file__).parents[2] / "examples" / name for name in ("hil-npx", "hil-plain-ort"))
 
 
 def install_npx(site: Path, environment: dict[str, str], package: Path = EXAMPLE) -> None:

@@ -60,10 +60,10 @@ HANG = (
 )
 
 
-def plant(folder: Path, *changes: tuple[str, str, str]) -> Path:
-    """Install a changed copy of the package in a new import directory. Return the directory."""
+def plant(folder: Path, *changes: tuple[str, str, str], example: Path = EXAMPLE) -> Path:
+    """Install a changed copy of a package in a new import directory. Return the directory."""
     package, site = folder / "package", folder / "site"
-    shutil.copytree(EXAMPLE, package)
+    shutil.copytree(example, package)
     for name, text, replacement in changes:
         path = package / name
         content = path.read_text()

@@ -10,7 +10,7 @@ from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import answer
 
-_KINDS = ("board", "runtime")
+_KINDS = ("board", "runtime", "reference")
 
 
 @make_command("new-plugin", epilog="Example: hil new-plugin acme --kind runtime -o hil-acme")
@@ -20,14 +20,15 @@ _KINDS = ("board", "runtime")
     type=click.Choice(_KINDS),
     default="board",
     show_default=True,
-    help="Parts: runtime has compiler, runtime and target; board adds a link and a board config.",
+    help="Parts. runtime: compiler, runtime and target; board: also link and board config; reference: only a reference.",
 )
 @click.option("-o", "--out", type=FOLDER, metavar="DIR", help="New directory (default: hil-NAME).")
 @json_option
 def new_plugin(name: str, kind: str, out: Path | None, as_json: bool) -> None:
-    """Create a package for a chip or board NAME, with tests that pass.
+    """Create a package for a chip, board or reference NAME, with tests that pass.
 
-    In the package, numpy stands for the chip. Replace its kernels with calls of the chip's driver.
+    In the package, numpy stands for the chip, and ONNX Runtime for the reference. Replace them with calls of your
+    driver or library.
     """
     from hil.controller.records.commands.plugins import NewPlugin
     from hil.controller.workloads.plugin_template import create_package

@@ -70,7 +70,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
                 refused[path.stem] = error.message
                 continue
             except BaseException as error:
-                found.append(ContractFinding("compile-error", f"model {path.stem}: {_format_error(error)}"))
+                found.append(ContractFinding("compile-error", f"model {path.stem}: {format_call_error(error)}"))
                 continue
             wrong = list_artifact_errors(artifact, model, flags)
             found += [ContractFinding("artifact", f"model {path.stem}: {text}") for text in wrong]
@@ -140,13 +140,13 @@ class _CheckedCompiler:
             if self.compile(model, recompute=True).cached:
                 found.append(ContractFinding("recompute", "the result with recompute=True has cached=True"))
         except BaseException as error:
-            return [*found, ContractFinding("cache", f"the second compilation failed: {_format_error(error)}")]
+            return [*found, ContractFinding("cache", f"the second compilation failed: {format_call_error(error)}")]
         try:
             self.compile(model, _FLAG)
         except _REFUSALS:
             return found
         except BaseException as error:
-            return [*found, ContractFinding("compile-error", f"with the flag {_FLAG}: {_format_error(error)}")]
+            return [*found, ContractFinding("compile-error", f"with the flag {_FLAG}: {format_call_error(error)}")]
         if keys & set(self._cache.keys):
             found.append(ContractFinding("cache-key", f"the flag {_FLAG} is accepted, and the key is the same"))
         return found
@@ -158,11 +158,13 @@ class _CheckedCompiler:
         except _REFUSALS:
             return []
         except BaseException as error:
-            return [ContractFinding("compile-error", f"a model with an unknown operator raises {_format_error(error)}")]
+            return [
+                ContractFinding("compile-error", f"a model with an unknown operator raises {format_call_error(error)}")
+            ]
         return [ContractFinding("compile-error", "a model with an unknown operator compiles")]
 
 
-def _format_error(error: BaseException) -> str:
+def format_call_error(error: BaseException) -> str:
     """Return an error's class and text. The text of an isolated call's error contains the original class."""
     return error.message if isinstance(error, IsolatedError) else format_error(error)
 

@@ -61,6 +61,11 @@ RULES: Mapping[str, ContractRule] = MappingProxyType(
         board_config="a board config is valid",
     )
     | _rules(
+        "references",
+        source="source() returns a text that stays the same",
+        reference="at least one small model is computed; outputs have the model's names, dtypes, shapes and right values",
+    )
+    | _rules(
         "runtimes",
         board_import="the runtime's module imports nothing that boards lack",
         describe="describe() returns a version and at least one device",

@@ -15,7 +15,7 @@ from hil.controller.analysis.profile.collect import READABLE
 from hil.controller.workloads.plugin_check.compilers import are_alike
 from hil.controller.workloads.plugin_check.entry_points import find_point
 from hil.controller.workloads.plugin_check.rules import ContractFinding
-from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, SmallModel
+from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, TOLERANCE, SmallModel, find_wrong_values
 from hil.core.arithmetic import ARITHMETICS
 from hil.core.field_types import check_fields
 from hil.core.files import MAX_MODEL_BYTES, copy_file, read_file
@@ -30,7 +30,6 @@ _RUNTIME_METHODS = ("describe", "prepare", "load")
 _PROGRAM_PARTS = ("inputs", "outputs", "function", "bind", "run", "fetch")
 # Error of float16 and bfloat16 in these small models.
 _ROUGH = 0.05
-_TOLERANCE = 1e-3
 _WARM_CYCLES, _CYCLES = 3, 8
 _PROFILED = (1, 3)  # warm-ups and iterations
 _MODELS = {model.name: model for model in SMALL_MODELS}
@@ -93,7 +92,7 @@ def check_program(name: str, package: str, program: dict[str, Any], arithmetic: 
                     rule or "load-program", f"{_where(program, arithmetic)}: {format_error(error)}"
                 ).to_json()
             ]
-        found = list(_check_loaded(loaded, model, _ROUGH if arithmetic else _TOLERANCE))
+        found = list(_check_loaded(loaded, model, _ROUGH if arithmetic else TOLERANCE))
         if not program["function"] and not found and not arithmetic:
             found += _check_main(runtime, folder, program["main"])
     where = _where(program, arithmetic)
@@ -141,10 +140,8 @@ def _run(loaded: Any, model: SmallModel, wanted: Sequence[Array], tolerance: flo
         return [ContractFinding("outputs", problem)]
     found = []
     for spec, array, right in zip(loaded.outputs, first, wanted, strict=True):
-        if not np.allclose(array.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance):
-            found.append(
-                ContractFinding("values", f"output {spec.name} is {array.ravel()[:4]}, expected {right.ravel()[:4]}")
-            )
+        if text := find_wrong_values(array, right, tolerance):
+            found.append(ContractFinding("values", f"output {spec.name} is {text}"))
     if any(one.tobytes() != own.tobytes() for one, own in zip(given, model.inputs.values(), strict=True)):
         found.append(ContractFinding("inputs", "an array that bind() received has other values after the run"))
         return found

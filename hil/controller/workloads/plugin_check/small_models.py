@@ -85,6 +85,16 @@ SMALL_MODELS: tuple[SmallModel, ...] = (
 )
 
 
+TOLERANCE = 1e-3
+
+
+def find_wrong_values(array: Array, right: Array, tolerance: float = TOLERANCE) -> str:
+    """Return the first values and the expected values if an output is wrong, else ""."""
+    if np.allclose(array.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance):
+        return ""
+    return f"{array.ravel()[:4]}, expected {right.ravel()[:4]}"
+
+
 def write_unsupported(folder: Path) -> Path:
     """Write a model with an operator of another domain. The file is valid, so importers accept it."""
     import onnx

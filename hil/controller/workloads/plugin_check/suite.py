@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.records.commands.plugins import PluginReport, PluginViolation, SkippedCheck
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError, IsolatedTimeout
-from hil.controller.workloads.plugin_check import compilers, entry_points, runtimes
+from hil.controller.workloads.plugin_check import compilers, entry_points, references, runtimes
 from hil.controller.workloads.plugin_check.packages import CheckedPackage, RegisteredPoint
 from hil.controller.workloads.plugin_check.rules import RULES
 from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, write_unsupported
@@ -17,7 +17,7 @@ from hil.core.runtimes import COMPILER_GROUP, RUNTIME_GROUP
 from hil.core.text import TextSink
 from hil.errors import EXIT_FAIL, EXIT_OK, HilError, did_you_mean
 
-_BOARD_CONFIGS = "hil.board_configs"
+_BOARD_CONFIGS, _REFERENCES = "hil.board_configs", "hil.references"
 # Rules whose violation means that a program does not run.
 _NOT_RUNNING = {"load-program", "methods", "run", "crash", "timeout"}
 
@@ -73,11 +73,31 @@ class _Suite:
             self._check_compiler(point, names)
         elif point.group == RUNTIME_GROUP and not problems:
             self._check_runtime(point, names)
+        elif point.group == _REFERENCES and not problems:
+            self._check_reference(point, names)
+
+    def _check_reference(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
+        folder, models = self._write_models(point)
+        arguments = {**names, "models": models, "folder": str(folder)}
+        found: Any = self._call(references.check_reference, arguments, "reference")
+        if isinstance(found, list):  # the process died or hung
+            self._note(point, found)
+            return
+        self._note(point, found["findings"])
+        self._skip_models(point, found["refused"])
+
+    def _write_models(self, point: RegisteredPoint) -> tuple[Path, list[str]]:
+        """Write the small models to a new directory. Return the directory and the files."""
+        folder = self.folder / f"{point.group}-{point.name}"
+        folder.mkdir()
+        return folder, [str(model.write(folder)) for model in SMALL_MODELS]
+
+    def _skip_models(self, point: RegisteredPoint, refused: Mapping[str, str]) -> None:
+        for model, why in refused.items():
+            self.skipped.append(SkippedCheck(entry_point=point.text, what=f"model {model}", why=why))
 
     def _check_compiler(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
-        folder = self.folder / point.name
-        folder.mkdir()
-        models = [str(model.write(folder)) for model in SMALL_MODELS]
+        folder, models = self._write_models(point)
         arguments = {**names, "models": models, "unsupported": str(write_unsupported(folder)), "folder": str(folder)}
         found: Any = self._call(compilers.check_compiler, arguments, "compile")
         if isinstance(found, list):  # the process died or hung
@@ -85,8 +105,7 @@ class _Suite:
             return
         self._note(point, found["findings"])
         self.programs[point.name] = found["programs"]
-        for model, why in found["refused"].items():
-            self.skipped.append(SkippedCheck(entry_point=point.text, what=f"model {model}", why=why))
+        self._skip_models(point, found["refused"])
 
     def _check_runtime(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
         self._note(point, self._call(entry_points.check_board_import, {"value": point.value}, "board-import"))

@@ -1,4 +1,4 @@
-"""Create a package from the template, which is the example package hil-npx: `hil new-plugin`."""
+"""Create a package from a template, which is an example package: `hil new-plugin`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from hil.controller.backends.references import load_references
 from hil.core.config_files import parse_toml
 from hil.core.files import read_text
 from hil.core.runtimes import RUNTIMES
 from hil.errors import StorageError, UsageError
 
 _HERE = Path(__file__).parent
-# Possible directories of the template: in a wheel, and in a checkout.
-_TEMPLATES = (_HERE / "hil-npx", _HERE.parents[3] / "examples" / "hil-npx")
+# Possible directories of the templates: in a wheel, and in a checkout.
+_PLACES = (_HERE, _HERE.parents[3] / "examples")
 _SUFFIXES = (".md", ".py", ".toml")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # Prefixes of addresses, which are not names of runtimes or links.
-_RESERVED = {*RUNTIMES, "farm", "hil", "local", "ssh", "unix"}
+_PREFIXES = ("farm", "hil", "local", "ssh", "unix")
 
 
 @dataclass(frozen=True)
 class PluginKind:
-    """Kind of package: the template without some files and groups of entry points."""
+    """Kind of package: a template without some files and groups of entry points."""
 
-    description: str
+    template: str  # name in the template; the package is ``hil-TEMPLATE``
     left_out: tuple[str, ...] = ()  # files and directories, relative to the template
     groups: tuple[str, ...] = ()
 
@@ -34,8 +35,9 @@ class PluginKind:
 _NO_BOARD = ("hil_npx/boards", "hil_npx/link.py", "tests/test_board.py")
 KINDS: Mapping[str, PluginKind] = MappingProxyType(
     {
-        "board": PluginKind("compiler, runtime, target, link and board config"),
-        "runtime": PluginKind("compiler, runtime and target", _NO_BOARD, ("hil.links", "hil.board_configs")),
+        "board": PluginKind("npx"),
+        "runtime": PluginKind("npx", _NO_BOARD, ("hil.links", "hil.board_configs")),
+        "reference": PluginKind("plain-ort"),
     }
 )
 
@@ -44,21 +46,23 @@ def create_package(name: str, kind: str, folder: Path) -> list[Path]:
     """Write a package to a new directory. Return the files.
 
     Args:
-        name: name of the runtime. The package is ``hil-NAME``.
+        name: name of the runtime or reference. The package is ``hil-NAME``.
         kind: key of :data:`KINDS`.
 
     Raises:
         UsageError: the name is invalid, or the directory exists and is not empty.
         StorageError: the directory cannot be written.
     """
-    if not _NAME.fullmatch(name) or name in _RESERVED:
-        why = "hil uses this name" if name in _RESERVED else "expected lower-case letters, digits and single dashes"
+    used = {*RUNTIMES, *load_references(), *_PREFIXES}
+    if not _NAME.fullmatch(name) or name in used:
+        why = "hil uses this name" if name in used else "expected lower-case letters, digits and single dashes"
         raise UsageError(f"invalid plugin name {name!r}: {why}", hint="for example: hil new-plugin acme")
-    template = next(one for one in _TEMPLATES if one.is_dir())
+    chosen = KINDS[kind]
+    template = next(one for place in _PLACES if (one := place / f"hil-{chosen.template}").is_dir())
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} exists and is not an empty directory", hint="choose another directory with -o")
-        written = [_write(template, path, name, kind, folder) for path in _list_files(template, KINDS[kind].left_out)]
+        written = [_write(template, path, name, chosen, folder) for path in _list_files(template, chosen.left_out)]
     except OSError as error:
         raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
     return written
@@ -80,28 +84,28 @@ def _is_generated(name: str) -> bool:
     return name.startswith(".") or name in ("build", "__pycache__") or name.endswith(".egg-info")
 
 
-def _write(template: Path, path: Path, name: str, kind: str, folder: Path) -> Path:
+def _write(template: Path, path: Path, name: str, kind: PluginKind, folder: Path) -> Path:
     text = read_text(path)
     if path.name == "pyproject.toml":
-        text = _select_groups(text, path, KINDS[kind])
+        text = _select_groups(text, path, kind)
     elif path.name == "README.md":
-        text = _select_rows(text, KINDS[kind])
-    target = folder / rename(path.relative_to(template).as_posix(), name)
+        text = _select_rows(text, kind)
+    target = folder / rename(path.relative_to(template).as_posix(), kind.template, name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(rename(text, name))
+    target.write_text(rename(text, kind.template, name))
     return target
 
 
-def rename(text: str, name: str) -> str:
-    """Replace the name of the template's chip in all its forms."""
+def rename(text: str, old: str, new: str) -> str:
+    """Replace a template's name in all its forms."""
+    forms = dict(zip(_list_forms(old), _list_forms(new), strict=True))
+    return re.sub("|".join(forms), lambda match: forms[match[0]], text)
+
+
+def _list_forms(name: str) -> tuple[str, str, str, str]:
+    """Return the forms of a name: module, class, text and entry point. The longest forms are first."""
     words = name.split("-")
-    forms = {
-        "hil_npx": f"hil_{'_'.join(words)}",
-        "Npx": "".join(map(str.capitalize, words)),
-        "NPX": name.upper(),
-        "npx": name,
-    }
-    return re.sub("hil_npx|Npx|NPX|npx", lambda match: forms[match[0]], text)
+    return f"hil_{'_'.join(words)}", "".join(map(str.capitalize, words)), name.upper(), name
 
 
 def _select_groups(text: str, path: Path, kind: PluginKind) -> str:

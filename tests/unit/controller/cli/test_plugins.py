@@ -32,20 +32,22 @@ def test_new_plugin_registers_only_parts_that_exist(kind: str, tmp_path: Path):
     project = parse_toml((tmp_path / "new" / "pyproject.toml").read_text(), None)
     points = project["project"]["entry-points"]
     assert ("hil.links" in points) is (kind == "board")
+    assert ("hil.references" in points) is (kind == "reference")
     for value in (one for named in points.values() for one in named.values()):
         module = tmp_path / "new" / value.partition(":")[0].replace(".", "/")
         assert module.with_suffix(".py").is_file() or (module / "__init__.py").is_file()
-    for package in project["tool"]["setuptools"]["packages"]:
+    for package in project["tool"]["setuptools"].get("packages", ()):
         assert (tmp_path / "new" / package.replace(".", "/") / "__init__.py").is_file()
 
 
 def test_rename_covers_all_forms():
-    assert rename("hil-npx hil_npx NpxRuntime NPX npx: --npx-lanes", "my-chip") == (
+    assert rename("hil-npx hil_npx NpxRuntime NPX npx: --npx-lanes", "npx", "my-chip") == (
         "hil-my-chip hil_my_chip MyChipRuntime MY-CHIP my-chip: --my-chip-lanes"
     )
+    assert rename("hil-plain-ort hil_plain_ort:reference", "plain-ort", "acme") == "hil-acme hil_acme:reference"
 
 
-@pytest.mark.parametrize("name", ["Acme", "a_b", "1a", "a-", "", "iree", "ssh", "../x"])
+@pytest.mark.parametrize("name", ["Acme", "a_b", "1a", "a-", "", "iree", "ssh", "torch-eager", "../x"])
 def test_new_plugin_refuses_invalid_name(name: str, tmp_path: Path):
     with pytest.raises(UsageError, match=f"invalid plugin name '{name}'"):
         create(name, "-o", tmp_path / "new")

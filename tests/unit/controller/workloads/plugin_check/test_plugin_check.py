@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.npx import EXAMPLE
+from support.npx import EXAMPLE, REFERENCE
 from support.pip import install
 from support.planted import CRASH, HANG, PLANTED, TARGET, plant
 
@@ -47,6 +47,22 @@ def test_check_finds_each_planted_violation(tmp_path: Path):
     assert "unknown operator raises ValueError" in found["compile-error"].found
     assert found["outputs"].found == "model int8: fetch() returned (6,) int16, expected (6,) int8"
     assert found["load-error"].documentation == "docs/plugin-contract.md#runtimes"
+
+
+def test_check_finds_wrong_reference(tmp_path: Path):
+    changes = [
+        (
+            "hil_plain_ort.py",
+            "save_tensors(Path(outputs), dict(",
+            "values[0] = values[0] * 2\n    save_tensors(Path(outputs), dict(",
+        ),
+        ("hil_plain_ort.py", 'return f"onnxruntime', 'import time\n\n    return f"{time.time_ns()} onnxruntime'),
+    ]
+    report = check(plant(tmp_path / "wrong", *changes, example=REFERENCE), tmp_path / "work")
+    assert {one.rule for one in report.violations} == {"source", "reference"}
+    assert "model float32: output out is" in report.violations[1].found
+    report = check(plant(tmp_path / "right", example=REFERENCE), tmp_path / "again")
+    assert report.violations == [] and [one.what for one in report.skipped] == []
 
 
 def test_check_survives_crash_and_reports_target(tmp_path: Path):
