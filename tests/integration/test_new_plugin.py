@@ -18,7 +18,11 @@ MODEL = DIGITS / "digits_cnn.onnx"
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("runtime", 3), ("reference", 2), pytest.param("board", 4, marks=pytest.mark.slow)],
+    [
+        ("runtime", 3),
+        pytest.param("board", 4, marks=pytest.mark.slow),
+        pytest.param("reference", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_tests_of_new_package_pass(
     kind: str, count: int, hil: Callable[..., Ended], environment: dict[str, str], tmp_path: Path

@@ -20,7 +20,7 @@ _KINDS = ("board", "runtime", "reference")
     type=click.Choice(_KINDS),
     default="board",
     show_default=True,
-    help="Parts. runtime: compiler, runtime and target; board: also link and board config; reference: only a reference.",
+    help="Parts of the package.",
 )
 @click.option("-o", "--out", type=FOLDER, metavar="DIR", help="New directory (default: hil-NAME).")
 @json_option
@@ -29,6 +29,9 @@ def new_plugin(name: str, kind: str, out: Path | None, as_json: bool) -> None:
 
     In the package, numpy stands for the chip, and ONNX Runtime for the reference. Replace them with calls of your
     driver or library.
+
+    The kind runtime has a compiler, a runtime and a target. The kind board also has a link and a board config. The kind
+    reference has only a reference.
     """
     from hil.controller.records.commands.plugins import NewPlugin
     from hil.controller.workloads.plugin_template import create_package

@@ -63,7 +63,7 @@ RULES: Mapping[str, ContractRule] = MappingProxyType(
     | _rules(
         "references",
         source="source() returns a text that stays the same",
-        reference="at least one small model is computed; outputs have the model's names, dtypes, shapes and right values",
+        reference="it computes a small model; outputs have the right names, dtypes, shapes and values",
     )
     | _rules(
         "runtimes",
