@@ -17,7 +17,7 @@ from hil.controller.records import history
 from hil.controller.records.base import Record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
-from hil.controller.records.commands import boards, bundles, farm, models, projects, stored
+from hil.controller.records.commands import boards, bundles, farm, models, plugins, projects, stored
 from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.dispatches import DispatchList
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
@@ -90,6 +90,8 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history show": [history.SeriesHistory],
     "init": [projects.CreatedProject],
     "layers": [models.LayerList, DispatchList],
+    "new-plugin": [plugins.NewPlugin],
+    "plugin check": [plugins.PluginReport],
     "profile diff": [stored.ProfileComparison],
     "profile export": [stored.NodeDataFile],
     "profile import": [stored.ImportedProfile],

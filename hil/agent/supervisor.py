@@ -17,12 +17,12 @@ from hil.agent import answers, ipc, machine
 from hil.agent.forks import ForkServer
 from hil.agent.ipc import Arena
 from hil.agent.progress import describe_progress
-from hil.agent.runtimes import RUNTIME_GROUP, is_described_apart, lacking
+from hil.agent.runtimes import is_described_apart, lacking
 from hil.core import clock
 from hil.core.guarded import find_package, format_plugin, name_package
 from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import RUNTIME_GROUP, list_known_runtimes
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
 
 _KEPT_LINES = 2000
@@ -378,8 +378,9 @@ class Supervisor:
     """
 
     def __init__(self, runtimes: dict[str, str], options: dict[str, Any], memory_limit: int = 0) -> None:
+        known = list_known_runtimes()
         self._servers = {
-            name: ForkServer(reference, light=name in RUNTIMES and RUNTIMES[name].light, memory_limit=memory_limit)
+            name: ForkServer(reference, light=name in known and known[name].light, memory_limit=memory_limit)
             for name, reference in runtimes.items()
         }
         self._references = runtimes
@@ -420,7 +421,8 @@ class Supervisor:
         if runtime not in self._servers:
             raise LoadFailed(
                 f"runtime {runtime!r} not found on this board",
-                hint=f"available runtimes: {', '.join(self._list_installed())}",
+                hint=f"available runtimes: {', '.join(self._list_installed())}; install a package's runtime over SSH "
+                "with `hil board deploy ADDRESS --package DIR`",
             )
         if package := lacking(runtime):
             raise LoadFailed(

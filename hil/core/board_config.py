@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.core.runtimes import DEFAULT_RUNTIME
+from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
 DEFAULT_FLAGS = (
@@ -194,6 +194,16 @@ class BoardConfig:
     def get_arithmetic(self, runtime: str) -> str:
         """Return the arithmetic that a runtime uses on this board; "" is float32."""
         return self.arithmetics.get(runtime) or self.arithmetic
+
+    def has_runtime(self, runtime: str) -> bool:
+        """Return False if the config lists the board's runtimes and this runtime is missing.
+
+        Simulated boards also have the runtimes of installed packages.
+        """
+        if not self.devices or runtime in self.devices:
+            return True
+        known = list_known_runtimes()
+        return self.simulator is not None and runtime in known and known[runtime].of_package
 
     @property
     def recovery_steps(self) -> tuple[str | Command | BoardCommand, ...]:

@@ -48,7 +48,7 @@ from hil.core.board_config import (
 )
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.files import read_file
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError
 
 _TEXTS = "tuple[str, ...]"
@@ -142,7 +142,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     devices = _check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
         devices = {name: device for name, device in devices.items() if name != _OTHERS}
-        devices |= {name: own_choice for name in RUNTIMES if name not in devices}
+        devices |= {name: own_choice for name in list_known_runtimes() if name not in devices}
     arithmetics = _check_type(get_table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
     simulator = _make(Simulator, get_table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
     if (shift := board.get("icount_shift", 0)) not in range(_MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):

@@ -1,12 +1,13 @@
 """Find board configs, load them, and check the user's trust in them.
 
 hil searches in this order: the path itself, configs shipped with hil, ``$HIL_BOARDS``, the user's ``hil/boards`` config
-directory, and ``./board_configs``. Without the user's trust, a file from ``./board_configs`` may only describe a board
-(:mod:`hil.core.config_files`).
+directory, directories of installed packages, and ``./board_configs``. Without the user's trust, a file from
+``./board_configs`` may only describe a board (:mod:`hil.core.config_files`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ from hil.core.board_parser import read_config
 from hil.core.config_files import check_trust, get_user_folder, state_of
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
+from hil.core.installed import list_entry_points
 from hil.errors import UsageError, did_you_mean, format_expected
 
+# Entry point group of packages with board configs. The value is a package, whose directory contains the files.
+_GROUP = "hil.board_configs"
 # Address prefixes. A board config with such a name would be ambiguous.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
 # Directory with the board configs of a project.
@@ -143,7 +147,22 @@ def _iter_folders() -> Iterator[Path]:
         yield Path(named)
     if user := get_user_folder():
         yield user / "boards"
+    yield from _list_package_folders()
     yield Path(BOARDS_FOLDER)
+
+
+def _list_package_folders() -> list[Path]:
+    """Return the directories of installed packages with board configs. Imports no package."""
+    found = []
+    for point in list_entry_points(_GROUP):
+        package, *parts = point.value.split(".")
+        try:
+            spec = importlib.util.find_spec(package)
+        except ValueError:  # an invalid name
+            continue
+        places = spec.submodule_search_locations if spec is not None else None
+        found += [Path(place, *parts) for place in places or ()]
+    return found
 
 
 def _own_folder() -> Path:
@@ -154,7 +173,7 @@ def _own_folder() -> Path:
 
 
 def _is_trusted_place(path: Path) -> bool:
-    """Return True if only the user or hil writes to the config's directory, so that it needs no trust.
+    """Return True if only the user, hil or an installed package writes to the directory, so that it needs no trust.
 
     A relative ``HIL_BOARDS`` is not trusted, because it depends on the working directory.
     """
@@ -163,6 +182,7 @@ def _is_trusted_place(path: Path) -> bool:
         _own_folder(),
         *([Path(named)] if Path(named).is_absolute() else ()),
         *([user / "boards"] if user else ()),
+        *_list_package_folders(),
     ]
     return any(_is_in(path, place) for place in places)
 

@@ -1,20 +1,24 @@
-"""Define hil's runtimes. Agent, simulator and controller take all facts about a runtime from `RUNTIMES`.
+"""Registry of runtimes: hil's (`RUNTIMES`), and those of installed packages (:func:`list_known_runtimes`).
 
-Code is referenced as ``module:name``, so that each side imports only its modules. To add a runtime, see
-docs/contributing.md. A plugin's runtime has no entry: it registers in the entry point groups
-``hil.runtimes`` (board) and ``hil.compilers`` (host), see docs/extending.md.
+Agent, simulator and controller take all facts about a runtime from its entry. Code is referenced as ``module:name``, so
+that each side imports only its modules. To add a runtime to hil, see docs/internals/adding.md. A package registers a
+runtime in the entry point groups ``hil.runtimes``, ``hil.compilers`` and ``hil.targets``, see docs/extending.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from hil.core.installed import list_entry_points
 
 # Compiler name for programs that consist of the model's files, with or without a conversion.
 NO_COMPILER = "none"
 # Default for boards whose config does not specify a runtime.
 DEFAULT_RUNTIME = "iree"
+# Entry point groups of packages. The name of an entry point is the runtime.
+RUNTIME_GROUP, COMPILER_GROUP, TARGET_GROUP = "hil.runtimes", "hil.compilers", "hil.targets"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class RuntimeInfo:
     """Runtime that loads and runs programs on a board."""
 
     name: str
-    agent: str  # agent class, a :class:`hil.agent.runtimes.Runtime`
+    agent: str  # agent class, a :class:`hil.agent.runtimes.Runtime`; "" if this machine has only the compiler
     package: str = ""  # third-party import that may be missing; "" without any
     # True if the class and its description do not import ``package``. The agent then describes the runtime in its
     # process, and starts a separate process only on use.
@@ -55,6 +59,7 @@ class RuntimeInfo:
     from_onnx: bool = False
     # Class on a simulated board, a :class:`hil.sim.runtime.SimRuntime`.
     simulator: str = "hil.sim.runtime:SimRuntime"
+    of_package: bool = False  # True if a package registered the runtime or its compiler
 
 
 _AGENT = "hil.agent.runtimes"
@@ -162,6 +167,33 @@ _ALL = (
 RUNTIMES: Mapping[str, RuntimeInfo] = MappingProxyType({one.name: one for one in _ALL})
 
 
+def list_known_runtimes() -> Mapping[str, RuntimeInfo]:
+    """Return all runtimes by name: hil's, and those that installed packages register. Imports no package.
+
+    A package may replace a runtime of hil, or only its compiler, by using the same name.
+    """
+    found = dict(RUNTIMES)
+    for point in list_entry_points(RUNTIME_GROUP):
+        own = found.get(point.name, RuntimeInfo(point.name, agent=""))
+        # A package's class may import its library, so a separate process describes the runtime.
+        found[point.name] = replace(own, agent=point.value, package="", light=False, of_package=True)
+    for point in list_entry_points(COMPILER_GROUP):
+        own = found.get(point.name, RuntimeInfo(point.name, agent="", light=False, of_package=True))
+        if own.of_package and not own.compile:
+            # A compiler of a package may accept ONNX models.
+            found[point.name] = replace(own, compiler=point.name, compile=point.value, from_onnx=True)
+    for point in list_entry_points(TARGET_GROUP):
+        if point.name in found:
+            found[point.name] = replace(found[point.name], target=point.value)
+    return found
+
+
+def can_load_onnx(runtime: str) -> bool:
+    """Return whether programs for a runtime can be made from ONNX models. A package's compiler may still refuse one."""
+    info = list_known_runtimes().get(runtime)
+    return info is not None and info.from_onnx
+
+
 def choose_runtime(model_format: str, wanted: str) -> str:
     """Return the runtime for a model: the user's choice, the only runtime for its format, or the board's default.
 
@@ -172,8 +204,12 @@ def choose_runtime(model_format: str, wanted: str) -> str:
 
 
 def choose_compiler(model_format: str, runtime: str) -> str:
-    """Return the compiler name for a runtime's programs. A plugin's compiler has the name of its runtime."""
-    info = RUNTIMES.get(runtime)
+    """Return the compiler name for a runtime's programs.
+
+    A package's compiler has the name of its runtime. Without a compiler, the runtime loads the model's files. The
+    compiler of an unknown runtime, which only the board has, also has the runtime's name.
+    """
+    info = list_known_runtimes().get(runtime)
     if info is None:
         return runtime
     return NO_COMPILER if info.loads == model_format else info.compiler

@@ -19,13 +19,13 @@ from typing import Any
 from hil.agent import forkserver, machine
 from hil.agent.__main__ import make_parser, read_config, serve
 from hil.agent.confinement import SANDBOX_VARIABLE, find_sandbox_error
-from hil.agent.runtimes import is_described_apart
+from hil.agent.runtimes import is_described_apart, list_runtimes
 from hil.agent.server import Agent, AgentConfig
 from hil.agent.store import BlobStore, Quota, Upload
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.core.processes import ForkedChild, wait_or_kill
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import RUNTIMES, list_known_runtimes
 from hil.core.scratch import remove_tree
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
@@ -34,12 +34,12 @@ from hil.sim import faults
 from hil.sim.conditions import SimConditions
 from hil.sim.faults import SimClock
 from hil.sim.link import FaultyLink
+from hil.sim.references import make_reference
 
 # Sandbox modes: use the sandbox if the kernel supports it, always, or never.
 SANDBOX = AUTO, REQUIRED, OFF = "auto", "required", "off"
 # Timeout for importing a runtime's library.
 _PRELOAD_SECONDS = 120.0
-_RUNTIMES = {name: f"hil.sim.runtime:{name}" for name in RUNTIMES}
 
 
 class DroppingStore(BlobStore):
@@ -121,7 +121,7 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
             "name": options.get("name") or board.name,
             "memory_limit": options.get("memory_limit") or board.simulator.memory_limit,
         },
-        runtimes=_RUNTIMES,
+        runtimes={name: make_reference(name) for name in list_runtimes()},
         runtime_options=inner,
         simulated=[board.name, *unboxed, *(str(fault) for fault in found)],
         make_store=make_store,
@@ -171,13 +171,15 @@ def _choose_sandbox(sandbox: str, store: Path, found: Sequence[faults.Fault]) ->
 def preload_runtimes() -> None:
     """Import the modules that fork servers need, before this process forks simulated boards.
 
-    A library may crash or hang the importing process, so a child process tries the import first.
+    A library may crash or hang the importing process, so a child process tries the import first. Runtimes of packages
+    are not imported, because their libraries may not support a fork.
     """
-    for name, reference in _RUNTIMES.items():
-        if is_described_apart(name):
-            tried = ForkedChild(functools.partial(forkserver.preload, reference))
+    known = list_known_runtimes()
+    for name in RUNTIMES:
+        if not known[name].of_package and is_described_apart(name):
+            tried = ForkedChild(functools.partial(forkserver.preload, make_reference(name)))
             if wait_or_kill(tried, _PRELOAD_SECONDS) == 0:
-                forkserver.preload(reference)
+                forkserver.preload(make_reference(name))
 
 
 def _make_lock(folder: Path) -> Callable[[], bool]:

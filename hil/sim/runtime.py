@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hil.agent.runtimes import Check, list_runtimes, run_command
+from hil.agent.runtimes import Check, run_command
 from hil.core.arithmetic import FLOAT32
 from hil.core.clock import CLOCK_FILE
 from hil.core.files import digest_file
 from hil.core.instructions import SIMULATED
 from hil.core.named import resolve
 from hil.core.results import Part, Placement
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import list_known_runtimes
 from hil.core.stepped_program import make_step_program
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
@@ -32,6 +32,7 @@ from hil.errors import LoadFailed, RunFailed, UsageError, format_expected
 from hil.formats.iree_values import SCALAR_PREFIX
 from hil.sim.conditions import SimConditions
 from hil.sim.faults import Charges, Fault, SimClock, end_agent, is_affecting, parse
+from hil.sim.references import PREFIX
 from hil.sim.steps import SimSteps
 
 # The operator Cast supports bfloat16 since this opset.
@@ -50,16 +51,20 @@ _HANGS = "#!/bin/sh\nexec sleep 86400\n"
 
 
 def __getattr__(name: str) -> type[SimRuntime]:
-    """Return the simulated runtime for references such as ``hil.sim.runtime:iree``."""
-    if name not in RUNTIMES:
-        raise AttributeError(f"runtime {name!r} is not simulated")
-    return _make_simulated(name)
+    """Return the simulated runtime for a reference from :func:`hil.sim.references.make_reference`."""
+    runtime = name.removeprefix(PREFIX)
+    info = list_known_runtimes().get(runtime)
+    if runtime == name or info is None or not info.agent:
+        raise AttributeError(f"hil.sim.runtime has no attribute {name!r}")
+    return _make_simulated(runtime)
 
 
 @functools.cache
 def _make_simulated(name: str) -> type[SimRuntime]:
-    kind = resolve(RUNTIMES[name].simulator)
-    return type(kind.__name__, (kind,), {"real": resolve(list_runtimes()[name])})
+    info = list_known_runtimes()[name]
+    # The simulator changes the programs of hil's runtimes. A package's programs may have a different format.
+    kind = SimPackageRuntime if info.of_package else resolve(info.simulator)
+    return type(kind.__name__, (kind,), {"name": name, "real": resolve(info.agent)})
 
 
 class SimRuntime:
@@ -70,6 +75,7 @@ class SimRuntime:
 
     # Class of the real runtime, imported before workers are forked: the import takes a hundred times as long as a fork.
     real: Any
+    name: str
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._inner = self.real(options)
@@ -206,6 +212,24 @@ def _hang() -> NoReturn:
     print("simulated hang", file=sys.stderr, flush=True)
     while True:
         time.sleep(3600)
+
+
+class SimPackageRuntime(SimRuntime):
+    """Runtime of a package on a simulated device. The runtime itself computes in the device's arithmetic.
+
+    The runtime receives the arithmetic in its options. Its class lists the supported arithmetics.
+    """
+
+    def convert_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
+        """Return the program unchanged. Raises LoadFailed if the runtime does not support the arithmetic."""
+        supported = tuple(getattr(self.real, "arithmetics", ()))
+        if arithmetic not in supported:
+            raise LoadFailed(
+                f"the runtime {self.name} cannot compute in {arithmetic} on a simulated board",
+                hint=f"supported: {', '.join((FLOAT32, *supported))}; a package lists arithmetics in the attribute "
+                "`arithmetics` of its runtime (docs/extending.md)",
+            )
+        return main
 
 
 class SimOnnxRuntime(SimRuntime):

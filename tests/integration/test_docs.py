@@ -124,7 +124,7 @@ class Place:
             "bin/python": f'{python} "$@"',
             "bin/pytest": f'{python} -m pytest "$@"',
             # Tests install no packages: an editable install consists of a path and entry points.
-            "bin/pip": f'{python} "{ROOT}/tests/support/pip.py" "$2" "{folder}/site"',
+            "bin/pip": f'for last; do :; done\n{python} "{ROOT}/tests/support/pip.py" "$last" "{folder}/site"',
         }.items():
             script = folder / name
             script.parent.mkdir(exist_ok=True)
@@ -223,6 +223,7 @@ LONG = (
     "conditions",
     "expected-failures",
     "stored-runs",
+    "vendor-example",
 )
 PLAIN = [
     pytest.param(

@@ -24,7 +24,7 @@ def install(package: Path, site: Path) -> None:
         for group, points in project["entry-points"].items()
     ]
     (info / "entry_points.txt").write_text("\n\n".join(groups))
-    for module in package.glob("*.py"):
+    for module in (*package.glob("*.py"), *(path.parent for path in package.glob("*/__init__.py"))):
         (site / module.name).symlink_to(module.resolve())
 
 

@@ -17,13 +17,11 @@ from typing import Any, Protocol, TypeAlias
 
 from hil.core.clock import CLOCK_FILE, get_time_ns
 from hil.core.files import read_end
-from hil.core.installed import list_entry_points
 from hil.core.processes import get_signal_name
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import list_known_runtimes
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RunFailed
 
-RUNTIME_GROUP = "hil.runtimes"
 # Called with the outputs of a run.
 Check: TypeAlias = Callable[[Sequence[Array]], None]
 
@@ -141,15 +139,13 @@ class Runtime(Protocol):
 
 def list_runtimes() -> dict[str, str]:
     """Return name -> ``module:Class`` of all runtimes of hil and of plugins, installed or not."""
-    found = {name: info.agent for name, info in RUNTIMES.items()}
-    for entry in list_entry_points(RUNTIME_GROUP):
-        found[entry.name] = entry.value
-    return found
+    return {name: info.agent for name, info in list_known_runtimes().items() if info.agent}
 
 
 def lacking(name: str) -> str:
     """Return the missing package of a runtime, or "" if the runtime may work. Imports nothing."""
-    package = RUNTIMES[name].package if name in RUNTIMES else ""
+    info = list_known_runtimes().get(name)
+    package = info.package if info else ""
     try:
         return package if package and importlib.util.find_spec(package) is None else ""
     except ModuleNotFoundError:
@@ -158,7 +154,8 @@ def lacking(name: str) -> str:
 
 def is_described_apart(name: str) -> bool:
     """Return True if a runtime is installed and a separate process must describe it."""
-    return not (name in RUNTIMES and RUNTIMES[name].light) and not lacking(name)
+    info = list_known_runtimes().get(name)
+    return not (info and info.light) and not lacking(name)
 
 
 _LOOKS = 5

@@ -35,7 +35,7 @@ class LazyGroup(CliGroup):
                 raise
             hint = "`pip check` lists missing packages; reinstall hil in this environment"
             raise UsageError(f"hil {cmd_name} requires {name}, which is not installed", hint=hint) from error
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(

@@ -39,6 +39,8 @@ VERBS = {
     "flows": ("flows", "List the flows: compiler, options, quantisation and runtime by name."),
     "trace": ("running.trace", "Replay a stored trace on a board; compare and show traces."),
     "bundle": ("running.bundle", "Bundle a program with test cases in a file, and check boards with it."),
+    "new-plugin": ("plugins.new_plugin", "Create a package that adds a chip, board or reference."),
+    "plugin": ("plugins.plugin", "Check packages that extend hil."),
     "board": ("board.board", "List, check, set up and reset boards."),
     "farm": ("farm.farm", "Share boards: one queue for many boards and many users."),
     "profile": ("stored.profile", "View profiles in the terminal, in Perfetto, or with SQL."),

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_client import BoardClient
 from hil.core.board_config import BoardConfig
+from hil.core.field_types import is_a
+from hil.core.guarded import guard
 from hil.core.installed import list_entry_points
 from hil.core.named import resolve
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
 from hil.core.text import TextSink
+from hil.errors import UsageError
+
+if TYPE_CHECKING:
+    from hil.controller.backends.targets import Target
 
 PROVIDERS = "hil.board_providers"
 
@@ -68,7 +74,7 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
     """
     if is_provider_address(config.connection.address):
         return False
-    info = RUNTIMES.get(runtime or config.runtime)
+    info = list_known_runtimes().get(runtime or config.runtime)
     if info is None or not info.target:
         return True
     # A simulator runs on this machine's CPU.
@@ -80,10 +86,23 @@ def fill_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -
     """Return a config with the compile target filled in, and the target's description.
 
     The description is "" if the config's flags are used unchanged.
+
+    Raises:
+        UsageError: there is no target for this board, or a package's function failed.
     """
     if knows_target(config, runtime):
         return config, ""
-    info = RUNTIMES[runtime or config.runtime]
-    target = resolve(info.target)(machine)
+    info = list_known_runtimes()[runtime or config.runtime]
+    target = _choose_target(info, machine)
     flags = {**config.compile_flags, info.compiler: target.flags}
     return replace(config, compile_flags=flags), target.description
+
+
+def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any]) -> Target:
+    """Call the function of the runtime's entry, and check the result of a package."""
+    from hil.controller.backends.targets import Target
+
+    with guard("target", TARGET_GROUP, info.name, UsageError, UsageError):
+        target: Target = resolve(info.target)(machine)
+        is_a(Target)(target)
+    return target

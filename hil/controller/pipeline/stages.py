@@ -72,7 +72,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     for name in options.references:
         pick("reference", load_references(), name)
     runtime = options.runtime or choice.config.runtime
-    if choice.config.devices and runtime not in choice.config.devices:
+    if not choice.config.has_runtime(runtime):
         raise errors.UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
             hint=f"configured runtimes: {', '.join(choice.config.devices)}",

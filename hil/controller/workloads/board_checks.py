@@ -224,16 +224,14 @@ def _check_program(
     session: BoardSession, runtime: str, timeout_s: float = _PROGRAM_SECONDS
 ) -> tuple[BoardCheck, HilError | None]:
     """Compile, push, run and compare a tiny model, as `hil run` does. Return the check, and the error if any."""
-    from hil.controller.backends.compilers import load_compilers
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
     from hil.core.results import Outcome
-    from hil.core.runtimes import RUNTIMES
+    from hil.core.runtimes import can_load_onnx
 
     wanted = runtime or session.board.config.runtime
-    # A vendor's compiler may accept ONNX models.
-    if not (RUNTIMES[wanted].from_onnx if wanted in RUNTIMES else wanted in load_compilers()):
+    if not can_load_onnx(wanted):
         found = f"no test program for runtime {wanted}"
         return BoardCheck("program", SKIP, found, "test the board with: hil run MODEL"), None
     with make_temporary_folder("hil-") as folder, open_context() as context:

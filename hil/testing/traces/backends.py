@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.settings.options import CaseSettings
+from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def refuse_second(name: str, count: int) -> None:
 TF = "tf"
 TFLITE = "tflite"
 _BOARD = "board:"
-# Runtimes for a module's programs on a board. The backend's name includes the runtime if it is not the board's default.
+# hil's runtimes for a module's programs on a board. The backend's name includes the runtime if it is not the board's
+# default. Runtimes of packages are allowed too.
 RUNTIMES = ("iree", TFLITE)
 # Name -> IREE driver and compiler flags, on this machine. Without flags, the simulated board's flags are used.
 _IREE = MappingProxyType(
@@ -192,12 +194,13 @@ def _parse_board(name: str) -> Backend:
     from hil.controller.devices.choosing.board_resolver import choose
 
     where, colon, runtime = name.removeprefix(_BOARD).rpartition(":")
-    if not colon or runtime not in RUNTIMES:
+    allowed = (*RUNTIMES, *(one.name for one in list_known_runtimes().values() if one.of_package))
+    if not colon or runtime not in allowed:
         where, runtime = name.removeprefix(_BOARD), ""
     choice = choose(where)
     config = choice.config
-    runtime = runtime or (config.runtime if config.runtime in RUNTIMES else RUNTIMES[0])
-    if config.devices and runtime not in config.devices:
+    runtime = runtime or (config.runtime if config.runtime in allowed else RUNTIMES[0])
+    if not config.has_runtime(runtime):
         raise UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
             hint=f"configured runtimes: {', '.join(config.devices)}",

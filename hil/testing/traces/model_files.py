@@ -16,7 +16,7 @@ from hil.controller.storage.runs import convert_write_errors
 from hil.controller.workloads.traces.trace import CallProgram
 from hil.core.files import copy_file
 from hil.core.results import Artifact, Model, RunResult
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import list_known_runtimes
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import get_dtype_name
 from hil.errors import NotRun, UsageError
@@ -163,7 +163,8 @@ class _FileRunner(BackendRunner):
 
     def _run_program(self, target: BoardTarget, method: str, model: Model, inputs: Inputs) -> ProgramResult:
         if method not in self._artifacts:
-            suffix = RUNTIMES[target.backend.runtime].loads
+            runtime = target.backend.runtime
+            suffix = list_known_runtimes()[runtime].loads or runtime
             alone = len(self._subject.methods) == 1 and suffix == "vmfb"
             place = target.folder / ("compiled.vmfb" if alone else f"{method}/{method}.{suffix}")
             self._artifacts[method] = target.compile(model, place)

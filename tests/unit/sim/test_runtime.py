@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hil.core.runtimes import RuntimeInfo
+from hil.errors import LoadFailed
+from hil.sim import runtime
 from hil.sim.faults import parse
-from hil.sim.runtime import SimProgram
+from hil.sim.references import make_reference
+from hil.sim.runtime import SimPackageRuntime, SimProgram, SimRuntime, _make_simulated
 
 
 def test_sim_program_supports_profile_only_if_runtime_does():
@@ -55,3 +60,42 @@ def test_sim_program_varies_counts_by_share():
 
 def test_sim_program_without_counter_does_not_count():
     assert not hasattr(SimProgram(None, SimpleNamespace(), [], size=100), "count_instructions")
+
+
+class PackageRuntime:
+    """Runtime of a package, which computes in float16."""
+
+    arithmetics = ("float16",)
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.arithmetic = options.get("arithmetic")
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> Any:
+        return SimpleNamespace(function="", inputs=(), outputs=(), arithmetic=self.arithmetic)
+
+
+@pytest.fixture
+def package_runtime(monkeypatch: pytest.MonkeyPatch) -> type[SimRuntime]:
+    """Simulated runtime `acme` of a package."""
+    info = RuntimeInfo("acme", agent=f"{__name__}:PackageRuntime", of_package=True)
+    monkeypatch.setattr("hil.sim.runtime.list_known_runtimes", lambda: {"acme": info})
+    monkeypatch.setattr("hil.sim.runtime.resolve", lambda reference: PackageRuntime)
+    monkeypatch.setattr("hil.sim.runtime._make_simulated", _make_simulated.__wrapped__)
+    found = getattr(runtime, make_reference("acme").partition(":")[2])
+    assert issubclass(found, SimPackageRuntime)
+    return found
+
+
+def test_package_runtime_computes_in_boards_arithmetic(package_runtime: type[SimRuntime], tmp_path: Path):
+    (tmp_path / "m").write_bytes(b"program")
+    options = {"store": str(tmp_path), "arithmetic": "float16"}
+    assert package_runtime(options).load(tmp_path, "m", "", "").arithmetic == "float16"
+    with pytest.raises(LoadFailed, match="the runtime acme cannot compute in int8 on a simulated board") as raised:
+        package_runtime({**options, "arithmetic": "int8"}).load(tmp_path, "m", "", "")
+    assert raised.value.hint.startswith("supported: float32, float16;")
+
+
+def test_reference_needs_known_runtime(package_runtime: type[SimRuntime]):
+    for name in ("acme", "runtime.nonesuch"):
+        with pytest.raises(AttributeError):
+            getattr(runtime, name)

@@ -14,6 +14,7 @@ from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
 from hil.controller.analysis.profile.runtimes.etdump_profile import iter_etdump_rows, read_events
 from hil.controller.analysis.profile.runtimes.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.runtimes.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
+from hil.controller.analysis.profile.runtimes.operations_profile import iter_operation_rows
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
@@ -31,8 +32,11 @@ from hil.core.scratch import make_temporary_folder
 from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
 from hil.errors import HilError, StorageError, UsageError
 from hil.formats import etdump
+from hil.formats.operations import OPERATIONS_FILE, read_operations
 
 IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json", etdump.FILE
+# Files of runtimes' profilers that hil can read.
+READABLE = (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE, OPERATIONS_FILE)
 RAW = "raw"
 COMPUTE, RUNTIME = "compute", "runtime"
 
@@ -57,7 +61,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     with make_temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
         with convert_write_errors(raw):
-            for name in (IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE):  # from an older profile
+            for name in READABLE:  # from an older profile
                 (raw / name).unlink(missing_ok=True)
             for name, content in capture.taken.files.items() if capture.taken else ():
                 raw.mkdir(parents=True, exist_ok=True)
@@ -114,6 +118,7 @@ class _ProfileReader:
             (IREE_FILE, self._read_iree),
             (ONNXRUNTIME_FILE, self._read_onnxruntime),
             (ETDUMP_FILE, self._read_etdump),
+            (OPERATIONS_FILE, self._read_operations),
         )
         for name, read in readers:
             if name in self.taken.files:
@@ -148,6 +153,16 @@ class _ProfileReader:
         events = read_events(self.raw / ETDUMP_FILE)
         run, board = self.labels["run"], self.labels["board"]
         return iter_etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
+
+    def _read_operations(self, samples: list[Sample]) -> Iterator[OpRow]:
+        model, artifact = self.case.model, self.case.artifact
+        estimates = Estimates()
+        if model is not None:
+            make = functools.partial(estimate, model, cache=self.context.cache, **self.how)
+            estimates = self._call_or_note("no estimates", make) or estimates
+        runtime = artifact.runtime if artifact is not None else ""
+        operations = read_operations(self.raw / OPERATIONS_FILE)
+        return iter_operation_rows(operations, estimates, runtime=runtime, warmup=self.taken.warmup, **self.labels)
 
     def _call_or_note(self, without: str, make: Callable[[], Made]) -> Made | None:
         try:

@@ -13,14 +13,13 @@ from hil.core.files import digest_file
 from hil.core.guarded import find_package, format_value, guard
 from hil.core.named import defer_import
 from hil.core.results import Artifact, Model
-from hil.core.runtimes import NO_COMPILER, RUNTIMES
+from hil.core.runtimes import COMPILER_GROUP, NO_COMPILER, RUNTIMES, list_known_runtimes
 from hil.errors import CompileCrashed, CompileFailed, NotRun, StageTimeout, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_GROUP = "hil.compilers"
 # Compilers that can write their IR after each pass.
 _WITH_PASSES = ("iree", "tfcompile")
 
@@ -36,7 +35,7 @@ def load_compilers() -> dict[str, Compiler]:
     """Return all compilers by name: built-in compilers and the entry points of the group ``hil.compilers``."""
     built_in: dict[str, Compiler] = {NO_COMPILER: take_as_it_is}
     built_in |= {info.compiler: defer_import(info.compile) for info in RUNTIMES.values() if info.compile}
-    return load_registered(_GROUP, built_in)
+    return load_registered(COMPILER_GROUP, built_in)
 
 
 def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder]) -> Artifact:
@@ -69,17 +68,18 @@ def compile_model(model: Model, *, compiler: str, **order: Unpack[CompileOrder])
             hint=f"compilers that support it: {', '.join(_WITH_PASSES)}; --debug-ir alone stores the available IR",
         )
     with guard(
-        "compiler", _GROUP, compiler, CompileFailed, CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError
+        *("compiler", COMPILER_GROUP, compiler, CompileFailed),
+        *(CompileFailed, CompileCrashed, StageTimeout, NotRun, UsageError),
     ):
         with convert_compiler_errors():
             made = found(model, **order)
-        if find_package(_GROUP, compiler):
-            _check_artifact(made)
+        if find_package(COMPILER_GROUP, compiler):
+            check_artifact(made)
     return made
 
 
-def _check_artifact(made: object) -> None:
-    """Raise TypeError or ValueError if a plugin compiler returned an invalid artifact."""
+def check_artifact(made: object) -> None:
+    """Raise TypeError or ValueError if a package's compiler returned an invalid artifact."""
     if not isinstance(made, Artifact):
         raise TypeError(f"expected a hil.plugins.Artifact, got {format_value(made)}")
     check_fields(made)
@@ -101,7 +101,7 @@ def take_as_it_is(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         CompileFailed, CompileCrashed, StageTimeout: conversion failed.
     """
     runtime = order["runtime"]
-    info = RUNTIMES.get(runtime)
+    info = list_known_runtimes().get(runtime)
     wanted = info.loads if info and info.loads else model.format
     by = ""
     if can_convert(model.format, wanted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,25 @@ from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.core.files import open_file
-from hil.core.runtimes import RUNTIMES
-from hil.errors import EXIT_BOARD, EXIT_OK, BoardBusy, BoardError, BoardUnreachable, StorageError, UsageError
+from hil.core.runtimes import list_known_runtimes
+from hil.core.scratch import make_temporary_folder
+from hil.errors import (
+    EXIT_BOARD,
+    EXIT_OK,
+    BoardBusy,
+    BoardError,
+    BoardUnfit,
+    BoardUnreachable,
+    StorageError,
+    UsageError,
+    did_you_mean,
+    format_expected,
+)
 
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
+    from hil.controller.devices.deploy.ensure import AgentPlace
+    from hil.controller.devices.ssh.shell import Shell
 
 
 @make_command(epilog="Example: hil board logs root@192.168.7.2 --lines 50")
@@ -156,36 +171,75 @@ def _read_boot_id(choice: BoardChoice) -> str:
         return str(client.describe(timeout=5.0).machine.boot_id)
 
 
-@make_command(epilog="Example: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime")
+def _check_runtimes(_: click.Context, option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Raise UsageError for a runtime that neither hil nor an installed package has."""
+    known = list_known_runtimes()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"invalid {option.opts[0]} {name!r}",
+                hint=f"{did_you_mean(name, known)}{format_expected(known)}; for a runtime of a package, use --package",
+            )
+    return names
+
+
+@make_command(
+    epilog="Examples: hil board deploy root@192.168.7.2 --runtime iree --runtime onnxruntime; "
+    "hil board deploy rpi5 --package ./hil-npx"
+)
 @add_board_place
 @click.option(
     "--runtime",
     "runtimes",
     multiple=True,
-    type=click.Choice(RUNTIMES),
+    metavar="NAME",
+    callback=_check_runtimes,
     help="Runtime to install (default: the board's). Repeatable.",
 )
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="DIR|WHEEL|NAME",
+    help="Package with a runtime: a project's directory, a wheel, or the name of a published package. Repeatable.",
+)
 @json_option
-def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
-    """Deploy hil's agent to a board and start it. An up-to-date agent is not sent."""
-    from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent
+def deploy(as_json: bool, runtimes: tuple[str, ...], packages: tuple[str, ...], **settings: Any) -> None:
+    """Deploy hil's agent to a board and start it. An up-to-date agent is not sent.
+
+    With --package, hil builds or fetches the wheel, installs the wheel next to the agent, and checks that the runtime
+    works on the board. The board verifies the digest of all files. Later runs with --runtime NAME use the package.
+    """
+    from hil.controller.devices.deploy.ensure import AgentRecipe, ensure_agent, find_interpreter
     from hil.controller.devices.deploy.probe import read_status
-    from hil.controller.records.commands.boards import DeployedAgent
+    from hil.controller.devices.deploy.vendor_packages import MARK, prepare_packages
+    from hil.controller.records.commands.boards import DeployedAgent, DeployedPackage
 
     choice = choose_place(settings)
     folder = choice.config.connection.folder
     start = time.monotonic()
-    with open_shell(choice) as there:
-        recipe = AgentRecipe.of(runtimes or (choice.config.runtime,))
+    wanted = runtimes if runtimes or packages else (choice.config.runtime,)
+    with make_temporary_folder("hil-package-") as built, open_shell(choice) as there:
+        find = partial(find_interpreter, there, folder, choice.name)
+        vendors = prepare_packages(packages, Path(built), wanted, find) if packages else ()
+        recipe = AgentRecipe.of(wanted, vendors)
         place = ensure_agent(there, recipe, folder=folder, board=choice.name, say=print_message)
         now = read_status(there, folder, board=choice.name)
         used = now.used_bytes or 0
+        known = list_known_runtimes()
+        of_packages = [name for name in runtimes if known[name].of_package]
+        of_packages += [name for vendor in vendors for name in vendor.runtimes]
+        _check_deployed(there, place, of_packages, choice.name)
     seconds = time.monotonic() - start
+    names = [name for name in now.agent.runtimes if not name.startswith(MARK)]
     deployed = DeployedAgent(
         board=choice.name,
         folder=place.folder,
         build=place.build,
-        runtimes=list(now.agent.runtimes),
+        runtimes=names,
+        packages=[
+            DeployedPackage(name=one.package.title, id=one.package.id, runtimes=list(one.runtimes)) for one in vendors
+        ],
         pushed_bytes=place.pushed_bytes,
         used_bytes=used,
         seconds=seconds,
@@ -194,9 +248,33 @@ def deploy(as_json: bool, runtimes: tuple[str, ...], **settings: Any) -> None:
     answer(
         as_json,
         deployed,
-        f"{choice.name}: agent {place.build} with {', '.join(now.agent.runtimes)} runs in {place.folder}",
+        f"{choice.name}: agent {place.build} with {', '.join(names)} runs in {place.folder}",
+        *(f"{one.package.title}: installed as {one.package.id}, {', '.join(one.runtimes)} works" for one in vendors),
         f"{sent}, {used / 1e6:.0f} MB used on the board, {seconds:.1f} s",
     )
+
+
+def _check_deployed(shell: Shell, place: AgentPlace, runtimes: list[str], board: str) -> None:
+    """Raise BoardUnfit if a runtime of a package does not work on the board."""
+    if not runtimes:
+        return
+    from hil.controller.devices.agent_client.client import AgentClient
+    from hil.controller.devices.board_client import AgentEndpoint
+    from hil.controller.devices.ssh.tunnel import open_any_tunnel
+
+    with (
+        contextlib.closing(open_any_tunnel(shell, place.socket, place.python, print_message)) as tunnel,
+        contextlib.closing(AgentClient(AgentEndpoint(tunnel.address), board)) as client,
+    ):
+        errors = {one.name: one.error for one in client.describe().runtimes}
+    for name in runtimes:
+        if name not in errors:
+            why, hint = "the package is not installed there", "install the package with --package DIR"
+        else:
+            why = errors[name]
+            hint = "a runtime's module may import hil.agent.plugins, numpy and its own package, but not hil.plugins"
+        if why:
+            raise BoardUnfit(f"the runtime {name} does not work on the board: {why}", board=board, hint=hint)
 
 
 @make_command(epilog="Example: hil board clean root@192.168.7.2")

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.devices.deploy import packages as packing
 from hil.controller.devices.deploy.packages import File, Interpreter, NoAgentHere, NoWheels, Package, format_megabytes
 from hil.controller.devices.deploy.probe import AgentBuild, Seen, ask
+from hil.controller.devices.deploy.vendor_packages import MARK, VendorPackage
 from hil.controller.devices.deploy.wheels import WheelGroup, fetch_packages, make_agent_group, make_runtime_group
 from hil.controller.storage.cache import Cache
 from hil.core import scratch
@@ -133,12 +134,15 @@ class AgentRecipe:
     files: dict[str, File]
     agent: WheelGroup
     runtimes: tuple[WheelGroup, ...]
+    vendors: tuple[VendorPackage, ...] = ()
+    kept: tuple[str, ...] = ()  # markers of vendors' packages that are already on the board
 
     @staticmethod
-    def of(runtimes: Sequence[str]) -> AgentRecipe:
-        """Return the recipe of this hil with these runtimes."""
-        groups = tuple(map(make_runtime_group, dict.fromkeys(runtimes)))
-        return AgentRecipe(packing.own_files(), make_agent_group(), groups)
+    def of(runtimes: Sequence[str], vendors: Sequence[VendorPackage] = ()) -> AgentRecipe:
+        """Return the recipe of this hil with these runtimes, and with vendors' packages and their runtimes."""
+        names = (*runtimes, *(name for vendor in vendors for name in vendor.runtimes))
+        groups = tuple(map(make_runtime_group, dict.fromkeys(names)))
+        return AgentRecipe(packing.own_files(), make_agent_group(), groups, tuple(vendors))
 
     @property
     def digest(self) -> str:
@@ -153,14 +157,24 @@ class AgentRecipe:
 
     @property
     def runtime_names(self) -> tuple[str, ...]:
-        """Names of the runtimes, with the version if it is pinned: ``iree=3.13.0``."""
-        return tuple(sorted(group.name for group in self.runtimes))
+        """Names of the runtimes, with the version if it is pinned: ``iree=3.13.0``; and markers of packages."""
+        markers = (*(vendor.marker for vendor in self.vendors), *self.kept)
+        return tuple(sorted((*(group.name for group in self.runtimes), *markers)))
 
     def add_runtimes(self, others: Sequence[str]) -> AgentRecipe:
-        """Return the recipe with the runtimes on the board added, so that users do not remove each other's runtimes."""
-        have = {group.name.partition("=")[0] for group in self.runtimes}
-        names = [name for name in (one.partition("=")[0] for one in others) if name not in have]
-        return replace(self, runtimes=self.runtimes + tuple(make_runtime_group(name) for name in names))
+        """Return the recipe with the runtimes on the board added, so that users do not remove each other's runtimes.
+
+        Vendors' packages on the board are kept, unless the recipe has another version.
+        """
+        have = {name.partition("=")[0] for name in self.runtime_names}
+        new = [name for name in others if name.partition("=")[0] not in have]
+        kept = tuple(name for name in new if name.startswith(MARK))
+        groups = tuple(make_runtime_group(name.partition("=")[0]) for name in new if not name.startswith(MARK))
+        return replace(self, runtimes=self.runtimes + groups, kept=self.kept + kept)
+
+    def drop_missing(self, packages: Collection[str]) -> AgentRecipe:
+        """Return the recipe without kept packages that are no longer on the board."""
+        return replace(self, kept=tuple(one for one in self.kept if one.partition("=")[2] in packages))
 
 
 def ensure_agent(shell: Shell, recipe: AgentRecipe, *, folder: str, board: str, say: TextSink) -> AgentPlace:
@@ -227,10 +241,11 @@ def _plan(seen: Seen, recipe: AgentRecipe, own: Path, say: TextSink) -> tuple[Ag
     if seen.complete and seen.installed:
         return seen.installed, []
     if seen.installed:
-        recipe = recipe.add_runtimes(seen.installed.runtimes)
+        recipe = recipe.add_runtimes(seen.installed.runtimes).drop_missing(seen.packages)
     interpreter, packages = _choose(seen, recipe, say)
     packages = [packing.write_package(packing.own_title(), recipe.files, own), *packages]
-    names = tuple(package.id for package in packages)
+    packages += [vendor.package for vendor in recipe.vendors]
+    names = (*(package.id for package in packages), *(one.partition("=")[2] for one in recipe.kept))
     build = hashlib.sha256("\n".join([interpreter.path, *sorted(names)]).encode()).hexdigest()[:16]
     return AgentBuild(build, recipe.digest, recipe.runtime_names, interpreter.path, names), packages
 
@@ -241,10 +256,18 @@ def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter
     refused: list[NoWheels] = []
     for interpreter in list_usable_interpreters(seen):
         try:
+            for vendor in recipe.vendors:
+                vendor.check_platform(interpreter)
             return interpreter, fetch_packages(interpreter, groups, say=say, cache=Cache())
         except NoWheels as error:
             refused.append(error)
     raise refused[0]
+
+
+def find_interpreter(shell: Shell, folder: str, board: str) -> Interpreter:
+    """Return the best Python of a board. Raises NoAgentHere if no Python can run an agent."""
+    # No agent has an empty recipe, so the board lists its interpreters.
+    return list_usable_interpreters(ask(shell, "probe", folder, "", board=board))[0]
 
 
 def list_usable_interpreters(seen: Seen) -> list[Interpreter]:

@@ -157,9 +157,14 @@ def iter_wheel_files(wheel: Path) -> Iterator[tuple[str, File]]:
             yield path, File(partial(source.open, item), item.file_size, bool(item.external_attr >> 16 & 0o111))
 
 
+def pack_wheel(wheel: Path, folder: Path) -> Package:
+    """Pack a wheel into a package in a directory."""
+    return _pack(" ".join(read_wheel_title(wheel)), iter_wheel_files(wheel), folder)
+
+
 def write_wheels(wheels: Iterable[Path], folder: Path) -> None:
     """Pack wheels into packages in a directory, and write the index for :func:`read_index`."""
-    packages = [_pack(" ".join(read_wheel_title(wheel)), iter_wheel_files(wheel), folder) for wheel in wheels]
+    packages = [pack_wheel(wheel, folder) for wheel in wheels]
     entries = [{**asdict(package), "path": package.path.name} for package in packages]
     (folder / "index.json").write_text(json.dumps(entries, indent=1))
 

@@ -108,6 +108,12 @@ def make_runtime_group(runtime: str) -> WheelGroup:
     return WheelGroup("=".join([runtime, *(pin.partition("==")[2] for pin in pins)]), wanted)
 
 
+def list_agent_packages(runtimes: Iterable[str]) -> set[str]:
+    """Return the names of the distributions that an agent with these runtimes has."""
+    groups = (make_agent_group(), *map(make_runtime_group, runtimes))
+    return {one.name for group in groups for one in group.wanted}
+
+
 def fetch_packages(
     interpreter: Interpreter, groups: Iterable[WheelGroup], *, say: Callable[[str], None], cache: Cache
 ) -> list[Package]:
@@ -162,7 +168,7 @@ def _fetch(
         # Set retries, because pip reports an unreachable index only if it retries.
         command += ["--progress-bar=raw", "--retries=3", f"--dest={folder}"]
         command += [*packages.make_pip_options(interpreter), *chosen]
-        code, printed = _call(command, limit_s, progress)
+        code, printed = call_pip(command, limit_s, progress)
         if code == 0:
             return
         if code < 0:
@@ -208,7 +214,7 @@ def _make_fetch_error(name: str, requirement: str, printed: str, interpreter: In
     return BoardError(f"pip could not fetch the agent's packages for {interpreter.text}", hint=hint, detail=detail)
 
 
-def _call(command: Sequence[str], limit_s: float, progress: ProgressPrinter | None) -> tuple[int, str]:
+def call_pip(command: Sequence[str], limit_s: float, progress: ProgressPrinter | None = None) -> tuple[int, str]:
     """Run pip. Return its exit code (negative after a timeout) and the error output."""
     searched: list[str] = []
     with (

@@ -12,6 +12,7 @@ from hil.core.board_config import BoardConfig
 from hil.core.files import read_end
 from hil.core.installed import list_entry_points
 from hil.core.processes import wait_or_kill
+from hil.core.runtimes import RUNTIME_GROUP
 from hil.core.scratch import make_folder, remove_tree
 from hil.core.text import TextSink
 
@@ -32,7 +33,7 @@ def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextS
     """
     faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
     link = None
-    if not faulty and os.environ.get(VARIABLE) != FRESH and not list_entry_points("hil.runtimes"):
+    if not faulty and os.environ.get(VARIABLE) != FRESH and not list_entry_points(RUNTIME_GROUP):
         link = _borrow_link(config)
     if link is None:
         link = _own(config, faults, faulty)

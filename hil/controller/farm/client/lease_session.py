@@ -420,7 +420,7 @@ class FarmProvider:
         try:
             lease.wait_with_progress(wait_s, say)
             config = lease.config
-            if runtime and config.devices and runtime not in config.devices:
+            if runtime and not config.has_runtime(runtime):
                 raise NoSuchBoard(
                     f"runtime {runtime!r} not found on this board",
                     board=config.name,

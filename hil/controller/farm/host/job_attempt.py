@@ -26,7 +26,7 @@ from hil.controller.storage.origin import use_origin
 from hil.core.digest import check, get_algorithm
 from hil.core.files import MAX_MODEL_BYTES, copy_file, digest_file, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import RUNTIMES, can_load_onnx
 from hil.errors import EXIT_BOARD, FarmError, FarmUnreachable, UsageError
 
 T = TypeVar("T")
@@ -153,13 +153,16 @@ def check_health(attempt: Attempt) -> JobResult:
 
     runtime, board = attempt.runtime, attempt.board
     is_large = check_needs(board, runtime, attempt.folder, attempt.print)
-    if runtime not in RUNTIMES or not RUNTIMES[runtime].from_onnx:
+    if not can_load_onnx(runtime):
         return JobResult(0, "PASS", f"the board responds; hil has no test program for {runtime}")
     model = _get_check_model(attempt.site.folder, attempt.isolated, attempt.folder, weights=is_large)
     job = Job((model,), board=board.name, out=attempt.folder / "out", timeout=_CHECK_RUN_SECONDS)
     record = run_job(job, screen=LineProgress(attempt.print), isolated=attempt.isolated, choice=board)
     (case,) = record.cases
     outcome = case.outcome.value if case.outcome else ""
+    if case.outcome is Outcome.COMPILE_ERROR and runtime not in RUNTIMES:
+        # A package's compiler may not support the operators of the model. This is not the board's fault.
+        return JobResult(0, "PASS", f"the board responds; the compiler for {runtime} refuses hil's test program")
     reason = "" if record.exit_code == 0 else f"small test model: {outcome}: {case.reason}"
     return JobResult(record.exit_code or 0, outcome, reason, record=record.to_json())
 

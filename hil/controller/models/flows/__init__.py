@@ -18,7 +18,7 @@ from hil.core.field_types import check_fields
 from hil.core.files import digest_file, read_text
 from hil.core.guarded import format_value, guard_plugin
 from hil.core.installed import list_entry_points
-from hil.core.runtimes import NO_COMPILER, RUNTIMES
+from hil.core.runtimes import COMPILER_GROUP, NO_COMPILER, RUNTIMES, list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -164,11 +164,7 @@ def check_flow(flow: Flow, where: str) -> None:
             pick("compiler", dict.fromkeys(_list_compilers()), flow.compiler)
         else:
             # A flow may use a runtime that only boards have. Such a flow must specify the compiler.
-            pick(
-                "runtime",
-                dict.fromkeys([*RUNTIMES, *(one.name for one in list_entry_points("hil.compilers"))]),
-                flow.runtime,
-            )
+            pick("runtime", list_known_runtimes(), flow.runtime)
         check_settings(flow)
         check_tolerance(flow.rtol, flow.atol)
         parse_accept(flow.accept, option="accept")
@@ -188,7 +184,7 @@ def check_flow(flow: Flow, where: str) -> None:
 def _list_compilers() -> list[str]:
     """Return the names of all compilers without loading them."""
     own = {NO_COMPILER, *(info.compiler for info in RUNTIMES.values())}
-    return sorted(own | {point.name for point in list_entry_points("hil.compilers")})
+    return sorted(own | {point.name for point in list_entry_points(COMPILER_GROUP)})
 
 
 def _parse_flow(name: str, table: Any, where: str) -> Flow:

@@ -8,7 +8,7 @@ from functools import cache
 
 from hil.controller.pipeline.settings.options import Options, flag_of, list_specs
 from hil.core.arithmetic import ARITHMETICS
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import list_known_runtimes
 from hil.errors import HilError
 
 # Function that returns an interface's name for an option. Arguments: the flag, and the value after it (" N=1", or "").
@@ -54,7 +54,7 @@ def _list_known_values() -> frozenset[str]:
     """Return option values that are ordinary words."""
     from hil.controller.backends.references import load_references
 
-    return frozenset([*RUNTIMES, *ARITHMETICS, *load_references()])
+    return frozenset([*list_known_runtimes(), *ARITHMETICS, *load_references()])
 
 
 def rename_in_error(error: HilError, rename: Rename) -> HilError:

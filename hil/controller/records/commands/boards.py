@@ -247,6 +247,14 @@ class RecoveryReport(Record, kw_only=True):
     exit_code: Annotated[int, note("0, or 4 if the board does not work")]
 
 
+class DeployedPackage(Record, kw_only=True):
+    """Package that `hil board deploy --package` installed."""
+
+    name: Annotated[str, note("name and version")]
+    id: Annotated[str, note("name on the board, with the digest of the files")]
+    runtimes: list[str]
+
+
 class DeployedAgent(Record, kw_only=True):
     """Output of `hil board deploy`."""
 
@@ -254,6 +262,7 @@ class DeployedAgent(Record, kw_only=True):
     folder: str
     build: Annotated[str, note("digest of the agent and its packages")]
     runtimes: list[str]
+    packages: list[DeployedPackage] = []
     pushed_bytes: Count
     used_bytes: Annotated[Count, note("size of hil's files on the board")]
     seconds: float

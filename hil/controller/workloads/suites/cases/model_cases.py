@@ -50,7 +50,7 @@ from hil.controller.workloads.suites.cases.spec import (
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
 from hil.core.results import Model
-from hil.core.runtimes import RUNTIMES
+from hil.core.runtimes import can_load_onnx
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import make_names_unique
@@ -351,8 +351,8 @@ class _PreparedModel:
             raise
         except HilError:  # the model's case reports it
             return False
-        takes_onnx = self.flow.runtime in RUNTIMES and RUNTIMES[self.flow.runtime].from_onnx
-        return format == "onnx" or (format in _ALSO_CUT and takes_onnx and not self.flow.recipe)
+        takes_onnx = format in _ALSO_CUT and can_load_onnx(self.flow.runtime)
+        return format == "onnx" or (takes_onnx and not self.flow.recipe)
 
     def digest_content(self) -> str:
         """Return a digest of the model, accompanying files and the flow; "" for an unreadable model."""

@@ -1,0 +1,1 @@
+"""Board configs: one file for each board type."""

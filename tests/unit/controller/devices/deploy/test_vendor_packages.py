@@ -1,0 +1,134 @@
+"""Packages for `hil board deploy --package`: requirements, platforms, and packages that stay on the board."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deploying import empty_index, put
+
+from hil.controller.devices.deploy import probe
+from hil.controller.devices.deploy.ensure import AgentRecipe
+from hil.controller.devices.deploy.packages import Interpreter, NoWheels
+from hil.controller.devices.deploy.vendor_packages import VendorPackage, prepare_packages
+from hil.errors import UsageError
+
+ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
+
+
+def save_wheel(
+    folder: Path,
+    name: str = "hil_acme",
+    version: str = "1.0",
+    tags: str = "py3-none-any",
+    requires: str = "",
+    points="acme",
+) -> Path:
+    """Save a wheel with a runtime."""
+    path = folder / f"{name}-{version}-{tags}.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tags}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+        wheel.writestr(f"{info}/entry_points.txt", f"[hil.runtimes]\n{points} = {name}:Runtime\n" if points else "")
+    return path
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Callable[..., tuple[VendorPackage, ...]]:
+    def make(*sources: Path) -> tuple[VendorPackage, ...]:
+        folder = tmp_path / f"prepared-{len(list(tmp_path.iterdir()))}"
+        return prepare_packages([str(source) for source in sources], folder, (), lambda: ARM)
+
+    return make
+
+
+def test_wheel_gives_runtimes_and_digest(tmp_path: Path, prepare):
+    (found,) = prepare(save_wheel(tmp_path))
+    assert found.runtimes == ("acme",)
+    assert found.package.title == "hil-acme 1.0"
+    assert found.marker == f"+hil-acme={found.package.id}"
+    (other,) = prepare(save_wheel(tmp_path, version="1.1"))
+    assert other.package.id != found.package.id
+
+
+@pytest.mark.parametrize(
+    ("tags", "fits"),
+    [
+        ("py3-none-any", True),
+        ("cp311-cp311-manylinux_2_17_aarch64.manylinux2014_aarch64", True),
+        ("cp38-abi3-linux_aarch64", True),
+        ("cp310-cp310-linux_aarch64", False),
+        ("cp312-abi3-linux_aarch64", False),
+        ("cp311-cp311-manylinux_2_34_aarch64", False),
+        ("py3-none-linux_x86_64", False),
+    ],
+)
+def test_wheel_must_fit_board(tmp_path: Path, prepare, tags: str, fits: bool):
+    (found,) = prepare(save_wheel(tmp_path, tags=tags))
+    if fits:
+        found.check_platform(ARM)
+        return
+    with pytest.raises(NoWheels, match=r"the wheel of hil-acme 1\.0 is for .*, the board has Python 3\.11 on aarch64"):
+        found.check_platform(ARM)
+
+
+def test_requirement_must_be_deployed_too(tmp_path: Path, prepare):
+    requires = (
+        "Requires-Dist: hil\nRequires-Dist: NumPy>=2\nRequires-Dist: acme_driver>=3\nRequires-Dist: x ; extra == 'y'\n"
+    )
+    wheel = save_wheel(tmp_path, requires=requires)
+    with pytest.raises(UsageError, match=r"hil-acme 1\.0 needs acme-driver, which the agent does not have"):
+        prepare(wheel)
+    driver = save_wheel(tmp_path, "acme_driver", points="")
+    assert [one.name for one in prepare(wheel, driver)] == ["hil-acme", "acme-driver"]
+
+
+def test_invalid_sources_are_refused(tmp_path: Path, prepare):
+    with pytest.raises(UsageError, match="registers no runtime for hil"):
+        prepare(save_wheel(tmp_path, points=""))
+    with pytest.raises(UsageError, match="project directory or wheel not found"):
+        prepare(tmp_path / "missing")
+    (tmp_path / "bad-1.0-py3-none-any.whl").write_text("no zip")
+    with pytest.raises(UsageError, match="not a valid wheel"):
+        prepare(tmp_path / "bad-1.0-py3-none-any.whl")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"pyproject\.toml not found"):
+        prepare(tmp_path / "empty")
+
+
+@pytest.mark.ci
+def test_published_package_is_fetched_for_board(tmp_path: Path, prepare, monkeypatch: pytest.MonkeyPatch):
+    empty_index(tmp_path, monkeypatch)
+    index = tmp_path / "index"
+    index.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    save_wheel(index, tags="cp311-cp311-manylinux_2_17_aarch64")
+    save_wheel(index, version="1.5", tags="cp311-cp311-manylinux_2_17_x86_64")
+    (found,) = prepare("hil-acme")
+    assert found.package.title == "hil-acme 1.0"
+    with pytest.raises(NoWheels, match=r"pip found no wheel of hil-acme==1\.5 for Python 3\.11 on aarch64"):
+        prepare("hil-acme==1.5")
+
+
+@pytest.mark.ci
+def test_package_survives_new_agent_until_new_version(shell: Any, small: Callable[..., AgentRecipe], tmp_path, prepare):
+    (first,) = prepare(save_wheel(tmp_path))
+    (second,) = prepare(save_wheel(tmp_path, version="2.0"))
+
+    def deploy(text: str, *vendors: VendorPackage) -> tuple[str, ...]:
+        recipe = small(text)
+        put(shell, AgentRecipe(recipe.files, recipe.agent, (), vendors))
+        agent = probe.read_status(shell, "").agent
+        assert [one for one in agent.runtimes if one.startswith("+")]
+        return agent.packages
+
+    assert first.package.id in deploy("old hil", first)
+    assert first.package.id in deploy("new hil")
+    packages = deploy("new hil", second)
+    assert second.package.id in packages and first.package.id not in packages
