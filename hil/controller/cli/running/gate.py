@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, wait_option
+from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, known_option, wait_option
 from hil.controller.cli.screen import Screen, answer
 from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
@@ -18,6 +18,7 @@ from hil.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.history_settings import HistorySettings
     from hil.controller.records.gate import GateRecord
+    from hil.controller.workloads.triage.entries import TriageList
 
 
 def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -49,6 +50,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
     metavar="VERDICTS",
     help="Verdicts that cause exit code 1, separated by commas.",
 )
+@known_option
 @click.option(
     "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to detect."
 )
@@ -104,6 +106,7 @@ def gate(
     markdown: Path | None,
     junit: Path | None,
     sarif: Path | None,
+    known: TriageList | None,
     **settings: Any,
 ) -> int:
     """Judge a commit by its measurements in the history, and run suspect programs again.
@@ -126,6 +129,7 @@ def gate(
     from hil.controller.storage.runs import write_file
     from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
     from hil.controller.workloads.gate.run import GateJob, run_gate
+    from hil.controller.workloads.triage.entries import TriageList
 
     history = chosen or find_history(Path())
     own = {
@@ -135,6 +139,7 @@ def gate(
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * min_effect:g}: expected more than 0 and less than 100 percent")
+    own["known"] = known or TriageList()
     job = GateJob(Job(**settings), baseline or history.baseline, min_effect=min_effect, **own)
     with (
         Screen(quiet=as_json) as screen,
