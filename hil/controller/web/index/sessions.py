@@ -203,7 +203,12 @@ def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, 
     return found
 
 
+PASSING = ("PASS", "XFAIL", "SKIP")
+_PASSING_KEYS = f"(select key from words where word in ({', '.join(repr(word) for word in PASSING)}))"
+# Failing cases first. Cases with the same rank keep the order of the session.
+FAILING_FIRST = "failing"
 _CASE_ORDERS = {
+    FAILING_FIRST: f"(outcome in {_PASSING_KEYS})",
     "number": "number",
     "name": "name",
     "op": "op",
@@ -243,9 +248,6 @@ class CasePage:
     pages: int
 
 
-PASSING = ("PASS", "XFAIL", "SKIP")
-
-
 def list_cases(
     database: sqlite3.Connection, session: IndexedSession, asked: CaseFilter, rows: int = PAGE_ROWS
 ) -> CasePage:
@@ -282,8 +284,7 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
     for name in ("outcome", "op", "model"):
         value = getattr(asked, name)
         if name == "outcome" and value == "failing":
-            passing = ", ".join(f"'{word}'" for word in PASSING)
-            parts.append(f"outcome not in (select key from words where word in ({passing}))")
+            parts.append(f"outcome not in {_PASSING_KEYS}")
         elif value:
             parts.append(f"{name} = (select key from words where word = :{name})")
             values[name] = value

@@ -15,6 +15,8 @@ from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
+from hil.controller.web.history.changed_cases import MAX_CAUSES, NAMED_CASES, read_changes
+from hil.controller.web.history.nights import format_night, night_of
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
 from hil.controller.web.site import WebSite, get_site
@@ -164,7 +166,11 @@ def regressed(request: Request) -> Response:
     site, wanted = get_site(request), parse_filter(request, regressions.RegressionFilter)
     with site.reader.open_snapshot() as database:
         found = regressions.list_regressions(database, wanted, count_rows(request, regressions.ROWS))
-    return site.render_page(request, "regressions.html", asked=wanted, found=found)
+        # The night before the date, because a baseline's own changes are old.
+        night = format_night(night_of(regressions.parse_since(wanted.since)) - 1)
+        changes = read_changes(site, database, f"night:{night}")
+    shown = {"max_causes": MAX_CAUSES, "named_cases": NAMED_CASES, "triage": site.triage.read()}
+    return site.render_page(request, "regressions.html", asked=wanted, found=found, changes=changes, **shown)
 
 
 @router.get("/history/suites.csv")

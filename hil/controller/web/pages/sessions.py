@@ -1,12 +1,15 @@
-"""List of sessions, a session with cases, and a case with all stored data."""
+"""A session with its cases, and a case with all stored data."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.records.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import list_named_profiles, make_show_hint
@@ -16,19 +19,10 @@ from hil.controller.web.session.sides import find_baseline
 from hil.controller.web.site import get_site
 from hil.controller.web.tables import ROWS
 from hil.controller.web.tensors.tensors import find_kept_tensors
+from hil.controller.web.text.addresses import find_issue_link
 from hil.controller.web.text.requests import count_rows, number_of, parse_filter
 
 router = APIRouter()
-
-
-@router.get("/")
-def index(request: Request) -> Response:
-    """List the sessions that match a filter, newest first."""
-    site, wanted = get_site(request), parse_filter(request, sessions.SessionFilter)
-    with site.reader.open_snapshot() as database:
-        found = sessions.list_sessions(database, wanted, count_rows(request, sessions.PAGE_ROWS))
-        choices = sessions.list_choices(database)
-    return site.render_page(request, "sessions.html", asked=wanted, found=found, choices=choices, roots=site.roots)
 
 
 @router.get("/session")
@@ -37,7 +31,8 @@ def session(request: Request) -> Response:
     site, wanted = get_site(request), parse_filter(request, sessions.CaseFilter)
     with site.reader.open_snapshot() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
-        cases = sessions.list_cases(database, one, wanted, count_rows(request, sessions.PAGE_ROWS))
+        ordered = wanted if wanted.order else replace(wanted, order=sessions.FAILING_FIRST)
+        cases = sessions.list_cases(database, one, ordered, count_rows(request, sessions.PAGE_ROWS))
         view, baseline = view_session(database, one, count_rows(request, ROWS)), find_baseline(database, one)
     known = list_series_ids(site.history) if one.kind == "gate" else frozenset()
     return site.render_page(
@@ -49,6 +44,7 @@ def session(request: Request) -> Response:
         view=view,
         baseline=baseline,
         known_series=known,
+        triage=site.triage.read(),
     )
 
 
@@ -59,7 +55,7 @@ def case(request: Request) -> Response:
     with site.reader.open_snapshot() as database:
         one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
-    detail = read_detail(one, row)
+    detail, triage = read_detail(one, row), site.triage.read()
     named = list_named_profiles(site.roots, Path(one.folder), str(row["name"]), detail.profiles)
     profiles = [(profile, make_show_hint(profile)) for profile in named]
     return site.render_page(
@@ -70,4 +66,10 @@ def case(request: Request) -> Response:
         detail=detail,
         profiles=profiles,
         kept=find_kept_tensors(one, detail),
+        triage=triage,
+        triaged=triage.find(row["name"], one.suite, row["flow"], row["board"], row["runtime"]),
+        fails=is_failing(row["ended"] or row["outcome"] or "SKIP"),
+        states=TRIAGE_STATES,
+        most_chars=MAX_TRIAGE_CHARS,
+        issue_link=find_issue_link,
     )

@@ -35,13 +35,18 @@ from hil.controller.web.pages import (
 )
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
+from hil.controller.web.pages.home import home, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
+from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
+from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
+    home,
+    triage,
     sessions,
     compare,
     history,
@@ -73,15 +78,18 @@ def create_app(
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
     history_place: HistoryPlace | None = None,
+    triage_file: Path | None = None,
 ) -> FastAPI:
     """Create the application for runs directories and their index. A separate process updates the index.
 
     Args:
         published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
         history_place: place of the history, which may not exist yet; None shows no series.
+        triage_file: triage of failures. Default: ``hil-triage.json`` in the first root.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = WebSite(roots, IndexReader(index), progress, make_environment(), farm, history_place)
+    triaged = TriageReader(triage_file or roots[0] / TRIAGE_FILE)
+    app.state.site = WebSite(roots, IndexReader(index), progress, make_environment(), triaged, farm, history_place)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first

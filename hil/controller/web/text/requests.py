@@ -46,7 +46,11 @@ def parse_filter(request: Request, kind: type[F]) -> F:
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
     """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
-    given = request.query_params.get(name, "")
+    return parse_number(name, request.query_params.get(name, ""), default)
+
+
+def parse_number(name: str, given: str, default: int = 0) -> int:
+    """Parse the text of a parameter as a non-negative integer. Raises UsageError if the value is invalid."""
     if not given:
         return default
     if not (given.isdecimal() and len(given) < 10):

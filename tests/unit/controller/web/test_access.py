@@ -28,7 +28,7 @@ SESSIONS = """
     /share /events /api/there /api/graph /api/tensors/cell /static /perfetto/ /perfetto/ui/{name:path} /perfetto/trace
     /sessions.csv /session.csv /session/table.csv /session/targets.csv /case.csv /compare.csv /tensors.csv /graph.csv
     /case/positions.csv
-    /series /series.csv /gates
+    /series /series.csv /gates /cause /changes.csv /nights.csv /triage.csv /triage.json
     /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
 """
 # Available only with a farm.
@@ -39,7 +39,7 @@ FARM = """
 """
 # Routes that change something.
 CHANGES = """
-    /board/drain /board/resume /job/cancel /history/annotate
+    /board/drain /board/resume /job/cancel /history/annotate /triage
     /publish/missing /publish/blobs/{digest} /publish/sessions
 """
 
