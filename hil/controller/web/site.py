@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hil.controller.web.index.memo import IndexMemo
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.text.requests import is_saved
+from hil.controller.web.text.roots import number_roots
 
 # Links in the header of all pages, in order.
 NAVIGATION = (("/", "Home"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
@@ -40,6 +41,13 @@ class WebSite:
     triage: TriageReader
     farm: FarmLink | None = None
     history: HistoryPlace | None = None  # place of the history, which may not exist yet
+
+    started: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def numbered(self) -> Mapping[int, Path]:
+        """Runs directories by their numbers in URLs."""
+        return number_roots(self.roots)
 
     @cached_property
     def memo(self) -> IndexMemo:

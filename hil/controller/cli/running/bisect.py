@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.automatic_history import print_web_link
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
@@ -98,6 +99,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
         plot_growth(plot, found)
     lines = [f"plot in {plot}"] if plot else []
     if out:
+        print_web_link(out)
         lines.append(f"results in {out}")
         if found.first_isolated is not None:
             arguments = repeat_options(where, apply_flow(options, flow), more["faults"])

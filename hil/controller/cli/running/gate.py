@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.controller.cli.automatic_history import print_web_link
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, known_option, wait_option
 from hil.controller.cli.screen import Screen, answer
@@ -150,6 +151,7 @@ def gate(
     for file, make in ((markdown, make_markdown), (junit, make_junit), (sarif, make_sarif)):
         if file is not None:
             write_file(file, make(record))
+    print_web_link(record.folder)
     annotations = list(make_annotations(record)) if os.environ.get("GITHUB_ACTIONS") == "true" and not as_json else []
     return answer(as_json, record, *annotations, show=lambda: _print_gate(record))
 

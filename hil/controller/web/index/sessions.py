@@ -190,6 +190,30 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
     return _make_session(row)
 
 
+def resolve_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
+    """Return the session of a URL. Raises UsageError if the session is missing or ambiguous.
+
+    The number of the directory is only necessary if several directories have a session with this id. An id may lack
+    its first directories: hil prints URLs without knowing which directories a server has.
+    """
+    try:
+        return find_session(database, session_id, root)
+    except UsageError:
+        if not session_id:
+            raise
+        named = list_sessions_where(database, "id = ? limit 3", (session_id,))
+        ending = f"/{session_id}"
+        found = named or list_sessions_where(
+            database, "substr(id, -length(?)) = ? order by created desc limit 3", (ending, ending)
+        )
+        if not found:
+            raise
+    if len(found) > 1:
+        others = ", ".join(f"id={one.id}&root={one.root}" for one in found)
+        raise UsageError(f"several sessions are called {session_id!r}", hint=f"use one of {others}")
+    return found[0]
+
+
 def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, str]:
     """Return the URL query for the session of each indexed run.
 

@@ -49,7 +49,7 @@ def _find_requested_file(request: Request, *, suffixes: tuple[str, ...] = ()) ->
     """Return the requested file. Raises UsageError if the file does not belong to the session."""
     site = get_site(request)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
     folder, name = Path(one.folder), unescape_name(request.query_params.get("file", ""))
     path = folder / name
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)

@@ -17,7 +17,7 @@ from hil.controller.analysis.graphs.values import METRICS, NodeValue
 from hil.controller.storage.screen.texts import format_seconds
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
 from hil.controller.web.graph.sides import read_side
-from hil.controller.web.index.sessions import find_session
+from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, choose_page
@@ -133,14 +133,14 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     if wanted.by and wanted.by not in METRICS:
         raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
     with site.reader.open_snapshot() as database:
-        session = find_session(database, wanted.id, wanted.root)
+        session = resolve_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
         model = sides[0].model
         if wanted.id2:
             root, _, name = wanted.id2.partition(":")
             if not (root.isdecimal() and len(root) < 10):
                 raise UsageError(f"invalid session reference {wanted.id2[:80]!r}")
-            other = find_session(database, name, int(root))
+            other = resolve_session(database, name, int(root))
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
             sides.append(read_side(database, site, session, wanted.of2, wanted.way, case=wanted.case))

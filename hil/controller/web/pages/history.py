@@ -23,7 +23,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import choose_page
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, parse_filter, parse_number
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -141,19 +141,18 @@ async def annotate(request: Request) -> Response:
     except ValueError as error:
         raise UsageError("invalid form data") from error
     site = get_site(request)
-    root = int(given["root"]) if given.get("root", "").isdecimal() and len(given["root"]) < 5 else 0
+    root = parse_number("root", given.get("root", ""))
 
     def write() -> None:
         with site.reader.open_snapshot() as database:
             session = find_session(database, given.get("session", ""), root)
-        if root >= len(site.roots):
-            raise UsageError("runs directory not found")
+        folder = site.numbered[session.root]
         if corrects := given.get("corrects", ""):
             if not (told := given.get("text", "").strip()) and "remove" not in given:
                 raise UsageError("empty remark", hint="use Delete to remove a remark")
-            remarks_file.correct_remark(site.roots[root], corrects, "" if "remove" in given else told)
+            remarks_file.correct_remark(folder, corrects, "" if "remove" in given else told)
             return
-        remarks_file.annotate(site.roots[root], session.id, given.get("case", ""), given.get("text", ""))
+        remarks_file.annotate(folder, session.id, given.get("case", ""), given.get("text", ""))
 
     await run_in_threadpool(write)
     back = series.HistoryFilter(**{name: given.get(name, "") for name in _FIELDS})  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def session(request: Request) -> Response:
     """Show a session with its outcome and cases."""
     site, wanted = get_site(request), parse_filter(request, sessions.CaseFilter)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         ordered = wanted if wanted.order else replace(wanted, order=sessions.FAILING_FIRST)
         cases = sessions.list_cases(database, one, ordered, count_rows(request, sessions.PAGE_ROWS))
         view, baseline = view_session(database, one, count_rows(request, ROWS)), find_baseline(database, one)
@@ -53,7 +53,7 @@ def case(request: Request) -> Response:
     """Show a case: outcome, reason, statistics, times, provenance, logs, and the command that repeats it."""
     site = get_site(request)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     detail, triage = read_detail(one, row), site.triage.read()
     named = list_named_profiles(site.roots, Path(one.folder), str(row["name"]), detail.profiles)

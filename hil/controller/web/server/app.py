@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
@@ -39,6 +39,8 @@ from hil.controller.web.pages.home import home, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
+from hil.controller.web.server.first_index import wait_for_index
+from hil.controller.web.server.url_parameters import check_parameters
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
 from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
@@ -67,6 +69,7 @@ PAGES = (
     csv_tensors,
     csv_farm,
 )
+_RETRY_SECONDS = 2  # seconds to wait for the first index
 _STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
 
 
@@ -94,8 +97,9 @@ def create_app(
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
     app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
+    checks = [Depends(check_parameters), Depends(wait_for_index)]
     for page in PAGES:
-        app.include_router(page.router)
+        app.include_router(page.router, dependencies=checks)
     static = str(resources.files("hil.controller.web").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), "static")
     app.add_exception_handler(HilError, _handle_hil_error)
@@ -113,6 +117,10 @@ def create_app(
 def _handle_hil_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HilError)
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
+    if status == 404 and not get_site(request).progress.first_done:
+        response = _render_error(request, 503, error.message, "hil still reads the stored sessions: reload in a moment")
+        response.headers["retry-after"] = str(_RETRY_SECONDS)
+        return response
     return _render_error(request, status, error.message, error.hint)
 
 

@@ -39,7 +39,7 @@ GRACE_SECONDS = 1
 
 def index_path(roots: Sequence[Path]) -> Path:
     """Return the path of the index in the user's cache. Every set of directories has a separate index."""
-    name = digest_of(b"\n".join(map(os.fsencode, roots))).partition(":")[2][:16]
+    name = digest_of(b"\n".join(map(os.fsencode, sorted(set(roots))))).partition(":")[2][:16]
     return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 

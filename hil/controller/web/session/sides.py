@@ -12,11 +12,12 @@ from hil.controller.web.index.index import join_names
 from hil.controller.web.index.sessions import (
     IndexedSession,
     SessionFilter,
-    find_session,
     list_sessions,
     list_sessions_where,
+    resolve_session,
 )
 from hil.controller.web.text.addresses import ROOT_MARK
+from hil.controller.web.text.roots import MAX_DIGITS
 from hil.errors import UsageError
 
 # Maximum and default number of sessions per side. A filter selects the newest sessions.
@@ -53,9 +54,9 @@ class ComparedSide:
 def get_session(database: sqlite3.Connection, reference: str) -> IndexedSession:
     """Return the session for a reference. Raises UsageError if the session is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
-    if mark and root.isdecimal() and len(root) < 5:
-        return find_session(database, rest, int(root))
-    return find_session(database, reference)
+    if mark and root.isdecimal() and len(root) <= MAX_DIGITS:
+        return resolve_session(database, rest, int(root))
+    return resolve_session(database, reference)
 
 
 def choose_side(

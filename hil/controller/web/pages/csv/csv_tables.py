@@ -62,7 +62,7 @@ def session_csv(request: Request) -> Response:
     """Return the cases of a session that match a filter."""
     site, wanted = get_site(request), parse_filter(request, sessions.CaseFilter)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
 
     def read_part(page: int) -> tuple[Sequence[Sequence[Any]], int]:
         with site.reader.open_snapshot() as database:
@@ -77,7 +77,7 @@ def session_csv(request: Request) -> Response:
 def session_table_csv(request: Request) -> Response:
     """Return the special table of a bisection, study, bench or matrix. Raises UsageError for other kinds."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         table = view_session(database, one, csv_answer.MAX_ROWS + 1).table
     if table is None:
         raise UsageError(f"{one.id} only has a table of cases")
@@ -88,7 +88,7 @@ def session_table_csv(request: Request) -> Response:
 def targets_csv(request: Request) -> Response:
     """Return the targets of a matrix, one session per row."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         found = view_session(database, one).children
     return csv_answer.respond_with_rows(f"targets of {one.title}", _SESSION, _list_session_rows(found))
 
@@ -97,7 +97,7 @@ def targets_csv(request: Request) -> Response:
 def case_csv(request: Request) -> Response:
     """Return the comparison of outputs with the decisive reference. ``beside`` selects another reference, from 1."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     detail, beside = read_detail(one, row), number_of(request, "beside")
     tables = [(detail.against, detail.outputs), *((other.against, other.outputs) for other in detail.others)]
@@ -113,7 +113,7 @@ def case_csv(request: Request) -> Response:
 def positions_csv(request: Request) -> Response:
     """Return the positions of a case with --generate. Raises UsageError for other cases."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     generation = read_detail(one, row).generation
     if generation is None:

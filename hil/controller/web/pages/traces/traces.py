@@ -74,7 +74,7 @@ def trace(request: Request) -> Response:
 def _render_case_profile(request: Request) -> Response:
     site, query = get_site(request), request.query_params
     with site.reader.open_snapshot() as database:
-        session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
+        session = sessions.resolve_session(database, query.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, session, query.get("case", ""))
     found = list_named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
     wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
