@@ -23,7 +23,13 @@ from hil.controller.web.text.requests import is_saved
 from hil.controller.web.text.roots import number_roots
 
 # Links in the header of all pages, in order.
-NAVIGATION = (("/", "Home"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
+NAVIGATION = (
+    ("/", "Home"),
+    ("/triage", "Triage"),
+    ("/compare", "Compare"),
+    ("/history", "History"),
+    ("/traces", "Traces"),
+)
 # Additional links, if the server has a history, a stored gate, or a farm.
 SERIES_NAVIGATION = (("/series", "Series"),)
 GATE_NAVIGATION = (("/gates", "Gates"),)

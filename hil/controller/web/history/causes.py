@@ -62,6 +62,11 @@ class Cause:
         return _list_sorted(one.board for one in self.members)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the cases."""
+        return _list_sorted(one.case for one in self.members)
+
+    @property
     def night(self) -> int:
         """First night of the change."""
         return min(one.night for one in self.members)

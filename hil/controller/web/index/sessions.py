@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
+from hil.controller.web.text.entries import KINDS
 from hil.controller.web.text.names import unescape_name
 from hil.errors import UsageError
 
@@ -83,6 +85,11 @@ class IndexedSession:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, if known
+
+    @property
+    def outcomes_by_severity(self) -> list[tuple[str, int]]:
+        """Outcomes with their numbers of cases, most severe first."""
+        return sorted(self.outcomes.items(), key=lambda one: KINDS.index(classify_outcome(one[0])))
 
     @property
     def link(self) -> str:

@@ -25,9 +25,16 @@ class TriageView:
         """All entries."""
         return self.triage.entries
 
-    def find(self, case: str, suite: str, flow: str, board: str, runtime: str) -> TriageEntry | None:
-        """Return the entry of a case, or None."""
-        return self.triage.find(TriagedCase(case, suite, flow, board, runtime))
+    def find(self, case: str, suite: str, flow: str, board: str, runtime: str, outcome: str = "") -> TriageEntry | None:
+        """Return the entry of a case, or None.
+
+        Args:
+            outcome: outcome that the entry must cover; "" accepts every entry.
+        """
+        entry = self.triage.find(TriagedCase(case, suite, flow, board, runtime))
+        if entry is not None and outcome and entry.outcomes and outcome not in entry.outcomes:
+            return None
+        return entry
 
     def is_expired(self, entry: TriageEntry) -> bool:
         """Return True if the last day of a `wontfix` has passed."""
