@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from hil.controller.cli.screen import print_message
-from hil.controller.storage.screen.web_link import VARIABLE, make_web_link
+from hil.controller.cli.screen import print_message, print_web_link
 
 
 def add_to_history(folder: str | Path | None) -> None:
     """Add a run, bench, suite run or matrix: see :func:`hil.controller.workloads.history.automatic.add_results`.
 
-    Then print the link of the results: see :func:`print_web_link`.
+    Then print the link of the results: see :func:`hil.controller.cli.screen.print_web_link`.
 
     Args:
         folder: directory of the results; "" or None if they were discarded.
@@ -24,10 +22,3 @@ def add_to_history(folder: str | Path | None) -> None:
 
         add_results([Path(folder)], lambda text: print_message(f"hil: {text}"))
     print_web_link(folder)
-
-
-def print_web_link(folder: str | Path | None) -> None:
-    """Print the link of stored results to stderr, if HIL_WEB_URL is set."""
-    if folder and os.environ.get(VARIABLE):
-        link = make_web_link(Path(folder))
-        print_message(f"open {link}" if link else f"hil: no link: {VARIABLE} is not an http URL")

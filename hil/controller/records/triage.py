@@ -12,6 +12,8 @@ TriageState = Literal["new", "known", "fixed", "wontfix"]
 TRIAGE_STATES: tuple[TriageState, ...] = get_args(TriageState)
 # Result of a case after triage: see `TriageList.judge`.
 TriageResult = Literal["", "new", "known", "fixed", "wontfix", "expired", "other outcome"]
+# Results that do not fail a command.
+HIDDEN: frozenset[TriageResult] = frozenset({"known", "wontfix"})
 MAX_TRIAGE_CHARS = 500
 TriageText = Annotated[str, Meta(max_length=MAX_TRIAGE_CHARS)]
 

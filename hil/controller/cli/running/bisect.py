@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.automatic_history import print_web_link
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
@@ -27,7 +26,7 @@ from hil.controller.cli.options import (
     run_option,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

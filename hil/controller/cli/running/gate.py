@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.automatic_history import print_web_link
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, known_option, wait_option
-from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
 

@@ -93,7 +93,11 @@ def set_entry(case: str, path: Path, as_json: bool, **given: Any) -> int:
         path,
         case,
         {name: given.pop(name) for name in ("suite", "flow", "board", "runtime")},
-        {name: list(value) if name == "outcomes" else value for name, value in given.items() if value},
+        {
+            name: list(value) if name == "outcomes" else value
+            for name, value in given.items()
+            if value not in (None, ())
+        },
     )
     return _answer_entry(as_json, changed)
 
@@ -179,7 +183,7 @@ def _change(path: Path, case: str, scope: dict[str, str], given: dict[str, Any])
 
     def change(entries: Sequence[TriageEntry]) -> Sequence[TriageEntry]:
         same = find_same(entries, make_entry(case=case, state="new", **scope))
-        values = same.to_json() if same is not None else {"case": case, "state": "new", **scope}
+        values: dict[str, Any] = {"case": case, "state": "new", **scope} if same is None else same.to_json()
         if given.get("state") not in (None, "wontfix"):
             values["until"] = None
         made.append(make_entry(**{**values, **given, "changed": time.time()}))

@@ -9,7 +9,7 @@ from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.live import stream_counts
 from hil.controller.web.session.sides import get_session
 from hil.controller.web.site import get_site
-from hil.controller.web.text.requests import number_of
+from hil.controller.web.text.requests import SESSION, number_of
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -42,3 +42,9 @@ def there(request: Request) -> JSONResponse:
             except UsageError as error:
                 gone.append(error.message)
     return JSONResponse({"gone": "".join(gone)})
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/api/there": (*SESSION, "s"),
+}

@@ -12,7 +12,7 @@ from hil.controller.web.files.kept import own
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
 from hil.controller.web.text.names import escape_name, unescape_name
-from hil.controller.web.text.requests import number_of
+from hil.controller.web.text.requests import SESSION, number_of
 from hil.core.files import open_file
 from hil.errors import UsageError
 
@@ -73,3 +73,10 @@ def _show_end(path: Path) -> Response:
         raise UsageError(f"{escape_name(path.name)} cannot be read: {error.strerror}") from error
     cut = f"(first {length - _SHOWN_BYTES} bytes omitted)\n" if length > _SHOWN_BYTES else ""
     return PlainTextResponse(cut + text)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/log": (*SESSION, "file", "whole"),
+    "/file": (*SESSION, "file", "whole"),
+}

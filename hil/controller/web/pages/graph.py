@@ -23,7 +23,7 @@ from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
 from hil.controller.web.text.entries import find_worst_kind
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.core.text import escape_controls
 from hil.errors import UsageError
 
@@ -276,3 +276,12 @@ def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
         "made": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.outputs],
         "compared": compared or list(value.outputs),
     }
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/graph": list_fields(GraphQuery),
+    "/graph.csv": list_fields(GraphQuery),
+    "/graph/node-data": (*list_fields(GraphQuery), "by"),
+    "/api/graph": list_fields(GraphQuery),
+}

@@ -23,7 +23,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import choose_page
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter, parse_number
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -168,7 +168,7 @@ def regressed(request: Request) -> Response:
         # The night before the date, because a baseline's own changes are old.
         night = format_night(night_of(regressions.parse_since(wanted.since)) - 1)
         changes = read_changes(site, database, f"night:{night}")
-    shown = {"max_causes": MAX_CAUSES, "named_cases": NAMED_CASES, "triage": site.triage.read()}
+    shown: dict[str, Any] = {"max_causes": MAX_CAUSES, "named_cases": NAMED_CASES, "triage": site.triage.read()}
     return site.render_page(request, "regressions.html", asked=wanted, found=found, changes=changes, **shown)
 
 
@@ -275,3 +275,12 @@ def regressions_csv(request: Request) -> Response:
         return [[row[name] for name in _REGRESSION] for row in rows], found.pages
 
     return respond_with_pages("regressions", _REGRESSION, read_part)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/history": (*list_fields(series.HistoryFilter), "q"),
+    "/history.csv": list_fields(series.HistoryFilter),
+    "/history/regressions": list_fields(regressions.RegressionFilter),
+    "/history/regressions.csv": list_fields(regressions.RegressionFilter),
+}

@@ -20,7 +20,7 @@ from hil.controller.web.site import get_site
 from hil.controller.web.tables import ROWS
 from hil.controller.web.tensors.tensors import find_kept_tensors
 from hil.controller.web.text.addresses import find_issue_link
-from hil.controller.web.text.requests import count_rows, number_of, parse_filter
+from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 
 router = APIRouter()
 
@@ -73,3 +73,10 @@ def case(request: Request) -> Response:
         most_chars=MAX_TRIAGE_CHARS,
         issue_link=find_issue_link,
     )
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/session": (*SESSION, *list_fields(sessions.CaseFilter)),
+    "/case": (*SESSION, "case"),
+}

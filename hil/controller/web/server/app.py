@@ -40,7 +40,7 @@ from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.server.first_index import wait_for_index
-from hil.controller.web.server.url_parameters import check_parameters
+from hil.controller.web.server.url_parameters import check_parameters, collect_parameters
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
 from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
@@ -97,6 +97,7 @@ def create_app(
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
     app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
+    app.state.parameters = collect_parameters(PAGES)
     checks = [Depends(check_parameters), Depends(wait_for_index)]
     for page in PAGES:
         app.include_router(page.router, dependencies=checks)

@@ -34,8 +34,10 @@ async def wait_for_index(request: Request) -> None:
     begun = time.monotonic()
     end = begun + SESSION_SECONDS if named else site.started + START_SECONDS
     while not site.progress.first_done and time.monotonic() < end:
-        if named and await run_in_threadpool(_are_indexed, site, named):
-            return
+        if named:
+            are_indexed: bool = await run_in_threadpool(_are_indexed, site, named)
+            if are_indexed:
+                return
         await asyncio.sleep(_PAUSE_SECONDS)
 
 

@@ -25,6 +25,8 @@ MAX_SESSIONS = 50
 USUAL_SESSIONS = 10
 # Filters for a side, in the form's order.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
+# URL parameters of both sides.
+PARAMETERS = ("a", "b", "a.last", "b.last", *(f"{side}.{name}" for side in "ab" for name in FILTERS))
 # Filters that also select cases, because a session's cases may have different boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 

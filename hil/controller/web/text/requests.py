@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="DataclassInstance")
 
 
+# URL parameters that identify a session.
+SESSION = ("id", "root")
 # Maximum table rows in a saved page.
 SAVED_ROWS = 5000
 
@@ -27,6 +29,11 @@ def is_saved(request: Request) -> bool:
 def count_rows(request: Request, usual: int) -> int:
     """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
     return SAVED_ROWS if is_saved(request) else usual
+
+
+def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the URL parameters of a filter."""
+    return tuple(one.name for one in fields(kind))
 
 
 def parse_filter(request: Request, kind: type[F]) -> F:

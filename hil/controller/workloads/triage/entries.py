@@ -11,7 +11,7 @@ from typing import Any
 from hil.controller.records.base import make_record
 from hil.controller.records.gate import GateVerdict
 from hil.controller.records.suite import CaseRecord
-from hil.controller.records.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
+from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
 from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wild, matches
 from hil.core.results import Outcome
 from hil.errors import UsageError, did_you_mean
@@ -20,8 +20,6 @@ from hil.errors import UsageError, did_you_mean
 SLOWER = "SLOWER"
 # Outcomes that entries may cover. A lost board gives no information about the case.
 OUTCOMES = (*dict.fromkeys(one for outcomes in TABLES.values() for one in outcomes), SLOWER)
-# States whose failures do not fail a command.
-HIDDEN: frozenset[TriageResult] = frozenset({"known", "wontfix"})
 # Fields that limit an entry to some cases. Together with the case, they identify the entry.
 SCOPE = ("suite", "flow", "board", "runtime")
 # Verdicts of a gate about a failure.

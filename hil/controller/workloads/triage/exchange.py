@@ -9,9 +9,9 @@ from typing import Any
 
 import tomlkit
 
-from hil.controller.records.triage import MAX_TRIAGE_CHARS, TriageEntry
+from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
 from hil.controller.workloads.suites.expected import TABLES, Expectation
-from hil.controller.workloads.triage.entries import HIDDEN, find_same, is_expired, put_entry
+from hil.controller.workloads.triage.entries import find_same, is_expired, put_entry
 from hil.core.results import Outcome
 
 _PASS, _TIMEOUT = Outcome.PASS.value, Outcome.TIMEOUT.value

@@ -19,7 +19,8 @@ from support.web import ADDRESS, asking, write_run
 
 from hil.controller.web.access import peers, security, visitors
 from hil.controller.web.access.peers import Peer, find_peer, find_peer_of, find_peer_user
-from hil.controller.web.server.url_parameters import PARAMETERS
+from hil.controller.web.server.app import PAGES
+from hil.controller.web.server.url_parameters import collect_parameters
 
 TOKEN = "the server's token"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -96,7 +97,8 @@ def test_only_changes_require_token_without_farm(tmp_path: Path) -> None:
 def test_farm_view_rejects_request_without_token(shown: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security.AccessRules, "is_open", property(lambda self: True))
     for path in FARM.split():
-        answer = shown.get(path, params={"name": "1"} if "name" in PARAMETERS.get(path, ()) else {})
+        named = "name" in collect_parameters(PAGES).get(path, ())
+        answer = shown.get(path, params={"name": "1"} if named else {})
         assert answer.status_code in (403, 404), path
         assert "token required for farm pages" in answer.text or "over" in answer.text, path
 

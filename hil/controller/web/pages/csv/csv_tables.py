@@ -21,7 +21,7 @@ from hil.controller.web.tables import make_plain_rows
 from hil.controller.web.templating import format_time
 from hil.controller.web.text import csv_answer
 from hil.controller.web.text.entries import read_real
-from hil.controller.web.text.requests import number_of, parse_filter
+from hil.controller.web.text.requests import SESSION, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -163,3 +163,15 @@ def _iter_comparison_rows(table: compared.ComparisonTable) -> Iterable[Sequence[
         yield (table.show, mover.pair.name, *both, mover.verdict, mover.ratio, low, high, mover.why or mover.output)
     for pair in table.pairs:
         yield (table.show, pair.name, pair.before.word, pair.after.word, "", None, None, None, pair.message)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/sessions.csv": list_fields(sessions.SessionFilter),
+    "/session.csv": (*SESSION, *list_fields(sessions.CaseFilter)),
+    "/session/table.csv": SESSION,
+    "/session/targets.csv": SESSION,
+    "/case.csv": (*SESSION, "case", "beside"),
+    "/case/positions.csv": (*SESSION, "case"),
+    "/compare.csv": (*sides.PARAMETERS, *list_fields(compared.ComparisonQuery)),
+}

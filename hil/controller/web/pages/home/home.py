@@ -15,7 +15,7 @@ from hil.controller.web.history.nights import NIGHTS, read_night_grid
 from hil.controller.web.index import sessions
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -108,3 +108,11 @@ def nights_csv(request: Request) -> Response:
         if cell is not None
     ]
     return respond_with_rows("nights", _NIGHT, rows)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/": list_fields(HomeFilter),
+    "/cause": ("since", "key"),
+    "/changes.csv": ("since", "key"),
+}

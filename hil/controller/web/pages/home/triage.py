@@ -18,7 +18,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import PageQuery, choose_page, find_issue_link
 from hil.controller.web.text.csv_answer import respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter, parse_number
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.controller.workloads.suites.expected import choose_table_of
 from hil.controller.workloads.triage.entries import OUTCOMES, SCOPE, find_same, make_entry, put_entry, remove_entry
 from hil.controller.workloads.triage.triage_file import encode_triage, update_triage
@@ -148,3 +148,10 @@ def _make_values(given: Mapping[str, str], session: IndexedSession, row: Any) ->
 def _make_case_address(given: Mapping[str, str]) -> str:
     names = {name: given[name] for name in ("id", "root", "case") if given.get(name)}
     return f"/case?{urlencode(names)}#triage"
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/triage": list_fields(TriageFilter),
+    "/triage.csv": list_fields(TriageFilter),
+}
