@@ -123,7 +123,7 @@ def _make_target(row: sqlite3.Row) -> tuple[str, str, str]:
 def _make_row(
     row: sqlite3.Row,
     number: int,
-    layers: Mapping[str, Sequence[_WrongLayer]],
+    layers: Mapping[str, Sequence[_BisectedLayer]],
     timed: Mapping[tuple[int, str], int],
 ) -> ChangedRow:
     ratio = row["after"] / row["before"] if row["after"] and row["before"] else None
@@ -180,7 +180,7 @@ def _count_timed(database: sqlite3.Connection, sessions: set[int]) -> dict[tuple
 
 
 @dataclass(frozen=True)
-class _WrongLayer:
+class _BisectedLayer:
     """First wrong layer of a stored bisection."""
 
     created: float
@@ -198,9 +198,9 @@ class _WrongLayer:
         )
 
 
-def _find_wrong_layers(database: sqlite3.Connection, models: set[str]) -> dict[str, list[_WrongLayer]]:
+def _find_wrong_layers(database: sqlite3.Connection, models: set[str]) -> dict[str, list[_BisectedLayer]]:
     """Return the first wrong layer of each stored bisection per model, newest first."""
-    found: dict[str, list[_WrongLayer]] = {}
+    found: dict[str, list[_BisectedLayer]] = {}
     rows = database.execute(
         "select key, models, created from sessions where kind = 'bisect' and verdict in ('fail', 'error')"
         " order by created desc limit ?",
@@ -215,5 +215,5 @@ def _find_wrong_layers(database: sqlite3.Connection, models: set[str]) -> dict[s
                 (key,),
             ).fetchone()
             if layer is not None:
-                found.setdefault(model, []).append(_WrongLayer(created or 0.0, *layer))
+                found.setdefault(model, []).append(_BisectedLayer(created or 0.0, *layer))
     return found
