@@ -53,7 +53,6 @@ def test_cause_is_found_and_triaged_in_browser(root: Path, address: str) -> None
         draw(page, "home")
         click(page, '#nights a[href^="/cause"]')
         assert "iree-base-compiler 3.13.0 -> 3.14.0" in page.texts("h1")[0]
-        draw(page, "cause")
         click(page, 'tbody a[href^="/case"]')
         page.click("#triage summary")
         page.run("document.querySelector('#triage [name=owner]').value = 'ada'")

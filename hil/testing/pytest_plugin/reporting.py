@@ -94,7 +94,7 @@ class Reporting:
                         self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
                     )
                     link = make_web_link(run.folder, parts=2)
-                    self._said.append(f"{run.head.suite} on {run.folder.name}: open {link or page}")
+                    self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}{f' or {link}' * bool(link)}")
             self._write_matrices()
             self._add_to_history()
 
