@@ -44,7 +44,7 @@ _STORED = ("bundle run", "trace run")
 # Options in the table in addition to the options of `hil run`.
 _MORE = (
     *("--confirm", "--each-board", "--filter", "--flow", "--group", "--keep-all", "--layers", "--layer-inputs"),
-    *("--merge", "--only-expected-failures"),
+    *("--known", "--merge", "--only-expected-failures"),
 )
 _SIMULATOR = ("--fault", "--sandbox", "--fresh")
 _SSH = ("--identity", "--known-hosts", "--accept-new-host-key")
@@ -114,6 +114,11 @@ GAPS = (
         "Not necessary: with several `--board` options, each board runs all cases.",
     ),
     Gap(("--only-expected-failures",), ("farm submit",), "Select cases with `--filter`."),
+    Gap(
+        ("--known",),
+        ("farm submit",),
+        "The farm's host cannot read your file. `hil web` shows the triage of a farm's results.",
+    ),
     Gap(("--resume",), ("bench",), "An interrupted bench reports the measurements so far. Repeat the command."),
     Gap(("--resume",), _STORED, "An interrupted run keeps the finished cases. Repeat the command."),
     Gap(("--json",), (PYTEST,), "Use `--hil-out` or `--junit-xml`."),

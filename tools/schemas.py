@@ -30,6 +30,7 @@ from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
 from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
+from hil.controller.records.triage import TriageDocument
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -112,6 +113,10 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "trace compare": [TraceComparisonDocument],
     "trace run": [RunRecord],
     "trace show": [TraceDocument],
+    "triage import": [TriageDocument],
+    "triage list": [TriageDocument],
+    "triage remove": [TriageDocument],
+    "triage set": [TriageDocument],
 }
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm audit": [farm.AuditList],

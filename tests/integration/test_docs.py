@@ -222,6 +222,7 @@ LONG = (
     "pytest",
     "conditions",
     "expected-failures",
+    "triage",
     "stored-runs",
     "vendor-example",
 )

@@ -17,10 +17,11 @@ SECTIONS = {
         *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
         *("second_board", "runtime", "wait_s"),
     ),
-    "Judgement": ("baseline", "commit", "chosen", "fail_on", "budget_s", "bisect", "over", "build_timeout_s"),
+    "Judgement": ("baseline", "commit", "chosen", "fail_on", "known", "budget_s", "bisect", "over", "build_timeout_s"),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
+    "Triage": ("state", "outcomes", "owner", "issue", "note", "until"),
     "Cases": (
-        *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
+        *("suite", "as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
         *("case", "key"),
         *("start", "end", "dispatches", "keys"),

@@ -48,6 +48,7 @@ VERBS = {
     "gate": ("running.gate", "Decide whether a commit makes outputs wrong or programs slower."),
     "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
+    "triage": ("stored.triage", "Record who owns a failure, and which failures are known."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
     "config": ("project.config", "Show the effective settings and their sources."),
     "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.workloads.matrix.targets import MatrixTarget
+    from hil.controller.workloads.triage.entries import TriageList
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=CaseSettings)
@@ -294,6 +295,22 @@ target_program_options = combine_options(
 )
 # The option --runtime of suites. The project file does not set it, because flows have a runtime.
 flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
+
+
+def _load_known(_: click.Context, __: click.Parameter, value: str | None) -> TriageList | None:
+    if value is None:
+        return None
+    from hil.controller.web.publish.known_failures import load_known
+
+    return load_known(value)
+
+
+known_option = click.option(
+    "--known",
+    metavar="FILE|URL",
+    callback=_load_known,
+    help="Do not fail for known failures: a triage file, or the URL of hil web.",
+)
 label_option = run_option("labels")
 runs_option = click.option(
     "--out",

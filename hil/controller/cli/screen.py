@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hil.controller.storage.screen import prompts
+from hil.controller.storage.screen.web_link import VARIABLE, make_web_link
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import convert_to_json
 
@@ -55,6 +57,13 @@ def answer(
 def print_message(text: str) -> None:
     """Print a message to stderr."""
     click.echo(text, err=True)
+
+
+def print_web_link(folder: str | Path | None) -> None:
+    """Print the link of stored results in `hil web` to stderr, if HIL_WEB_URL is set."""
+    if folder and os.environ.get(VARIABLE):
+        link = make_web_link(Path(folder))
+        print_message(f"open {link}" if link else f"hil: no link: {VARIABLE} is not an http URL")
 
 
 def print_cases(record: RunRecord) -> None:

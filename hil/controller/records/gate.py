@@ -11,6 +11,7 @@ from hil.controller.records.bench import Interval
 from hil.controller.records.history import SeriesKey
 from hil.controller.records.instructions import InstructionComparison
 from hil.controller.records.outputs import Origin
+from hil.controller.records.triage import TriageResult
 
 GateVerdictName = Literal[
     "broken", "regressed", "toolchain", "undecided", "board fault", "improved", "no change", "new"
@@ -140,6 +141,9 @@ class GateVerdict(Record, kw_only=True):
     slower_layers: Annotated[list[SlowerLayer], note("of a slower program, largest change first")] = []
     layers_reason: Annotated[str, note("why no slower layers are known; empty if not searched, or found")] = ""
     cause: Annotated[GateCause | None, note("null without a search")] = None
+    triage: Annotated[
+        TriageResult, note("result of --known: `known` and `wontfix` do not count as failures; empty without an entry")
+    ] = ""
 
 
 class GateRecord(Record, kw_only=True):

@@ -10,6 +10,7 @@ from hil.controller.records.base import Count, Record, Samples, Timestamp, make_
 from hil.controller.records.conditions import Conditions, MeasurementGrade
 from hil.controller.records.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
+from hil.controller.records.triage import TriageResult
 
 
 class SuiteModelFile(Record, kw_only=True):
@@ -109,6 +110,9 @@ class CaseRecord(Record, kw_only=True):
     ] = []
     plain_against: str = ""
     expectation: Annotated[dict[str, str], note("expected failure: `outcome`, `reason`, `issue`; or empty")] = {}
+    triage: Annotated[
+        TriageResult, note("result of --known: `known` and `wontfix` do not count as failures; empty without an entry")
+    ] = ""
     attempts: Annotated[
         list[dict[str, str]], note("earlier attempts and confirmation runs: `why`, `board`, `outcome`, `message`")
     ] = []

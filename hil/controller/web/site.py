@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ from jinja2 import Environment
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
+from hil.controller.web.index.memo import IndexMemo
 from hil.controller.web.index.progress import IndexProgress
+from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.text.requests import is_saved
+from hil.controller.web.text.roots import number_roots
 
 # Links in the header of all pages, in order.
-NAVIGATION = (("/", "Sessions"), ("/compare", "Compare"), ("/history", "History"), ("/traces", "Traces"))
+NAVIGATION = (
+    ("/", "Home"),
+    ("/triage", "Triage"),
+    ("/compare", "Compare"),
+    ("/history", "History"),
+    ("/traces", "Traces"),
+)
 # Additional links, if the server has a history, a stored gate, or a farm.
 SERIES_NAVIGATION = (("/series", "Series"),)
 GATE_NAVIGATION = (("/gates", "Gates"),)
@@ -34,8 +44,21 @@ class WebSite:
     reader: IndexReader
     progress: IndexProgress
     templates: Environment
+    triage: TriageReader
     farm: FarmLink | None = None
     history: HistoryPlace | None = None  # place of the history, which may not exist yet
+
+    started: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def numbered(self) -> Mapping[int, Path]:
+        """Runs directories by their numbers in URLs."""
+        return number_roots(self.roots)
+
+    @cached_property
+    def memo(self) -> IndexMemo:
+        """Cache of values that pages compute from the whole index."""
+        return IndexMemo(self.progress)
 
     @property
     def has_history(self) -> bool:

@@ -66,12 +66,13 @@ def explain_expected(record: CaseRecord) -> str:
     return escape_controls(f"{record.ended}: {expectation['reason']}{issue}")
 
 
-def format_commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
+def format_commands(record: CaseRecord, here: Path, out: Path = Path(), link: str = "") -> str:
     """Return the commands that repeat a failure and show the difference, and the paths of tensors, logs and IR.
 
     Args:
         here: Current directory. Paths are relative to it.
         out: Base directory of paths in ``record.directories``.
+        link: URL of the case in `hil web`, or "".
     """
     lines = [repeat(record.repeat)]
     if record.diff:
@@ -80,6 +81,8 @@ def format_commands(record: CaseRecord, here: Path, out: Path = Path()) -> str:
         lines.append(f"stored in:     {format_path(here, record.folder)}")
     for what, where in record.directories.items():
         lines.append(f"{what + ':':<14} {format_path(here, os.path.normpath(out / where))}")
+    if link:
+        lines.append(f"open:          {link}")
     return "\n".join(lines)
 
 

@@ -164,6 +164,12 @@ OPTIONS = (
     Option("--hil-accept-new-host-key", "Pin the host key of an unknown host.", type=bool),
     Option("--hil-only-expected-failures", "Run only the expected failures in expected.toml.", type=bool, counts=False),
     Option(
+        "--hil-known",
+        "Do not fail for known failures: a triage file (hil triage), or the URL of hil web.",
+        metavar="FILE|URL",
+        counts=False,
+    ),
+    Option(
         "--hil-confirm",
         "Rerun mismatches N times, on the same and a different board, to detect flaky cases and bad boards.",
         metavar="N",

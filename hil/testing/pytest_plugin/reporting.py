@@ -20,6 +20,7 @@ from hil.controller.records.outputs import Origin
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
 from hil.controller.storage.origin import find_origin
 from hil.controller.storage.runs import convert_write_errors, make_safe_name, seal
+from hil.controller.storage.screen.web_link import make_web_link
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports
@@ -92,7 +93,8 @@ class Reporting:
                     page = failure_text.format_path(
                         self._plugin.config.invocation_params.dir, str(run.folder / "report.html")
                     )
-                    self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}")
+                    link = make_web_link(run.folder, parts=2)
+                    self._said.append(f"{run.head.suite} on {run.folder.name}: open {page}{f' or {link}' * bool(link)}")
             self._write_matrices()
             self._add_to_history()
 

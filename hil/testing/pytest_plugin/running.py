@@ -21,6 +21,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.runs import convert_write_errors, make_safe_name
+from hil.controller.storage.screen.web_link import make_web_link
 from hil.controller.workloads.suites.outcome import list_directories, record_of
 from hil.controller.workloads.suites.preparing import begin_case
 from hil.controller.workloads.suites.store import SuiteDirectory
@@ -221,7 +222,10 @@ class CaseRun:
         if self._case is None:
             return failure_text.repeat(self._repeat_command)
         record = self.record or self._make_record(self._case)
-        return failure_text.format_commands(record, self.plugin.config.invocation_params.dir, self.hil_case.out)
+        out = self.hil_case.out
+        # Only --hil-out stores a session.
+        link = make_web_link(out, record.id, parts=2) if self.plugin.config.getoption("hil_out") else ""
+        return failure_text.format_commands(record, self.plugin.config.invocation_params.dir, out, link)
 
     def end(self) -> None:
         """End the test: add outcome and times to pytest's report."""
@@ -256,7 +260,8 @@ class CaseRun:
 
     def _judge_outcome(self) -> None:
         """Judge the ended case. Returns only if the test passes."""
-        record = self.record = self.hil_case.folder.expectations.judge(self._make_record(self.case))
+        expected = self.hil_case.folder.expectations.judge(self._make_record(self.case))
+        record = self.record = self.plugin.known.judge(expected)
         outcome = Outcome(record.outcome)
         if outcome is Outcome.PASS:
             dispute = f"the references disagree: {record.disagreement}" if record.disagreement else ""

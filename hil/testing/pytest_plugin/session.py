@@ -36,10 +36,11 @@ from hil.controller.workloads.suites.preparing import check_settings, iter_prepa
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task
+from hil.controller.workloads.triage.entries import TriageList
 from hil.core.board_config import BoardConfig
 from hil.core.scratch import make_folder
 from hil.core.text import escape_controls, make_names_unique
-from hil.errors import UsageError
+from hil.errors import FarmUnreachable, UsageError
 from hil.testing.pytest_plugin.boards import BoardLender, BoardLocks
 from hil.testing.pytest_plugin.options import (
     MODELS,
@@ -218,6 +219,7 @@ class PluginSession:
         self.is_worker = bool(self._worker)  # True if xdist started this process
         self.reported: set[tuple[str, str]] = set()  # (board, message) of reported board errors
         self.request: SuiteRequest = request_of(config)
+        self.known = self._load_known()
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(make_absolute, config.getini(MODELS))):
             self.folders.append(self._load_folder(path))
@@ -386,6 +388,18 @@ class PluginSession:
                 choices, runtimes, self._pool, self._make_locks(choices), self.request.faults
             )
         return self._lenders[key]
+
+    def _load_known(self) -> TriageList:
+        """Return the triage of --hil-known. Raises UsageError if it is invalid, or the server does not respond."""
+        text = self.config.getoption("hil_known")
+        if not text:
+            return TriageList()
+        from hil.controller.web.publish.known_failures import load_known
+
+        try:
+            return load_known(text if "://" in text else str(self.config.invocation_params.dir / text))
+        except FarmUnreachable as error:
+            raise UsageError(error.message, hint=error.hint) from error
 
     def _load_folder(self, path: Path) -> ModelFolder:
         if not path.is_dir():

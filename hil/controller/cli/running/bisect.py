@@ -26,7 +26,7 @@ from hil.controller.cli.options import (
     run_option,
     tolerance_options,
 )
-from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
         plot_growth(plot, found)
     lines = [f"plot in {plot}"] if plot else []
     if out:
+        print_web_link(out)
         lines.append(f"results in {out}")
         if found.first_isolated is not None:
             arguments = repeat_options(where, apply_flow(options, flow), more["faults"])

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, check_seconds, json_option, stored_board_options, wait_option
-from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.options import (
+    FILE,
+    check_seconds,
+    json_option,
+    known_option,
+    stored_board_options,
+    wait_option,
+)
+from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.history_settings import HistorySettings
     from hil.controller.records.gate import GateRecord
+    from hil.controller.workloads.triage.entries import TriageList
 
 
 def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -49,6 +57,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
     metavar="VERDICTS",
     help="Verdicts that cause exit code 1, separated by commas.",
 )
+@known_option
 @click.option(
     "--min-effect", default=2.0, show_default=True, metavar="PERCENT", help="Smallest change of time to detect."
 )
@@ -104,6 +113,7 @@ def gate(
     markdown: Path | None,
     junit: Path | None,
     sarif: Path | None,
+    known: TriageList | None,
     **settings: Any,
 ) -> int:
     """Judge a commit by its measurements in the history, and run suspect programs again.
@@ -126,6 +136,7 @@ def gate(
     from hil.controller.storage.runs import write_file
     from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
     from hil.controller.workloads.gate.run import GateJob, run_gate
+    from hil.controller.workloads.triage.entries import TriageList
 
     history = chosen or find_history(Path())
     own = {
@@ -135,6 +146,7 @@ def gate(
     min_effect = settings.pop("min_effect") / 100
     if not 0 < min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * min_effect:g}: expected more than 0 and less than 100 percent")
+    own["known"] = known or TriageList()
     job = GateJob(Job(**settings), baseline or history.baseline, min_effect=min_effect, **own)
     with (
         Screen(quiet=as_json) as screen,
@@ -145,6 +157,7 @@ def gate(
     for file, make in ((markdown, make_markdown), (junit, make_junit), (sarif, make_sarif)):
         if file is not None:
             write_file(file, make(record))
+    print_web_link(record.folder)
     annotations = list(make_annotations(record)) if os.environ.get("GITHUB_ACTIONS") == "true" and not as_json else []
     return answer(as_json, record, *annotations, show=lambda: _print_gate(record))
 

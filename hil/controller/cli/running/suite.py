@@ -24,6 +24,7 @@ from hil.controller.cli.options import (
     group_option,
     iteration_options,
     json_option,
+    known_option,
     label_option,
     make_flow_option,
     profile_options,
@@ -40,6 +41,7 @@ from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import MatrixTarget
+    from hil.controller.workloads.triage.entries import TriageList
 
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.SuiteRequest.
 case_options = combine_options(
@@ -88,6 +90,7 @@ Examples:
 @run_options("compile_flags")
 @suite_options
 @click.option("--only-expected-failures", is_flag=True, help="Only run the expected failures in expected.toml.")
+@known_option
 @boards_options
 @click.option(
     "-j",
@@ -118,7 +121,9 @@ Examples:
 @click.option("--out", type=FILE, metavar="DIR", help="Directory for the run (default: hil-suites/...).")
 @click.option("--resume", type=FILE, metavar="DIR", help="Continue an interrupted run.")
 @json_option
-def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None, **settings: Any) -> int:
+def run(
+    source: str | None, as_json: bool, out: Path | None, resume: Path | None, known: TriageList | None, **settings: Any
+) -> int:
     """Run a suite: the ONNX node tests, hil's models, or the models at PATH and all their layers.
 
     Results are stored continuously in the run's directory: results.jsonl, then CSV, JUnit, Markdown and HTML. With
@@ -135,7 +140,7 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
             "a suite or --resume is required", hint="for example hil suite run @models; see hil suite run --help"
         )
     if resume is not None:
-        refuse_with_resume("resume", "as_json")
+        refuse_with_resume("resume", "as_json", "known")
     settings |= choose_profiled_counts(settings)
     targets = _list_targets(settings)
     with SuiteScreen(quiet=as_json) as screen:
@@ -143,19 +148,19 @@ def run(source: str | None, as_json: bool, out: Path | None, resume: Path | None
             from hil.controller.workloads.matrix.workloads import run_suite_matrix
 
             request = _request(str(source), settings)
-            made = run_suite_matrix(request, targets, out=out, screen=screen)
+            made = run_suite_matrix(request, targets, out=out, screen=screen, known=known)
             add_to_history(made[0])
             return answer_matrix(as_json, *made)
         if resume is not None and (resume / MATRIX).exists():
             from hil.controller.workloads.matrix.workloads import resume_suite_matrix
 
-            made = resume_suite_matrix(resume, screen=screen)
+            made = resume_suite_matrix(resume, screen=screen, known=known)
             add_to_history(made[0])
             return answer_matrix(as_json, *made)
         if resume is not None:
-            stored = resume_suite(resume, screen=screen)
+            stored = resume_suite(resume, screen=screen, known=known)
         else:
-            stored = run_suite(_request(str(source), settings), out=out, screen=screen)
+            stored = run_suite(_request(str(source), settings), out=out, screen=screen, known=known)
     add_to_history(stored.folder)
     if as_json:
         return answer(True, stored.to_document())

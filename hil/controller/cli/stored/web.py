@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     "--published", type=FOLDER, metavar="DIR", help="Directory for published sessions (default: RUNS/published)."
 )
 @click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="Size limit of published sessions.")
+@click.option(
+    "--triage", type=FILE, metavar="FILE", help="Triage of failures (default: hil-triage.json in the first --runs)."
+)
 @make_history_option("[history] in hil.toml of --runs, or hil-runs/history")
 @click.pass_context
 def web(
@@ -61,6 +64,7 @@ def web(
     farm: str,
     published: Path | None,
     published_gb: float,
+    triage: Path | None,
     chosen: HistorySettings | None,
 ) -> None:
     """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, gates, tensors, graphs, traces.
@@ -114,7 +118,17 @@ def web(
     access = AccessRules(host, token or made)
     history = chosen.place if chosen else _find_farm_history(farm) or _find_history(roots)
     link = where if farm else None
-    serve(roots, access, port, listening=print_address, farm=link, farm_name=name, published=store, history=history)
+    serve(
+        roots,
+        access,
+        port,
+        listening=print_address,
+        farm=link,
+        farm_name=name,
+        published=store,
+        history=history,
+        triage=triage and triage.absolute(),
+    )
 
 
 def _find_farm_history(farm: str) -> HistoryPlace | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hil.controller.web.session.records import own
 from hil.controller.web.text.entries import read_real, read_text
+from hil.controller.web.text.roots import number_roots
 from hil.core.bounded_json import parse_json
 from hil.core.digest import digest_of
 from hil.core.files import open_file
@@ -41,7 +42,7 @@ class Annotation:
 
 def read_annotations(roots: Sequence[Path]) -> list[Annotation]:
     """Return the current remarks of runs directories, oldest first. Unreadable lines are skipped."""
-    return [one for number, root in enumerate(roots) for one in _read_remarks(root, number).values()]
+    return [one for number, root in number_roots(roots).items() for one in _read_remarks(root, number).values()]
 
 
 def _read_remarks(root: Path, number: int) -> dict[str, Annotation]:

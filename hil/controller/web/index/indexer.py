@@ -16,6 +16,7 @@ from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers import read_lines, read_session
 from hil.controller.web.text.entries import CaseEntry, SessionEntry
 from hil.controller.web.text.names import escape_name
+from hil.controller.web.text.roots import number_roots
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import StorageError, UsageError
@@ -67,8 +68,8 @@ class Indexer:
     def __init__(self, writer: IndexWriter, roots: Sequence[Path]) -> None:
         self.progress = IndexProgress()
         self._writer = writer
-        self._roots = roots
-        self._folders = [Folders() for _ in roots]
+        self._roots = number_roots(roots)
+        self._folders = {number: Folders() for number in self._roots}
         # Files of other tools that have a record's name: (root, id) -> stamp.
         self._foreign: dict[tuple[int, str], str] = {}
         self._quiet: object = None  # the last scan's result, if it found no changes
@@ -126,13 +127,13 @@ class Indexer:
     def _scan_folders(self) -> bool:
         begun, progress = time.monotonic(), self.progress
         found, jobs, gone = 0, list[_Job](), list[int]()
-        there = [folders.scan(root) for folders, root in zip(self._folders, self._roots, strict=True)]
+        there = {number: self._folders[number].scan(root) for number, root in self._roots.items()}
         seen = (self._writer.opened, there)
         if seen == self._quiet:
             self._looked_s = time.monotonic() - begun
             self._judge_batch()
             return True
-        for number, root in enumerate(self._roots):
+        for number, root in self._roots.items():
             known = self._writer.list_known(number)
             for way, record, stamp in there[number].sessions:
                 session_id = escape_name(way)

@@ -18,6 +18,7 @@ from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, read_profile
 from hil.controller.web.files.kept import list_bases
 from hil.controller.web.text.names import escape_name, unescape_name
+from hil.controller.web.text.roots import MAX_DIGITS, number_roots
 from hil.core.timeline import Profile
 from hil.errors import UsageError
 
@@ -86,8 +87,9 @@ def find_stored_profiles(roots: Sequence[Path], places: Mapping[str, Sequence[Pa
 def find_profile(roots: Sequence[Path], key: str) -> StoredProfile:
     """Return the profile for a URL key. Raises UsageError if the profile is missing or may not be read."""
     number, _, way = key.partition("/")
-    if number.isdecimal() and len(number) < 6 and int(number) < len(roots) and "\0" not in way:
-        folder = roots[int(number)] / unescape_name(way)
+    root = number_roots(roots).get(int(number)) if number.isdecimal() and len(number) <= MAX_DIGITS else None
+    if root is not None and "\0" not in way:
+        folder = root / unescape_name(way)
         if _make_url_key(roots, folder) and (kind := classify_profile(folder)):
             return StoredProfile(kind, folder.resolve(), key)
     raise UsageError(f"profile {key[:200]!r} not found", hint="see the list of traces; the profile may have been moved")
@@ -109,7 +111,12 @@ def list_profiles(
         f"select root, way, kind, changed from profiles where {where} order by changed desc, root, way limit ?",
         (*values, most),
     )
-    found = [StoredProfile(row[2], roots[row[0]] / unescape_name(row[1]), f"{row[0]}/{row[1]}", row[3]) for row in rows]
+    numbered = number_roots(roots)
+    found = [
+        StoredProfile(row[2], numbered[row[0]] / unescape_name(row[1]), f"{row[0]}/{row[1]}", row[3])
+        for row in rows
+        if row[0] in numbered
+    ]
     return ProfileList(found, total)
 
 
@@ -183,7 +190,7 @@ def _find_kind(names: set[str]) -> str:
 def _make_url_key(roots: Sequence[Path], place: Path) -> str:
     """Return the URL key of a path, or "" if it is not in a served directory."""
     found = _resolve_path(place)
-    for number, root in enumerate(roots):
+    for number, root in number_roots(roots).items():
         if found is not None and found.is_relative_to(root):
             way = escape_name(found.relative_to(root).as_posix())
             return f"{number}/{'' if way == '.' else way}"

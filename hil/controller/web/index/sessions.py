@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
+from hil.controller.web.text.entries import KINDS
 from hil.controller.web.text.names import unescape_name
 from hil.errors import UsageError
 
@@ -83,6 +85,11 @@ class IndexedSession:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, if known
+
+    @property
+    def outcomes_by_severity(self) -> list[tuple[str, int]]:
+        """Outcomes with their numbers of cases, most severe first."""
+        return sorted(self.outcomes.items(), key=lambda one: KINDS.index(classify_outcome(one[0])))
 
     @property
     def link(self) -> str:
@@ -190,6 +197,30 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
     return _make_session(row)
 
 
+def resolve_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
+    """Return the session of a URL. Raises UsageError if the session is missing or ambiguous.
+
+    The number of the directory is only necessary if several directories have a session with this id. An id may lack
+    its first directories: hil prints URLs without knowing which directories a server has.
+    """
+    try:
+        return find_session(database, session_id, root)
+    except UsageError:
+        if not session_id:
+            raise
+        named = list_sessions_where(database, "id = ? limit 3", (session_id,))
+        ending = f"/{session_id}"
+        found = named or list_sessions_where(
+            database, "substr(id, -length(?)) = ? order by created desc limit 3", (ending, ending)
+        )
+        if not found:
+            raise
+    if len(found) > 1:
+        others = ", ".join(f"id={one.id}&root={one.root}" for one in found)
+        raise UsageError(f"several sessions are called {session_id!r}", hint=f"use one of {others}")
+    return found[0]
+
+
 def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, str]:
     """Return the URL query for the session of each indexed run.
 
@@ -203,7 +234,12 @@ def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, 
     return found
 
 
+PASSING = ("PASS", "XFAIL", "SKIP")
+_PASSING_KEYS = f"(select key from words where word in ({', '.join(repr(word) for word in PASSING)}))"
+# Failing cases first. Cases with the same rank keep the order of the session.
+FAILING_FIRST = "failing"
 _CASE_ORDERS = {
+    FAILING_FIRST: f"(outcome in {_PASSING_KEYS})",
     "number": "number",
     "name": "name",
     "op": "op",
@@ -243,9 +279,6 @@ class CasePage:
     pages: int
 
 
-PASSING = ("PASS", "XFAIL", "SKIP")
-
-
 def list_cases(
     database: sqlite3.Connection, session: IndexedSession, asked: CaseFilter, rows: int = PAGE_ROWS
 ) -> CasePage:
@@ -282,8 +315,7 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
     for name in ("outcome", "op", "model"):
         value = getattr(asked, name)
         if name == "outcome" and value == "failing":
-            passing = ", ".join(f"'{word}'" for word in PASSING)
-            parts.append(f"outcome not in (select key from words where word in ({passing}))")
+            parts.append(f"outcome not in {_PASSING_KEYS}")
         elif value:
             parts.append(f"{name} = (select key from words where word = :{name})")
             values[name] = value

@@ -12,7 +12,7 @@ from hil.controller.web.index import sessions
 from hil.controller.web.index.series import make_history_query
 from hil.controller.web.session import sides
 from hil.controller.web.site import get_site
-from hil.controller.web.text.requests import count_rows, number_of, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -79,3 +79,9 @@ def _redirect_marked(marked: list[sessions.IndexedSession]) -> Response:
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
     a = sides.ComparedSide(others) if others else None
     return RedirectResponse(f"/compare?{sides.query_of(a, sides.ComparedSide([newest]))}", 303)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/compare": (*sides.PARAMETERS, "s", *list_fields(compared.ComparisonQuery)),
+}

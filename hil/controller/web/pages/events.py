@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from hil.controller.web.index.sessions import find_session
+from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.live import stream_counts
 from hil.controller.web.session.sides import get_session
 from hil.controller.web.site import get_site
-from hil.controller.web.text.requests import number_of
+from hil.controller.web.text.requests import SESSION, number_of
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -36,9 +36,15 @@ def there(request: Request) -> JSONResponse:
         with site.reader.open_snapshot() as database:
             try:
                 if query.get("id"):
-                    find_session(database, query["id"], number_of(request, "root"))
+                    resolve_session(database, query["id"], number_of(request, "root"))
                 for one in query.getlist("s")[:_MAX_ASKED]:
                     get_session(database, one)
             except UsageError as error:
                 gone.append(error.message)
     return JSONResponse({"gone": "".join(gone)})
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/api/there": (*SESSION, "s"),
+}

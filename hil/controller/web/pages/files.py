@@ -12,7 +12,7 @@ from hil.controller.web.files.kept import own
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
 from hil.controller.web.text.names import escape_name, unescape_name
-from hil.controller.web.text.requests import number_of
+from hil.controller.web.text.requests import SESSION, number_of
 from hil.core.files import open_file
 from hil.errors import UsageError
 
@@ -49,7 +49,7 @@ def _find_requested_file(request: Request, *, suffixes: tuple[str, ...] = ()) ->
     """Return the requested file. Raises UsageError if the file does not belong to the session."""
     site = get_site(request)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
     folder, name = Path(one.folder), unescape_name(request.query_params.get("file", ""))
     path = folder / name
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
@@ -73,3 +73,10 @@ def _show_end(path: Path) -> Response:
         raise UsageError(f"{escape_name(path.name)} cannot be read: {error.strerror}") from error
     cut = f"(first {length - _SHOWN_BYTES} bytes omitted)\n" if length > _SHOWN_BYTES else ""
     return PlainTextResponse(cut + text)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/log": (*SESSION, "file", "whole"),
+    "/file": (*SESSION, "file", "whole"),
+}

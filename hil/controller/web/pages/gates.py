@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
 from hil.controller.web.text.addresses import PageQuery
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 
 router = APIRouter()
 
@@ -30,3 +30,9 @@ def gates(request: Request) -> Response:
     with site.reader.open_snapshot() as database:
         found = sessions.list_sessions(database, every, count_rows(request, sessions.PAGE_ROWS))
     return site.render_page(request, "gates.html", asked=wanted, found=found)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/gates": list_fields(GateFilter),
+}

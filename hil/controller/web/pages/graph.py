@@ -17,13 +17,13 @@ from hil.controller.analysis.graphs.values import METRICS, NodeValue
 from hil.controller.storage.screen.texts import format_seconds
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
 from hil.controller.web.graph.sides import read_side
-from hil.controller.web.index.sessions import find_session
+from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
 from hil.controller.web.text.entries import find_worst_kind
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.core.text import escape_controls
 from hil.errors import UsageError
 
@@ -133,14 +133,14 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     if wanted.by and wanted.by not in METRICS:
         raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
     with site.reader.open_snapshot() as database:
-        session = find_session(database, wanted.id, wanted.root)
+        session = resolve_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
         model = sides[0].model
         if wanted.id2:
             root, _, name = wanted.id2.partition(":")
             if not (root.isdecimal() and len(root) < 10):
                 raise UsageError(f"invalid session reference {wanted.id2[:80]!r}")
-            other = find_session(database, name, int(root))
+            other = resolve_session(database, name, int(root))
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
             sides.append(read_side(database, site, session, wanted.of2, wanted.way, case=wanted.case))
@@ -276,3 +276,12 @@ def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
         "made": [(tensor, side.graph.shapes.get(tensor, "")) for tensor in node.outputs],
         "compared": compared or list(value.outputs),
     }
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/graph": list_fields(GraphQuery),
+    "/graph.csv": list_fields(GraphQuery),
+    "/graph/node-data": (*list_fields(GraphQuery), "by"),
+    "/api/graph": list_fields(GraphQuery),
+}

@@ -15,13 +15,15 @@ from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
+from hil.controller.web.history.changed_cases import MAX_CAUSES, NAMED_CASES, read_changes
+from hil.controller.web.history.nights import format_night, night_of
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import choose_page
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -139,19 +141,18 @@ async def annotate(request: Request) -> Response:
     except ValueError as error:
         raise UsageError("invalid form data") from error
     site = get_site(request)
-    root = int(given["root"]) if given.get("root", "").isdecimal() and len(given["root"]) < 5 else 0
+    root = parse_number("root", given.get("root", ""))
 
     def write() -> None:
         with site.reader.open_snapshot() as database:
             session = find_session(database, given.get("session", ""), root)
-        if root >= len(site.roots):
-            raise UsageError("runs directory not found")
+        folder = site.numbered[session.root]
         if corrects := given.get("corrects", ""):
             if not (told := given.get("text", "").strip()) and "remove" not in given:
                 raise UsageError("empty remark", hint="use Delete to remove a remark")
-            remarks_file.correct_remark(site.roots[root], corrects, "" if "remove" in given else told)
+            remarks_file.correct_remark(folder, corrects, "" if "remove" in given else told)
             return
-        remarks_file.annotate(site.roots[root], session.id, given.get("case", ""), given.get("text", ""))
+        remarks_file.annotate(folder, session.id, given.get("case", ""), given.get("text", ""))
 
     await run_in_threadpool(write)
     back = series.HistoryFilter(**{name: given.get(name, "") for name in _FIELDS})  # type: ignore[arg-type]
@@ -164,7 +165,11 @@ def regressed(request: Request) -> Response:
     site, wanted = get_site(request), parse_filter(request, regressions.RegressionFilter)
     with site.reader.open_snapshot() as database:
         found = regressions.list_regressions(database, wanted, count_rows(request, regressions.ROWS))
-    return site.render_page(request, "regressions.html", asked=wanted, found=found)
+        # The night before the date, because a baseline's own changes are old.
+        night = format_night(night_of(regressions.parse_since(wanted.since)) - 1)
+        changes = read_changes(site, database, f"night:{night}")
+    shown: dict[str, Any] = {"max_causes": MAX_CAUSES, "named_cases": NAMED_CASES, "triage": site.triage.read()}
+    return site.render_page(request, "regressions.html", asked=wanted, found=found, changes=changes, **shown)
 
 
 @router.get("/history/suites.csv")
@@ -270,3 +275,12 @@ def regressions_csv(request: Request) -> Response:
         return [[row[name] for name in _REGRESSION] for row in rows], found.pages
 
     return respond_with_pages("regressions", _REGRESSION, read_part)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/history": (*list_fields(series.HistoryFilter), "q"),
+    "/history.csv": list_fields(series.HistoryFilter),
+    "/history/regressions": list_fields(regressions.RegressionFilter),
+    "/history/regressions.csv": list_fields(regressions.RegressionFilter),
+}

@@ -56,7 +56,7 @@ async def sessions(request: Request) -> Response:
     def finish(body: bytes) -> dict[str, Any]:
         site = get_site(request)
         stored = store_of(request).finish(check_parcel(read_request(body)))
-        found = [(number, root) for number, root in enumerate(site.roots) if stored.folder.is_relative_to(root)]
+        found = [(number, root) for number, root in site.numbered.items() if stored.folder.is_relative_to(root)]
         links = (link_of(escape_name(stored.folder.relative_to(root).as_posix()), number) for number, root in found)
         return {"id": stored.folder.name, "new": stored.new, "url": f"/session?{next(links, '')}"}
 

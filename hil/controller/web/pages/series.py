@@ -13,7 +13,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import respond_with_rows
-from hil.controller.web.text.requests import count_rows, parse_filter
+from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -131,3 +131,10 @@ def series_csv(request: Request) -> Response:
             for index, one in reversed(list(enumerate(found.runs)))
         ],
     )
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/series": list_fields(SeriesFilter),
+    "/series.csv": list_fields(SeriesFilter),
+}

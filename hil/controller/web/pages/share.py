@@ -92,3 +92,9 @@ class _SavedResources:
             *([f"Images or data omitted from this file: {self.too_long}; {limit}."] if self.too_long else ()),
             *([f"Images or data unavailable from the server: {self.refused}."] if self.refused else ()),
         ]
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/share": ("page",),
+}

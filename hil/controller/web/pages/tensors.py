@@ -14,7 +14,7 @@ from hil.controller.analysis.tensors.worst import ORDERS, format_exact
 from hil.controller.web.site import get_site
 from hil.controller.web.tensors.cells import describe_cell
 from hil.controller.web.tensors.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
-from hil.controller.web.tensors.query import query_of
+from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
 from hil.controller.web.tensors.view import TEXTS, TensorView
@@ -64,3 +64,10 @@ def cell(request: Request) -> Response:
     index = found["index"]
     near = "" if index is None else query.around(shown.plane, index)
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/tensors": (*list_tensor_parameters(), "now"),
+    "/api/tensors/cell": (*list_tensor_parameters(), "row", "column"),
+}

@@ -52,12 +52,13 @@ class WebClient:
     Args:
         address: URL as `hil web` prints it, optionally with ``?token=``.
         plain_http: allow sending the token unencrypted to another machine.
+        reads_only: send no uploads. A server on this machine then needs no token.
 
     Raises:
         UsageError: the URL is invalid, or the token would be sent unencrypted.
     """
 
-    def __init__(self, address: str, token: str = "", *, plain_http: bool = False) -> None:
+    def __init__(self, address: str, token: str = "", *, plain_http: bool = False, reads_only: bool = False) -> None:
         try:
             parts = urlsplit(address)
             host, port = (parts.hostname or "").encode("idna").decode(), parts.port
@@ -70,11 +71,12 @@ class WebClient:
         self._path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self.address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._path}"
         self._token = (token or parse_qs(parts.query).get("token", [""])[-1]).strip()
-        if not self._token:
+        if not (self._token or reads_only):
             raise UsageError(f"token required to publish to {self.address}", hint="set --token or HIL_WEB_TOKEN")
+        self._retry_hint = "then retry" + ("" if reads_only else ": the upload resumes")
         if not (self._token.isascii() and self._token.isprintable()):
             raise UsageError("invalid token: only printable ASCII characters are allowed")
-        if not (self._context or plain_http or _is_loopback(self._host)):
+        if self._token and not (self._context or plain_http or _is_loopback(self._host)):
             raise UsageError(
                 f"the token would be sent to {self._host} unencrypted",
                 hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790, or --plain-http",
@@ -107,7 +109,7 @@ class WebClient:
         except (OSError, http.client.HTTPException) as error:
             raise FarmUnreachable(
                 f"{self.address} is not responding: {escape_controls(str(error))[:_MAX_TEXT] or type(error).__name__}",
-                hint="check that hil web is running, then retry: the upload resumes",
+                hint=f"check that hil web is running, {self._retry_hint}",
             ) from error
 
     def make_malformed_error(self, what: str) -> UsageError:
@@ -142,7 +144,8 @@ class WebClient:
     def _ask_once(self, method: str, path: str, body: bytes) -> ServerResponse:
         connection = self._connection or self._open_connection()
         self._connection = None  # after any error, the next request reconnects
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "application/octet-stream"}
+        headers |= {"Authorization": f"Bearer {self._token}"} if self._token else {}
         wire: Any = connection.sock
         try:
             wire.allow(_SEND_S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
@@ -35,13 +35,20 @@ from hil.controller.web.pages import (
 )
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
+from hil.controller.web.pages.home import home, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
+from hil.controller.web.readers.triage import TriageReader
+from hil.controller.web.server.first_index import wait_for_index
+from hil.controller.web.server.url_parameters import check_parameters, collect_parameters
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
+from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
+    home,
+    triage,
     sessions,
     compare,
     history,
@@ -62,6 +69,7 @@ PAGES = (
     csv_tensors,
     csv_farm,
 )
+_RETRY_SECONDS = 2  # seconds to wait for the first index
 _STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
 
 
@@ -73,21 +81,26 @@ def create_app(
     farm: FarmLink | None = None,
     published: PublishedStore | None = None,
     history_place: HistoryPlace | None = None,
+    triage_file: Path | None = None,
 ) -> FastAPI:
     """Create the application for runs directories and their index. A separate process updates the index.
 
     Args:
         published: store for sessions sent by `hil publish`. Default: the ``published`` directory in the first root.
         history_place: place of the history, which may not exist yet; None shows no series.
+        triage_file: triage of failures. Default: ``hil-triage.json`` in the first root.
     """
     app = FastAPI(title="hil", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.site = WebSite(roots, IndexReader(index), progress, make_environment(), farm, history_place)
+    triaged = TriageReader(triage_file or roots[0] / TRIAGE_FILE)
+    app.state.site = WebSite(roots, IndexReader(index), progress, make_environment(), triaged, farm, history_place)
     app.state.published = published or PublishedStore(roots[0] / PUBLISHED)
     app.state.saving = asyncio.Semaphore(share.AT_A_TIME)
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
     app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
+    app.state.parameters = collect_parameters(PAGES)
+    checks = [Depends(check_parameters), Depends(wait_for_index)]
     for page in PAGES:
-        app.include_router(page.router)
+        app.include_router(page.router, dependencies=checks)
     static = str(resources.files("hil.controller.web").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), "static")
     app.add_exception_handler(HilError, _handle_hil_error)
@@ -105,6 +118,10 @@ def create_app(
 def _handle_hil_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HilError)
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
+    if status == 404 and not get_site(request).progress.first_done:
+        response = _render_error(request, 503, error.message, "hil still reads the stored sessions: reload in a moment")
+        response.headers["retry-after"] = str(_RETRY_SECONDS)
+        return response
     return _render_error(request, status, error.message, error.hint)
 
 

@@ -39,7 +39,7 @@ GRACE_SECONDS = 1
 
 def index_path(roots: Sequence[Path]) -> Path:
     """Return the path of the index in the user's cache. Every set of directories has a separate index."""
-    name = digest_of(b"\n".join(map(os.fsencode, roots))).partition(":")[2][:16]
+    name = digest_of(b"\n".join(map(os.fsencode, sorted(set(roots))))).partition(":")[2][:16]
     return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
@@ -58,6 +58,7 @@ def serve(
     farm_name: str = "",
     published: PublishedStore | None = None,
     history: HistoryPlace | None = None,
+    triage: Path | None = None,
 ) -> None:
     """Serve pages for runs directories until Ctrl-C.
 
@@ -68,6 +69,7 @@ def serve(
         farm: returns the address of a farm with boards, queue and results to show.
         farm_name: name of the farm.
         history: place of the history, which may not exist yet; None shows no series.
+        triage: triage of failures. Default: see :func:`create_app`.
 
     Raises:
         UsageError: the address is not available.
@@ -86,7 +88,7 @@ def serve(
         path = index_path(folders)
         bound = stack.enter_context(open_listener(access.host, port))
         indexer = stack.enter_context(IndexProcess(path, folders))
-        app = create_app(folders, path, indexer.progress, access, link, published, history)
+        app = create_app(folders, path, indexer.progress, access, link, published, history, triage)
         server = make_server(app, owns_process=True)
         # Exclude existing objects from garbage collection, which would delay requests.
         gc.freeze()

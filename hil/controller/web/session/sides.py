@@ -12,11 +12,12 @@ from hil.controller.web.index.index import join_names
 from hil.controller.web.index.sessions import (
     IndexedSession,
     SessionFilter,
-    find_session,
     list_sessions,
     list_sessions_where,
+    resolve_session,
 )
 from hil.controller.web.text.addresses import ROOT_MARK
+from hil.controller.web.text.roots import MAX_DIGITS
 from hil.errors import UsageError
 
 # Maximum and default number of sessions per side. A filter selects the newest sessions.
@@ -24,6 +25,8 @@ MAX_SESSIONS = 50
 USUAL_SESSIONS = 10
 # Filters for a side, in the form's order.
 FILTERS = ("suite", "flow", "board", "runtime", "compiler", "label", "branch", "commit", "model", "kind")
+# URL parameters of both sides.
+PARAMETERS = ("a", "b", "a.last", "b.last", *(f"{side}.{name}" for side in "ab" for name in FILTERS))
 # Filters that also select cases, because a session's cases may have different boards.
 CASE_FILTERS = ("board", "runtime", "model", "flow")
 
@@ -53,9 +56,9 @@ class ComparedSide:
 def get_session(database: sqlite3.Connection, reference: str) -> IndexedSession:
     """Return the session for a reference. Raises UsageError if the session is missing."""
     root, mark, rest = reference.partition(ROOT_MARK)
-    if mark and root.isdecimal() and len(root) < 5:
-        return find_session(database, rest, int(root))
-    return find_session(database, reference)
+    if mark and root.isdecimal() and len(root) <= MAX_DIGITS:
+        return resolve_session(database, rest, int(root))
+    return resolve_session(database, reference)
 
 
 def choose_side(

@@ -14,7 +14,7 @@ from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
 from hil.controller.analysis.tensors.worst import ORDERS
-from hil.controller.web.text.requests import number_of, parse_filter
+from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 
@@ -106,6 +106,11 @@ class TensorQuery(_Values):
             height=close.rows,
             width=close.columns,
         )
+
+
+def list_tensor_parameters() -> tuple[str, ...]:
+    """Return the URL parameters of a tensor's page."""
+    return (*list_fields(_Values), *(f"i{axis}" for axis in range(MAX_DIMS)))
 
 
 def query_of(request: Request) -> TensorQuery:

@@ -28,7 +28,7 @@ def find_subjects(
             )
         return None, None, [make_pair_subject(*pair)]
     with get_site(request).reader.open_snapshot() as database:
-        session = sessions.find_session(database, query.id, query.root)
+        session = sessions.resolve_session(database, query.id, query.root)
         case = sessions.find_case(database, session, query.case)
     kept = find_kept_tensors(session, read_detail(session, case))
     if not kept.subjects:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
 # Separates a runs directory's number from a session id. Ids never contain two slashes.
 ROOT_MARK = "//"
+_HTTP_URL = re.compile(r"https?://[^\s<>\"']+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ def link_of(session: str, root: int) -> str:
 def format_reference(session: str, root: int) -> str:
     """Return a session reference that fits in a single URL parameter."""
     return f"{root}{ROOT_MARK}{session}" if root else session
+
+
+def find_issue_link(issue: str) -> str:
+    """Return the URL of an issue, or "" if the text is not an http URL. Other schemes could run scripts."""
+    return issue if _HTTP_URL.fullmatch(issue) else ""
 
 
 def choose_page(page: int, total: int, rows: int) -> tuple[int, int]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="DataclassInstance")
 
 
+# URL parameters that identify a session.
+SESSION = ("id", "root")
 # Maximum table rows in a saved page.
 SAVED_ROWS = 5000
 
@@ -27,6 +29,11 @@ def is_saved(request: Request) -> bool:
 def count_rows(request: Request, usual: int) -> int:
     """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
     return SAVED_ROWS if is_saved(request) else usual
+
+
+def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """Return the URL parameters of a filter."""
+    return tuple(one.name for one in fields(kind))
 
 
 def parse_filter(request: Request, kind: type[F]) -> F:
@@ -46,7 +53,11 @@ def parse_filter(request: Request, kind: type[F]) -> F:
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
     """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
-    given = request.query_params.get(name, "")
+    return parse_number(name, request.query_params.get(name, ""), default)
+
+
+def parse_number(name: str, given: str, default: int = 0) -> int:
+    """Parse the text of a parameter as a non-negative integer. Raises UsageError if the value is invalid."""
     if not given:
         return default
     if not (given.isdecimal() and len(given) < 10):

@@ -17,6 +17,7 @@ from hil.controller.workloads.gate.verdict_texts import (
     describe_cause,
     describe_total,
     describe_verdict,
+    is_failure,
     list_details,
 )
 from hil.controller.workloads.suites.reports.junit import format_junit_document
@@ -31,7 +32,7 @@ _MAX_DETAILS = 20
 
 def make_markdown(record: GateRecord) -> str:
     """Return a summary for a pull request: a table of all series, and details of the series that changed."""
-    failed = [one for one in record.verdicts if one.verdict in record.fail_on]
+    failed = [one for one in record.verdicts if is_failure(one, record)]
     undecided = sum(one.verdict == "undecided" for one in record.verdicts)
     title = format_count(len(failed), "failure") if failed else "passed"
     title += f", {undecided} undecided" * bool(undecided and "undecided" not in record.fail_on)
@@ -40,7 +41,7 @@ def make_markdown(record: GateRecord) -> str:
     shown = record.verdicts[:_MAX_ROWS]
     for one in shown:
         verdict, model, *cells, reason = describe_verdict(one)
-        marked = f"**{verdict}**" if verdict in record.fail_on else verdict
+        marked = f"**{verdict}**" if is_failure(one, record) else verdict
         lines.append(f"| {' | '.join((marked, format_name(model), *map(escape_text, cells), escape_text(reason)))} |")
     if len(record.verdicts) > len(shown):
         lines.append(f"\n... and {len(record.verdicts) - len(shown)} more series")
@@ -68,12 +69,12 @@ def make_junit(record: GateRecord) -> str:
             "time": f"{one.board_s:.3f}",
         }
         case = ElementTree.SubElement(suite, "testcase", about)
-        tag = "failure" if one.verdict in record.fail_on else "error" if one.verdict == "board fault" else ""
+        tag = "failure" if is_failure(one, record) else "error" if one.verdict == "board fault" else ""
         if tag:
             problem = ElementTree.SubElement(case, tag, message=make_plain(one.reason), type=one.verdict)
             problem.text = make_plain("\n".join(list_details(one)))
-        elif one.verdict in ("undecided", "new"):
-            ElementTree.SubElement(case, "skipped", message=make_plain(f"{one.verdict}: {one.reason}"))
+        elif one.verdict in ("undecided", "new", *record.fail_on):
+            ElementTree.SubElement(case, "skipped", message=make_plain(f"{describe_verdict(one)[0]}: {one.reason}"))
     for key in record.unmeasured:
         about = {"classname": make_plain(key.model), "name": make_plain(f"{key.case} on {key.board}"), "time": "0"}
         ElementTree.SubElement(
@@ -99,7 +100,7 @@ def make_annotations(record: GateRecord) -> Iterator[str]:
     for one in record.verdicts:
         if one.verdict in ("no change", "new", "improved"):
             continue
-        level = "error" if one.verdict in record.fail_on else "warning"
+        level = "error" if is_failure(one, record) else "warning"
         place, title = _escape_property(one.key.model), _escape_property(f"hil gate: {one.verdict}")
         cause = f"; {describe_cause(one.cause)}" if one.cause is not None else ""
         text = f"{_name_series(one)}: {one.reason}{cause}"
@@ -116,7 +117,7 @@ def _escape_property(text: str) -> str:
 
 
 def _make_result(one: GateVerdict, record: GateRecord) -> dict[str, Any]:
-    level = "error" if one.verdict in record.fail_on else "note" if one.verdict == "improved" else "warning"
+    level = "error" if is_failure(one, record) else "note" if one.verdict == "improved" else "warning"
     text = f"{_name_series(one)}: {one.verdict}: {one.reason}"
     where = {"artifactLocation": {"uri": quote(one.key.model)}, "region": {"startLine": 1}}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
@@ -32,6 +32,8 @@ from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.scores import compare_stored_scores
 from hil.controller.workloads.gate.stored_cases import CaseOpener
 from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
+from hil.controller.workloads.gate.verdict_texts import is_failure
+from hil.controller.workloads.triage.entries import TriageList
 from hil.core.scratch import make_temporary_folder
 from hil.core.text import convert_to_json
 from hil.errors import EXIT_BOARD, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_NOTHING_RAN, EXIT_OK, UsageError
@@ -60,6 +62,7 @@ class GateJob:
         bisect: command that builds or installs a candidate of the search; None without a command.
         over: axis and values of the search for the causes of failures. Without a command, `commit` means no search.
         build_timeout_s: maximum duration of the command in seconds.
+        known: triage of failures. Known failures do not fail the gate.
     """
 
     job: Job
@@ -73,6 +76,7 @@ class GateJob:
     bisect: str | None = None
     over: str = DEFAULT_OVER
     build_timeout_s: float = DEFAULT_BUILD_TIMEOUT_SECONDS
+    known: TriageList = field(default_factory=TriageList)
 
     @property
     def second_job(self) -> Job:
@@ -289,6 +293,8 @@ class _GateRun:
                 finder.run(chosen, self._save)
 
     def _save(self) -> None:
+        for one in self._record.verdicts:
+            one.triage = self._gate.known.judge_verdict(one)
         self._record.verdicts.sort(key=lambda one: (GATE_VERDICTS.index(one.verdict), one.key.model, one.key.case))
         write_json(self._run.folder / DOCUMENT, self._record.to_json())
 
@@ -300,9 +306,10 @@ class _GateRun:
 
 
 def find_exit_code(record: GateRecord) -> int:
-    """Return the exit code: 1 for a verdict of ``fail_on``, else 4 if a board failed, else 0."""
+    """Return the exit code: 1 for a verdict of ``fail_on`` that is not known, else 4 if a board failed, else 0."""
     found = {one.verdict for one in record.verdicts}
-    if found & set(record.fail_on) or (record.unmeasured and UNMEASURED in record.fail_on):
+    fails = any(is_failure(one, record) for one in record.verdicts)
+    if fails or (record.unmeasured and UNMEASURED in record.fail_on):
         return EXIT_FAIL
     return EXIT_BOARD if "board fault" in found else EXIT_OK
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict, SlowerLayer
+from hil.controller.records.triage import HIDDEN
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score, format_seconds
 
@@ -25,10 +26,16 @@ MEANINGS = {
 }
 
 
+def is_failure(one: GateVerdict, record: GateRecord) -> bool:
+    """Return True if a verdict fails the gate: it is in ``fail_on``, and is no known failure."""
+    return one.verdict in record.fail_on and one.triage not in HIDDEN
+
+
 def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
     """Return the cells of a verdict for :data:`HEADS`."""
+    known = f" ({one.triage})" if one.triage in HIDDEN else ""
     return (
-        *(one.verdict, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
+        *(one.verdict + known, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
         *(_describe_side(one, one.old), _describe_side(one, one.new), _describe_ratio(one)),
         *(str(one.rounds or "-"), one.reason),
     )
@@ -41,6 +48,8 @@ def describe_total(record: GateRecord) -> str:
         counts[one.verdict] = counts.get(one.verdict, 0) + 1
     spent_s = sum(one.board_s for one in record.verdicts)
     parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    if known := sum(one.triage in HIDDEN for one in record.verdicts):
+        parts.append(f"{known} of these known")
     if record.unmeasured:
         parts.append(f"{len(record.unmeasured)} not measured at this commit")
     return f"{', '.join(parts)}; {format_seconds(spent_s)} of board time"
@@ -57,6 +66,8 @@ def list_details(one: GateVerdict) -> Iterator[str]:
             yield f"{title}: {side.commit[:COMMIT_DIGITS] or '-'} ({side.run}), {side.outcome}{again}; {tools}"
     if one.second_board:
         yield f"measured on {one.second_board}, because {one.key.board} is suspect: {one.board_problem}"
+    if one.triage and one.triage not in HIDDEN:
+        yield f"triage: {one.triage}"
     yield from one.changes
     if one.slower_layers or one.layers_reason:
         yield f"slower layers: {', '.join(map(_describe_layer, one.slower_layers)) or f'unknown; {one.layers_reason}'}"

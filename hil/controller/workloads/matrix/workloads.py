@@ -28,6 +28,7 @@ from hil.controller.workloads.suites.store import HEAD as SUITE
 from hil.controller.workloads.suites.store import choose_default_folder
 from hil.controller.workloads.traces.run import run_trace
 from hil.controller.workloads.traces.stored import find_one
+from hil.controller.workloads.triage.entries import TriageList
 from hil.core.results import Outcome
 from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import BoardError, BoardRefused, BoardUnreachable, UsageError
@@ -39,13 +40,19 @@ _UNREACHED_OUTCOMES: dict[Outcome | None, type[BoardError]] = {Outcome(one.outco
 
 
 def run_suite_matrix(
-    request: SuiteRequest, targets: Sequence[MatrixTarget], *, out: Path | None, screen: SuiteProgress
+    request: SuiteRequest,
+    targets: Sequence[MatrixTarget],
+    *,
+    out: Path | None,
+    screen: SuiteProgress,
+    known: TriageList | None = None,
 ) -> Done:
     """Run a suite on all targets.
 
     Args:
         request: the common settings of the targets.
         out: the matrix's directory; None creates one in ``hil-suites``.
+        known: triage of failures. Known failures do not fail a suite.
 
     Raises:
         UsageError: the request is invalid; nothing was run.
@@ -57,15 +64,15 @@ def run_suite_matrix(
     folder = out or choose_default_folder(title, "matrix")
     command = shlex.join(["hil", "suite", "run", "--resume", str(folder)])
     matrix = Matrix.create(folder, "suite", title, request.to_json(), targets, command)
-    return _run_suites(matrix, screen)
+    return _run_suites(matrix, screen, known)
 
 
-def resume_suite_matrix(folder: Path, *, screen: SuiteProgress) -> Done:
+def resume_suite_matrix(folder: Path, *, screen: SuiteProgress, known: TriageList | None = None) -> Done:
     """Resume a matrix of suites. Raises the errors of :meth:`Matrix.open` and :meth:`Matrix.run`."""
-    return _run_suites(Matrix.open(folder, "suite"), screen)
+    return _run_suites(Matrix.open(folder, "suite"), screen, known)
 
 
-def _run_suites(matrix: Matrix, screen: SuiteProgress) -> Done:
+def _run_suites(matrix: Matrix, screen: SuiteProgress, known: TriageList | None) -> Done:
     try:
         request = SuiteRequest.from_json(matrix.head.request)
     except (KeyError, TypeError, ValueError) as error:
@@ -74,9 +81,9 @@ def _run_suites(matrix: Matrix, screen: SuiteProgress) -> Done:
 
         def run(target: MatrixTarget, folder: Path) -> None:
             if (folder / SUITE).exists():
-                resume_suite(folder, screen=screen, isolated=workers())
+                resume_suite(folder, screen=screen, isolated=workers(), known=known)
             else:
-                run_suite(_build_request(request, target), out=folder, screen=screen, isolated=workers())
+                run_suite(_build_request(request, target), out=folder, screen=screen, isolated=workers(), known=known)
 
         return matrix.folder, matrix.run(run, say=screen.note)
 

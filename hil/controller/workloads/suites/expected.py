@@ -202,9 +202,14 @@ class Expectations:
 
 def choose_table(record: CaseRecord) -> str:
     """Return the table for a case's outcome: ``compile``, ``run``, or "" if the outcome cannot be expected."""
-    if record.ended == Outcome.TIMEOUT.value:
-        return "compile" if record.stage in _EARLY else "run"
-    return next((table for table, words in TABLES.items() if record.ended in words), "")
+    return choose_table_of(record.ended, record.stage)
+
+
+def choose_table_of(outcome: str, stage: str) -> str:
+    """Return the table for an outcome in a stage: see :func:`choose_table`."""
+    if outcome == Outcome.TIMEOUT.value:
+        return "compile" if stage in _EARLY else "run"
+    return next((table for table, words in TABLES.items() if outcome in words), "")
 
 
 def is_wild(pattern: str) -> bool:

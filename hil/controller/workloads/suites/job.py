@@ -29,6 +29,7 @@ from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
 from hil.controller.workloads.suites.store import SuiteRun, choose_default_folder, collect_versions
 from hil.controller.workloads.suites.tasks import Task
+from hil.controller.workloads.triage.entries import TriageList
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
 from hil.errors import (
     EXIT_INTERRUPTED,
@@ -62,6 +63,7 @@ def run_suite(
     screen: SuiteProgress,
     isolated: Isolated | None = None,
     choices: Sequence[BoardChoice] = (),
+    known: TriageList | None = None,
 ) -> SuiteRun:
     """Run a suite and store results as they arrive.
 
@@ -70,6 +72,7 @@ def run_suite(
         isolated: a pool of workers to use. The pool outlives the suite unless the suite is aborted. None creates a
             pool.
         choices: the boards; if empty, the boards of the request.
+        known: triage of failures. Known failures do not fail the suite.
 
     Returns:
         The run; ``head.exit_code`` is 5 if no case was selected.
@@ -80,15 +83,17 @@ def run_suite(
         KeyboardInterrupt: Ctrl-C; partial results and reports are stored.
     """
     with _open_context(request, isolated) as context:
-        job = _SuiteJob(request, context, screen, choices)
+        job = _SuiteJob(request, context, screen, choices, known)
         return job.start(out)
 
 
-def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | None = None) -> SuiteRun:
+def resume_suite(
+    folder: Path, *, screen: SuiteProgress, isolated: Isolated | None = None, known: TriageList | None = None
+) -> SuiteRun:
     """Resume an interrupted suite run. Only cases without a record run.
 
     Args:
-        isolated: see :func:`run_suite`.
+        isolated, known: see :func:`run_suite`.
 
     Raises:
         UsageError: the directory is not a suite run, or the suite's cases have changed.
@@ -106,7 +111,7 @@ def resume_suite(folder: Path, *, screen: SuiteProgress, isolated: Isolated | No
     if not request.source:
         raise UsageError(f"cannot resume {folder}: pytest ran this suite", hint="run pytest again")
     with _open_context(request, isolated) as context:
-        job = _SuiteJob(request, context, screen)
+        job = _SuiteJob(request, context, screen, known=known)
         return job.resume(run)
 
 
@@ -140,11 +145,17 @@ class _SuiteJob:
     """Run of a suite on the boards, from the first check to the reports."""
 
     def __init__(
-        self, request: SuiteRequest, context: RunContext, screen: SuiteProgress, boards: Sequence[BoardChoice] = ()
+        self,
+        request: SuiteRequest,
+        context: RunContext,
+        screen: SuiteProgress,
+        boards: Sequence[BoardChoice] = (),
+        known: TriageList | None = None,
     ) -> None:
         self._request = request
         self._context = context
         self._screen = screen
+        self._known = known or TriageList()
         self._flow = choose_flow(request)
         self._choices = list(boards) or resolve_boards(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
@@ -239,7 +250,7 @@ class _SuiteJob:
                     task.hw_type = task.hw_type or engine.hw_type
                     self._write_profiles(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
-                    record = self._expectations.judge(record)
+                    record = self._known.judge(self._expectations.judge(record))
                     run.append(record)
                     screen.end(record)
                 if request.on_farm:

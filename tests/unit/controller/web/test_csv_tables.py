@@ -27,6 +27,8 @@ from hil.controller.analysis.profile.store import write_profile
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
+from hil.controller.workloads.triage.entries import make_entry
+from hil.controller.workloads.triage.triage_file import NAME, write_triage
 
 FORMULAS = ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '=HYPERLINK("http://evil.example")']
 
@@ -259,7 +261,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
-        f" /gates /series /series?id={series}"
+        f" /gates /triage /series /series?id={series}"
     ).split()
     farm = busy_farm()
     farm.boards[0]["user"] = "=ada"
@@ -267,10 +269,14 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     attempt["reason"] = "=x"
     farm.jobs[0]["attempts_made"] = [attempt]
     history = HistoryPlace(tmp_path / "history")
+    write_triage(tmp_path / NAME, [make_entry(case="=case", state="known", owner="=ada")])
     with farm.link() as link, asking(tmp_path, token="t", farm=link, history=history) as client:
         client.headers["authorization"] = "Bearer t"
         farms = ("/boards", "/board?name=pi", "/queue", "/job?name=1", "/job?name=2")
-        seen = {label for page in (*pages, *farms) for label in check_tables(client, page)}
+        cause = unescape(
+            re.findall(r'href="(/cause\?[^"]*)"', client.get("/history/regressions?since=2020-01-01").text)[0]
+        )
+        seen = {label for page in (*pages, *farms, cause) for label in check_tables(client, page)}
         (first,) = rows_of(client.get("/case.csv?id=night-00&case=%3Dcase&beside=1").text)
         assert (first["reference"], first["output"], first["shape"]) == ("'=other", "'=y", "2x3")
         assert (float(first["max_abs"]), float(first["sqnr_db"])) == (0.25, 40)

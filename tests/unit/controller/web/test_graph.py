@@ -314,7 +314,6 @@ def test_graph_escapes_record_and_model_texts(tmp_path):
         *("", "id=no", "id=bisected&of=x", "id=bisected&by=x", "id=bisected&way=x"),
         *("id=bisected&page=x", "id=bisected&id2=x", "id=bisected&id2=0:no", "id=bisected&case=no", "id=odd"),
         *("id=bisected&of=dispatches", "id=worse", "id=bisected&of=imported", "id=bisected&of2=dispatches"),
-        "id=bisected&root=9",
     ],
 )
 def test_graph_reports_invalid_queries(tmp_path, query):

@@ -23,6 +23,7 @@ from hil.controller.web.index.profiles import (
     resolve_file,
     trace_file,
 )
+from hil.controller.web.text.roots import number_roots
 from hil.errors import UsageError
 
 
@@ -36,7 +37,10 @@ def root(tmp_path: Path) -> Path:
 def test_profile_key_names_root_and_path(root):
     one = find_profile([root], "0/profiles/monday")
     assert (one.kind, one.folder, one.name) == ("run", root / "profiles" / "monday", "profiles/monday")
-    assert find_profile([root / "other", root], "1/profiles/monday").folder == one.folder
+    roots = [root / "other", root]
+    number = next(number for number, path in number_roots(roots).items() if path == root)
+    for order in (roots, roots[::-1]):
+        assert find_profile(order, f"{number}/profiles/monday").folder == one.folder
     assert find_profile([root / "profiles" / "monday"], "0/").folder == one.folder
     assert len(open_profile([root], one).rows) == 12
     assert trace_file([root], one) == one.folder / "trace.pftrace.gz"

@@ -146,3 +146,18 @@ def job_cases_csv(request: Request) -> Response:
 
 def _select_values(one: Record, names: Sequence[str]) -> list[Any]:
     return [None if (value := getattr(one, name)) is UNSET else value for name in names]
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/boards.csv": ("select",),
+    "/boards/use.csv": ("hours", "select"),
+    "/board/use.csv": ("name", "hours"),
+    "/board/leases.csv": ("name",),
+    "/events.csv": ("board", "job"),
+    "/queue/waits.csv": ("hours",),
+    "/jobs.csv": ("state",),
+    "/job/jobs.csv": ("name",),
+    "/job/leases.csv": ("name",),
+    "/job/cases.csv": ("name",),
+}

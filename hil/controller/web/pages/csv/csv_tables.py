@@ -21,7 +21,7 @@ from hil.controller.web.tables import make_plain_rows
 from hil.controller.web.templating import format_time
 from hil.controller.web.text import csv_answer
 from hil.controller.web.text.entries import read_real
-from hil.controller.web.text.requests import number_of, parse_filter
+from hil.controller.web.text.requests import SESSION, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -62,7 +62,7 @@ def session_csv(request: Request) -> Response:
     """Return the cases of a session that match a filter."""
     site, wanted = get_site(request), parse_filter(request, sessions.CaseFilter)
     with site.reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
 
     def read_part(page: int) -> tuple[Sequence[Sequence[Any]], int]:
         with site.reader.open_snapshot() as database:
@@ -77,7 +77,7 @@ def session_csv(request: Request) -> Response:
 def session_table_csv(request: Request) -> Response:
     """Return the special table of a bisection, study, bench or matrix. Raises UsageError for other kinds."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         table = view_session(database, one, csv_answer.MAX_ROWS + 1).table
     if table is None:
         raise UsageError(f"{one.id} only has a table of cases")
@@ -88,7 +88,7 @@ def session_table_csv(request: Request) -> Response:
 def targets_csv(request: Request) -> Response:
     """Return the targets of a matrix, one session per row."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         found = view_session(database, one).children
     return csv_answer.respond_with_rows(f"targets of {one.title}", _SESSION, _list_session_rows(found))
 
@@ -97,7 +97,7 @@ def targets_csv(request: Request) -> Response:
 def case_csv(request: Request) -> Response:
     """Return the comparison of outputs with the decisive reference. ``beside`` selects another reference, from 1."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     detail, beside = read_detail(one, row), number_of(request, "beside")
     tables = [(detail.against, detail.outputs), *((other.against, other.outputs) for other in detail.others)]
@@ -113,7 +113,7 @@ def case_csv(request: Request) -> Response:
 def positions_csv(request: Request) -> Response:
     """Return the positions of a case with --generate. Raises UsageError for other cases."""
     with get_site(request).reader.open_snapshot() as database:
-        one = sessions.find_session(database, request.query_params.get("id", ""), number_of(request, "root"))
+        one = sessions.resolve_session(database, request.query_params.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, one, request.query_params.get("case", ""))
     generation = read_detail(one, row).generation
     if generation is None:
@@ -163,3 +163,15 @@ def _iter_comparison_rows(table: compared.ComparisonTable) -> Iterable[Sequence[
         yield (table.show, mover.pair.name, *both, mover.verdict, mover.ratio, low, high, mover.why or mover.output)
     for pair in table.pairs:
         yield (table.show, pair.name, pair.before.word, pair.after.word, "", None, None, None, pair.message)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/sessions.csv": list_fields(sessions.SessionFilter),
+    "/session.csv": (*SESSION, *list_fields(sessions.CaseFilter)),
+    "/session/table.csv": SESSION,
+    "/session/targets.csv": SESSION,
+    "/case.csv": (*SESSION, "case", "beside"),
+    "/case/positions.csv": (*SESSION, "case"),
+    "/compare.csv": (*sides.PARAMETERS, *list_fields(compared.ComparisonQuery)),
+}

@@ -13,7 +13,7 @@ from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.overview import Bin, SideCounts
 from hil.controller.analysis.tensors.texts import list_text_rows
 from hil.controller.web.readers.fields import read_mapping
-from hil.controller.web.tensors.query import query_of
+from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import find_subject
 from hil.controller.web.tensors.view import TensorView
@@ -115,4 +115,10 @@ _TABLES: dict[str, Callable[[TensorView], Table]] = {
     "values": _make_values_table,
     "histogram": _make_histogram_table,
     "differences": _make_differences_table,
+}
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/tensors.csv": (*list_tensor_parameters(), "table"),
 }

@@ -92,3 +92,10 @@ async def resume(request: Request) -> Response:
 async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
     await run_in_threadpool(view_of(request).do, action, name=form.get("name", ""), **arguments)
     return RedirectResponse("/boards", 303)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/boards": ("hours", "select"),
+    "/board": ("name", "hours"),
+}

@@ -160,3 +160,10 @@ def read_log_end(farm: FarmView, name: str) -> str:
             while len(kept) > 1 and size > _LOG_CHARS:
                 size -= len(kept.popleft())
     return "".join(kept)[-_LOG_CHARS:]
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/job/log": ("name",),
+    "/job/log.txt": ("name",),
+}

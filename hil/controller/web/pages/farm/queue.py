@@ -156,3 +156,10 @@ async def cancel(request: Request) -> Response:
     form = await parse_form(request)
     await run_in_threadpool(view_of(request).do, "cancel", name=form.get("name", ""))
     return RedirectResponse("/queue", 303)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/queue": ("hours", "limit", "page"),
+    "/job": ("name",),
+}

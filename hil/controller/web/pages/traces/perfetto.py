@@ -148,3 +148,9 @@ def _read_chunks(file: BinaryIO, left: int) -> Iterator[bytes]:
     while left > 0 and (piece := file.read(min(left, _CHUNK))):
         left -= len(piece)
         yield piece
+
+
+# URL parameters by path.
+PARAMETERS = {
+    f"{PATH}trace": ("profile", "a", "b"),
+}

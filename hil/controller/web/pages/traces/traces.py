@@ -33,7 +33,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
 from hil.controller.web.text.names import escape_name
-from hil.controller.web.text.requests import count_rows, number_of, parse_filter
+from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -74,7 +74,7 @@ def trace(request: Request) -> Response:
 def _render_case_profile(request: Request) -> Response:
     site, query = get_site(request), request.query_params
     with site.reader.open_snapshot() as database:
-        session = sessions.find_session(database, query.get("id", ""), number_of(request, "root"))
+        session = sessions.resolve_session(database, query.get("id", ""), number_of(request, "root"))
         row = sessions.find_case(database, session, query.get("case", ""))
     found = list_named_profiles(site.roots, Path(session.folder), str(row["name"]), read_detail(session, row).profiles)
     wanted = query.get("kind") or next((one.kind for one in found if one.kind == "run"), "")
@@ -242,3 +242,11 @@ def traces_csv(request: Request) -> Response:
         found = list_profiles(database, site.roots, MAX_ROWS + 1).found
     rows = [(one.name, one.key, one.kind, format_time(one.changed)) for one in found]
     return respond_with_rows("profiles", ("name", "key", "kind", "written"), rows)
+
+
+# URL parameters by path.
+PARAMETERS = {
+    "/trace": (*SESSION, "case", "kind", "profile", "a", "b", *list_fields(operations.TableQuery)),
+    "/trace.csv": ("profile", "a", "b", *list_fields(operations.TableQuery)),
+    "/trace/compilation.csv": ("profile", "table"),
+}

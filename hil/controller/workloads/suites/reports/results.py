@@ -122,8 +122,11 @@ class Totals:
 
 def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) -> Iterator[str]:
     """Yield remarks on cases that need more than their outcome, and at the end a remark on the delegated share."""
-    if expected := outcomes.get(EXPECTED):
+    known = sum(record.outcome == EXPECTED and record.triage != "" for record in records)
+    if expected := outcomes.get(EXPECTED, 0) - known:
         yield f"{expected} failed as expected"
+    if known:
+        yield f"{format_count(known, 'known failure')} (triage)"
     if passed := outcomes.get(Outcome.XPASS.value):
         yield f"{passed} passed unexpectedly: remove {'it' if passed == 1 else 'them'} from the expected failures"
     if disputed := [record for record in records if record.disagreement]:

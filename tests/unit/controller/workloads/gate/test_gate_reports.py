@@ -57,6 +57,22 @@ def test_exit_code_follows_most_serious_verdict(verdicts: list[str], code: int) 
     assert find_exit_code(record(*map(verdict, verdicts))) == code
 
 
+def test_known_failures_do_not_fail_gate() -> None:
+    known, counted = verdict("broken", "known", triage="known"), verdict("regressed", "late", triage="expired")
+    assert find_exit_code(record(known, verdict("regressed", triage="wontfix"))) == 0
+    found = record(known, counted)
+    assert find_exit_code(found) == 1
+    assert describe_total(found).startswith("1 broken, 1 regressed, 1 of these known; ")
+    text = make_markdown(found)
+    assert text.startswith("### hil gate: 1 failure\n") and "| broken (known) |" in text and "triage: expired" in text
+    suite = ElementTree.fromstring(make_junit(found))
+    tags = {case.get("name", "").split()[0]: [one.tag for one in case] for case in suite.iter("testcase")}
+    assert tags == {"known": ["skipped"], "late": ["failure"]}
+    levels = [one["level"] for one in json.loads(make_sarif(found))["runs"][0]["results"]]
+    assert sorted(levels) == ["error", "warning"]
+    assert [one.partition(" ")[0] for one in make_annotations(found)] == ["::warning", "::error"]
+
+
 def test_every_verdict_has_a_meaning() -> None:
     assert list(MEANINGS) == list(GATE_VERDICTS)
 

@@ -1,0 +1,1 @@
+"""Home page: the last nights, new failures and slower cases, sessions."""

@@ -1,0 +1,206 @@
+"""Find the triage entry of a case, and decide whether its failure is known. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from typing import Any
+
+from hil.controller.records.base import make_record
+from hil.controller.records.gate import GateVerdict
+from hil.controller.records.suite import CaseRecord
+from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
+from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wild, matches
+from hil.core.results import Outcome
+from hil.errors import UsageError, did_you_mean
+
+# Pseudo outcome of a case that is slower.
+SLOWER = "SLOWER"
+# Outcomes that entries may cover. A lost board gives no information about the case.
+OUTCOMES = (*dict.fromkeys(one for outcomes in TABLES.values() for one in outcomes), SLOWER)
+# Fields that limit an entry to some cases. Together with the case, they identify the entry.
+SCOPE = ("suite", "flow", "board", "runtime")
+# Verdicts of a gate about a failure.
+_FAILURES = ("broken", "regressed")
+
+
+@dataclass(frozen=True)
+class TriagedCase:
+    """What identifies a case across sessions. None matches every entry."""
+
+    case: str
+    suite: str | None = ""
+    flow: str = ""
+    board: str = ""
+    runtime: str = ""
+    hw_type: str = ""
+
+
+@dataclass(frozen=True)
+class TriageList:
+    """Triage entries."""
+
+    entries: tuple[TriageEntry, ...] = ()
+    today: date = field(default_factory=date.today)
+
+    @cached_property
+    def _by_case(self) -> dict[str, list[TriageEntry]]:
+        found: dict[str, list[TriageEntry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.case, []).append(entry)
+        return found
+
+    @cached_property
+    def _wild(self) -> list[TriageEntry]:
+        return [entry for entry in self.entries if is_wild(entry.case)]
+
+    def find(self, case: TriagedCase) -> TriageEntry | None:
+        """Return the most specific entry for a case; among equals, the one that changed last."""
+        named = self._by_case.get(case.case, [])
+        found = [entry for entry in (*named, *self._wild) if _covers(entry, case)]
+        return max(found, key=_measure_precision, default=None)
+
+    def classify(self, case: TriagedCase, outcome: str, table: str = "") -> TriageResult:
+        """Return the result for a failing case: a state, ``expired`` or ``other outcome``; "" without an entry.
+
+        Args:
+            outcome: outcome of the failure, or :data:`SLOWER`.
+            table: ``compile`` or ``run``: when the case failed.
+        """
+        entry = self.find(case)
+        if entry is None:
+            return ""
+        if entry.outcomes and outcome not in entry.outcomes:
+            return "other outcome"
+        if outcome == Outcome.TIMEOUT.value and entry.stage and table and entry.stage != table:
+            return "other outcome"
+        return "expired" if is_expired(entry, self.today) else entry.state
+
+    def judge(self, record: CaseRecord) -> CaseRecord:
+        """Return the record of a finished case with its triage.
+
+        A known failure becomes XFAIL. A failure that is marked as fixed, or whose `wontfix` has expired, keeps its
+        outcome, and the hint says so. A pass, a lost board and a result of the expected failures do not change.
+        """
+        table = choose_table(record)
+        if not table or record.outcome == Outcome.XFAIL.value:
+            return record
+        case = TriagedCase(record.id, record.suite, record.flow, record.board, record.runtime, record.hw_type)
+        result = self.classify(case, record.ended, table)
+        entry = self.find(case)
+        if not result or entry is None:
+            return record
+        if result in HIDDEN:
+            reason = entry.note or f"triage: {result}"
+            told = {"outcome": record.ended, "reason": reason, "issue": entry.issue}
+            return record.replace(outcome=Outcome.XFAIL.value, expectation=told, triage=result)
+        text = describe_result(entry, result)
+        return record.replace(triage=result, hint="; ".join(filter(None, (record.hint, text))))
+
+    def judge_verdict(self, verdict: GateVerdict) -> TriageResult:
+        """Return the result for a gate's verdict; "" if the verdict is no failure. Entries match in every suite."""
+        if verdict.verdict not in _FAILURES:
+            return ""
+        key = verdict.key
+        case = TriagedCase(key.case, None, key.flow, key.board, key.runtime)
+        failed = verdict.new.again or verdict.new.outcome
+        return self.classify(case, SLOWER if verdict.verdict == "regressed" else failed)
+
+
+def make_entry(**values: Any) -> TriageEntry:
+    """Return a checked entry. Raises UsageError for an invalid value."""
+    texts = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
+    for name, value in texts.items():
+        if isinstance(value, str) and len(value) > MAX_TRIAGE_CHARS:
+            raise UsageError(f"{name} has {len(value)} characters, at most {MAX_TRIAGE_CHARS} are allowed")
+    if not texts.get("case"):
+        raise UsageError("empty case ID", hint="give the ID of a case, or a pattern")
+    state = texts.get("state", "")
+    if state not in TRIAGE_STATES:
+        hint = f"{did_you_mean(str(state), TRIAGE_STATES)}states: {', '.join(TRIAGE_STATES)}"
+        raise UsageError(f"unknown state {state!r}", hint=hint)
+    for outcome in texts.get("outcomes", ()):
+        if outcome not in OUTCOMES:
+            hint = f"{did_you_mean(outcome.upper(), OUTCOMES)}outcomes: {', '.join(OUTCOMES)}"
+            raise UsageError(f"unknown outcome {outcome!r}", hint=hint)
+    until = texts.get("until") or None
+    if until is not None:
+        check_date(until)
+    if (state == "wontfix") != (until is not None):
+        text = "wontfix requires a last day" if until is None else f"a last day requires wontfix, got {state}"
+        raise UsageError(text, hint="example: state wontfix, until 2030-12-31")
+    return make_record({**texts, "until": until}, TriageEntry)
+
+
+def check_date(text: str) -> None:
+    """Raise UsageError if a text is not a date in the form YYYY-MM-DD."""
+    try:
+        is_valid = str(date.fromisoformat(text)) == text  # Python also accepts other forms
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UsageError(f"invalid date {text[:40]!r}", hint="expected YYYY-MM-DD")
+
+
+def is_expired(entry: TriageEntry, today: date) -> bool:
+    """Return True if the last day of a `wontfix` has passed."""
+    return entry.state == "wontfix" and entry.until is not None and str(today) > entry.until
+
+
+def describe_result(entry: TriageEntry, result: TriageResult) -> str:
+    """Return why a failure with an entry counts."""
+    by = f" ({', '.join(filter(None, (entry.owner, entry.issue)))})" if entry.owner or entry.issue else ""
+    if result == "fixed":
+        return f"triage: fails again, was marked as fixed{by}"
+    if result == "expired":
+        return f"triage: wontfix expired after {entry.until}{by}"
+    if result == "other outcome":
+        return f"triage: {entry.state} as {' or '.join(entry.outcomes)}, but not with this outcome{by}"
+    return f"triage: {result}{by}"
+
+
+def put_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:
+    """Return the entries with one replaced or added. An entry with the same case and scope is replaced."""
+    return [*remove_entry(entries, entry), entry]
+
+
+def remove_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:
+    """Return the entries without the one that has the same case and scope."""
+    key = make_entry_key(entry)
+    return [one for one in entries if make_entry_key(one) != key]
+
+
+def find_same(entries: Iterable[TriageEntry], entry: TriageEntry) -> TriageEntry | None:
+    """Return the entry with the same case and scope, or None."""
+    key = make_entry_key(entry)
+    return next((one for one in entries if make_entry_key(one) == key), None)
+
+
+def make_entry_key(entry: TriageEntry) -> tuple[str, ...]:
+    """Return the case and the scope of an entry."""
+    return (entry.case, *(getattr(entry, name) for name in SCOPE))
+
+
+def _covers(entry: TriageEntry, case: TriagedCase) -> bool:
+    boards = [case.board, case.hw_type]
+    return (
+        _matches(entry.case, [case.case])
+        and not matches(tuple(entry.excluded), case.case)
+        and (case.suite is None or _matches(entry.suite, [case.suite]))
+        and _matches(entry.flow, [case.flow])
+        and _matches(entry.runtime, [case.runtime])
+        and _matches(entry.board, boards)
+    )
+
+
+def _matches(pattern: str, names: Sequence[str]) -> bool:
+    return not pattern or pattern in names or (is_wild(pattern) and any(matches((pattern,), name) for name in names))
+
+
+def _measure_precision(entry: TriageEntry) -> tuple[int, int, float]:
+    """Return a value that is larger for an entry with fewer cases."""
+    texts = make_entry_key(entry)
+    exact = sum(bool(text) and not is_wild(text) for text in texts)
+    return exact, sum(map(bool, texts)), entry.changed

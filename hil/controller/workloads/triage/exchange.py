@@ -1,0 +1,118 @@
+"""Convert triage entries to and from the format of expected failures, ``expected.toml``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import Any
+
+import tomlkit
+
+from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
+from hil.controller.workloads.suites.expected import TABLES, Expectation
+from hil.controller.workloads.triage.entries import find_same, is_expired, put_entry
+from hil.core.results import Outcome
+
+_PASS, _TIMEOUT = Outcome.PASS.value, Outcome.TIMEOUT.value
+
+
+def import_expectations(
+    entries: Sequence[TriageEntry], expectations: Iterable[Expectation], *, suite: str, owner: str, now: float
+) -> tuple[list[TriageEntry], int]:
+    """Add expected failures to triage entries. Owners of existing entries are kept.
+
+    Args:
+        suite: suite of the expected failures; "" for all suites.
+        owner: owner of new entries.
+        now: time of the change.
+
+    Returns:
+        The entries, and the number of imported entries.
+    """
+    found, count = list(entries), 0
+    for expectation in expectations:
+        for case, flow, runtime, board in itertools.product(
+            expectation.cases, *(one or ("",) for one in (expectation.flow, expectation.runtime, expectation.board))
+        ):
+            outcomes = [one for one in expectation.outcomes if one != _PASS]
+            entry = TriageEntry(
+                case=case,
+                suite=suite,
+                flow=flow,
+                runtime=runtime,
+                board=board,
+                excluded=list(expectation.without),
+                outcomes=outcomes,
+                stage="compile" if expectation.table == "compile" else "run",
+                state="wontfix" if expectation.until else "known",
+                issue=expectation.issue[:MAX_TRIAGE_CHARS],
+                note=expectation.reason[:MAX_TRIAGE_CHARS],
+                until=str(expectation.until) if expectation.until else None,
+                changed=now,
+            )
+            same = find_same(found, entry)
+            found = put_entry(found, entry.replace(owner=(same.owner if same else "") or owner))
+            count += 1
+    return found, count
+
+
+def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: date) -> tuple[str, list[str]]:
+    """Return known failures as the text of an ``expected.toml``, and a reason for each entry that is left out.
+
+    Args:
+        suite: export only entries for this suite, and for all suites; "" exports all entries.
+    """
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    left_out = []
+    for entry in entries:
+        if suite and entry.suite not in ("", suite):
+            continue
+        if entry.state not in HIDDEN or is_expired(entry, today):
+            left_out.append(f"{entry.case}: {'expired' if entry.state in HIDDEN else entry.state}")
+            continue
+        tables = {table: [one for one in entry.outcomes if _belongs(one, table, entry)] for table in TABLES}
+        if not any(tables.values()):
+            what = ", ".join(entry.outcomes) or "no outcome"
+            left_out.append(f"{entry.case}: {what}, but expected failures require an outcome of a failure")
+        for table, outcomes in tables.items():
+            if outcomes:
+                scope = (entry.flow, entry.runtime, entry.board)
+                reason = entry.note or f"triage: {entry.state}"
+                key = (table, tuple(outcomes), reason, entry.issue, *scope, entry.until, tuple(entry.excluded))
+                rows.setdefault(key, []).append(entry.case)
+    document = tomlkit.document()
+    for table in TABLES:
+        tables_of = tomlkit.aot()
+        for key, cases in rows.items():
+            if key[0] == table:
+                tables_of.append(_make_table(key, cases))
+        if len(tables_of):
+            document.add(table, tables_of)
+    return tomlkit.dumps(document), left_out
+
+
+def _belongs(outcome: str, table: str, entry: TriageEntry) -> bool:
+    if outcome == _TIMEOUT and entry.stage:
+        return table == entry.stage
+    return outcome in TABLES[table]
+
+
+def _make_table(key: tuple[Any, ...], cases: list[str]) -> Any:
+    _, outcomes, reason, issue, flow, runtime, board, until, excluded = key
+    row = tomlkit.table()
+    row.add("cases", _shorten_list(sorted(set(cases))))
+    if excluded:
+        row.add("except", list(excluded))
+    row.add("outcome", _shorten_list(list(outcomes)))
+    row.add("reason", reason)
+    for name, value in (("issue", issue), ("flow", flow), ("runtime", runtime), ("board", board)):
+        if value:
+            row.add(name, value)
+    if until:
+        row.add("until", date.fromisoformat(until))
+    return row
+
+
+def _shorten_list(values: list[str]) -> Any:
+    return values[0] if len(values) == 1 else values
