@@ -110,6 +110,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
 }
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm audit": [farm.AuditList],
+    "farm backup": [farm.FarmBackup],
     "farm boards": [farm.FarmBoardList],
     "farm cancel": [farm.CancelReport],
     "farm down": [farm.StoppedFarm],
@@ -117,9 +118,12 @@ FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm events": [farm.EventList],
     "farm forget": [farm.BoardRemoval],
     "farm gc": [farm.FarmCleanup],
+    "farm install": [farm.InstallFiles],
     "farm lease": [farm.LeasedBoard],
     "farm logs": [farm.LogList],
     "farm result": [farm.FarmResult, MatrixDocument],
+    "farm power": [farm.BoardPower],
+    "farm restore": [farm.RestoredFarm],
     "farm resume": [farm.BoardStateChange],
     "farm status": [farm.FarmStatus, farm.SubmissionStatus, farm.JobReport],
     "farm submit": [farm.SubmittedJobs, farm.SubmittedTargets, farm.FarmResult, MatrixDocument],

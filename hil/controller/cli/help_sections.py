@@ -18,6 +18,10 @@ SECTIONS = {
         *("second_board", "runtime", "wait_s"),
     ),
     "Judgement": ("baseline", "commit", "chosen", "fail_on", "budget_s", "bisect", "over", "build_timeout_s"),
+    "Services": (
+        *("parts", "user", "home", "command", "listen", "tls_cert", "tls_key", "gateway", "tls_ca", "metrics", "web"),
+        *("db", "artifacts", "site", "sims", "backups"),
+    ),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
     "Cases": (
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),

@@ -259,6 +259,7 @@ TOKENS: tuple[Column[FarmToken], ...] = (
     Column("USER", "user", "bold", firm=True),
     Column("ROLE", "role", firm=True),
     Column("STATE", _describe_token, firm=True),
+    Column("RIGHTS", lambda token: " ".join(token.rights)),
     Column("PROJECT", lambda token: f"({token.project})" if token.project else ""),
     Column("EXPIRES", lambda token: f"until {to_local_time(token.expires_at)}" if token.expires_at else "", firm=True),
     Column("NOTE", "note"),

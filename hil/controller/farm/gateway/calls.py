@@ -240,7 +240,7 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
         *("Farm.Ask cases", "Farm.Do"),  # each action has a separate entry
     ),
     Role.SUBMITTER: (
-        *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Lease", "Farm.Dial"),
+        *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Do power", "Farm.Lease", "Farm.Dial"),
         *("Artifacts.Lacks", "Artifacts.Upload"),
     ),
     Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import waiting_room
-from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, parse_job
+from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, Right, parse_job
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
@@ -71,7 +71,8 @@ async def ask(
 async def me(tx: Tx, who: Principal | None) -> FarmUser:
     """Return the caller's user, role and project."""
     assert who is not None
-    return FarmUser(user=who.user, role=who.role.value, project=who.project)
+    rights = sorted(right.value for right in Right if who.has_right(right))
+    return FarmUser(user=who.user, role=who.role.value, project=who.project, rights=rights)
 
 
 async def jobs(
@@ -221,7 +222,8 @@ async def boards(tx: Tx) -> list[FarmBoard]:
     query = f"""
         select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
             board.failures, board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
-            coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
+            coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at,
+            coalesce(board.card -> 'power', '[]') as power
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
     return [FarmBoard(**_format_row(row)) for row in await fetch_rows(tx, query)]
@@ -251,7 +253,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[AuditEntry]:
 async def tokens(tx: Tx) -> list[FarmToken]:
     """Return all tokens with their users, but without the secrets."""
     query = (
-        'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
+        'select id, user_name as "user", project, role, rights, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
     return [FarmToken(**_format_row(row)) for row in await fetch_rows(tx, query)]
@@ -311,6 +313,18 @@ async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user:
         waiting_s=QueuePercentiles(p50=_round_seconds(half), p95=_round_seconds(most)),
         users=[UserStats(**{**row, "board_s": _round_seconds(row["board_s"])}) for row in users],
     )
+
+
+_OLDEST = f"""
+    select submission.priority, extract(epoch from clock_timestamp() - min(job.queued_at))::float as waits_s from {JOBS}
+    where job.state = 'queued' and job.kind <> 'health' group by 1
+"""
+
+
+async def read_oldest_waits(tx: Tx) -> dict[str, float]:
+    """Return the waiting time in seconds of the oldest queued job for each priority; 0 without jobs."""
+    waits = {row["priority"]: row["waits_s"] for row in await fetch_rows(tx, _OLDEST)}
+    return {priority.value: max(waits.get(priority.value, 0.0), 0.0) for priority in Priority}
 
 
 async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:

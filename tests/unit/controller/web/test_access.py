@@ -39,7 +39,7 @@ FARM = """
 """
 # Routes that change something.
 CHANGES = """
-    /board/drain /board/resume /job/cancel /history/annotate
+    /board/drain /board/resume /board/power /job/cancel /history/annotate
     /publish/missing /publish/blobs/{digest} /publish/sessions
 """
 
