@@ -20,13 +20,13 @@ SECTIONS = {
     "Judgement": ("baseline", "commit", "chosen", "fail_on", "budget_s", "bisect", "over", "build_timeout_s"),
     "Services": (
         *("parts", "user", "home", "command", "listen", "tls_cert", "tls_key", "gateway", "tls_ca", "metrics", "web"),
-        *("db", "artifacts", "site", "sims", "backups"),
+        *("db", "artifacts", "site", "sims", "backups", "allow_commands"),
     ),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
     "Cases": (
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
-        *("case", "key"),
+        *("case", "key", "keep", "sent"),
         *("start", "end", "dispatches", "keys"),
     ),
     "Model and inputs": (

@@ -34,6 +34,7 @@ _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
+    "hil.controller.farm.host.command_job",
     "hil.controller.farm.host.job_attempt",
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
@@ -67,6 +68,7 @@ def serve(
     boards: Sequence[str] = (),
     simulators: int = 0,
     faults: Sequence[str] = (),
+    allow_commands: bool = False,
     say: Callable[[str], None],
 ) -> None:
     """Serve boards to a farm until SIGTERM or Ctrl-C.
@@ -74,6 +76,7 @@ def serve(
     Args:
         home: the farm's directory on this machine; the host's directory is below it.
         name: name of the host, unique in the farm. "" uses the machine's name with a unique suffix.
+        allow_commands: run commands of users with the right on this machine.
         boards: names or config files. Empty: all configured boards with an address, unless simulators are requested.
 
     Raises:
@@ -89,7 +92,7 @@ def serve(
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     with _lock_folder(folder, name), contextlib.ExitStack() as afterwards:
-        place = HostInfo(name, site, farm, folder, make_socket_folder(folder))
+        place = HostInfo(name, site, farm, folder, make_socket_folder(folder), allow_commands=allow_commands)
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
         if boards or not simulators:
@@ -130,11 +133,11 @@ def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
 def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
-        from hil.controller.farm.host.job_attempt import use_board
+        from hil.controller.farm.host.command_job import run_attempt
         from hil.controller.farm.host.worker import BoardWorker, redirect_scratch
 
         with redirect_scratch(post, site):
-            BoardWorker(post, site, use_board).serve()
+            BoardWorker(post, site, run_attempt).serve()
 
     return ForkedProcess(post.name, run)
 

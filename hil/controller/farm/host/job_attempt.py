@@ -72,13 +72,13 @@ def use_board(attempt: Attempt) -> JobResult:
     work, out = attempt.folder / "files", attempt.folder / "out"
     work.mkdir(parents=True)
     with timed("fetch"):
-        _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
+        retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
     with timed("run"), use_origin(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
         record, place = _execute_job(attempt, work, out)
         if spec.options.get(KEEP_PROGRAMS) and record.cases:
             copy_programs(place, attempt.print)
     with timed("upload"):
-        stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
+        stored = retry_until_reachable(lambda: upload_folder(place, farm()))
     for case in record.cases if isinstance(record, RunRecord) else ():
         attempt.print(f"{case.name}: {case.outcome and case.outcome.value} {case.reason}".strip())
     return _build_result(record, stored)
@@ -108,7 +108,7 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[RunRecord | S
     return record, Path(record.folder or out)
 
 
-def _retry_until_reachable(call: Callable[[], T]) -> T:
+def retry_until_reachable(call: Callable[[], T]) -> T:
     """Retry a farm call while all gateways are unavailable. The end of the lease interrupts the retries."""
     while True:
         try:

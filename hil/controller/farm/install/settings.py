@@ -40,6 +40,7 @@ class InstallSettings:
     site: str = ""
     boards: tuple[str, ...] = ()
     sims: int = 0
+    allow_commands: bool = False  # True if the host runs commands of users
     backups: Path | None = None  # directory for daily backups; None for no backups
 
     def __post_init__(self) -> None:

@@ -82,6 +82,7 @@ def list_gateway_words(settings: InstallSettings) -> list[str]:
 def list_host_words(settings: InstallSettings) -> list[str]:
     """Return the arguments of `hil` that serve the boards."""
     words = ["farm", "host", *(["--site", settings.site] if settings.site else [])]
+    words += ["--allow-commands"] if settings.allow_commands else []
     words += [word for board in settings.boards for word in ("--board", board)]
     return words + (["--sim", str(settings.sims)] if settings.sims else [])
 

@@ -11,11 +11,13 @@ from hil.controller.farm.leasing.allocator import grant_boards, grant_new_jobs
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
+    COMMANDS_LABEL,
     JobResult,
     JobState,
     Kind,
     Principal,
     Priority,
+    Right,
     Role,
     Submission,
     format_job_name,
@@ -79,6 +81,7 @@ async def submit(
         FarmError: too many submissions of this user are waiting.
     """
     _check_submission(order)
+    order = _restrict_commands(who, order)
     order = replace(
         order, title=make_storable(order.title), specs=tuple(normalize_document(spec) for spec in order.specs)
     )
@@ -157,7 +160,24 @@ def _check_submission(order: Submission) -> None:
         )
     if Kind.LEASE in kinds and len(order.specs) > 1:
         raise UsageError("a lease must be the only job of the submission")
+    if Kind.COMMAND in kinds and len(kinds) > 1:
+        raise UsageError("commands cannot be in a submission with other jobs")
     parse(order.selector)
+
+
+def _restrict_commands(who: Principal, order: Submission) -> Submission:
+    """Return an order of commands restricted to hosts that allow commands, and any other order unchanged.
+
+    Raises AccessRefused if the caller lacks the right.
+    """
+    if order.specs[0].kind is not Kind.COMMAND:
+        return order
+    if not who.has_right(Right.COMMANDS):
+        raise AccessRefused(
+            f"permission denied for {who.user}: the token lacks the right {Right.COMMANDS.value}",
+            hint=f"an admin creates such a token: hil farm token add {who.user} --role submitter --right commands",
+        )
+    return replace(order, selector=f"({order.selector}), {COMMANDS_LABEL}" if order.selector else COMMANDS_LABEL)
 
 
 async def _check_quota(tx: Tx, who: Principal) -> None:
@@ -197,6 +217,10 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
         boards = {order.board: boards[order.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
+    if order.specs[0].kind is Kind.COMMAND and not any(labels.get(COMMANDS_LABEL) for labels in boards.values()):
+        raise NoSuchBoard(
+            "no host of the farm allows commands", hint="start a board's host with hil farm host --allow-commands"
+        )
     if not boards:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in find_nearest(selector, boards))

@@ -46,6 +46,7 @@ Examples:
 @click.option("--site", default="", metavar="S", help="Location of the boards.")
 @click.option("--board", "boards", multiple=True, metavar="NAME|FILE", help="Board of the host. Repeatable.")
 @click.option("--sim", "sims", type=click.IntRange(min=0), default=0, metavar="N", help="Simulate N boards.")
+@click.option("--allow-commands", is_flag=True, help="Let users with the right `commands` run commands on the host.")
 @click.option("--backups", type=_PATH, metavar="DIR", help="Also write a timer for daily backups to DIR.")
 @click.option("--command", default="", metavar="PATH", help="Path of the command hil (default: this one).")
 @click.option("--dry-run", is_flag=True, help="Show the files without writing them.")

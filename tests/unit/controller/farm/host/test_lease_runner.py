@@ -155,7 +155,7 @@ def test_farm_call_retries_unreachable_gateway(monkeypatch):
             raise answer
         return str(answer)
 
-    assert job_attempt._retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_SECONDS] * 2
+    assert job_attempt.retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_SECONDS] * 2
 
 
 def test_lease_serves_connections_before_reporting_start(tmp_path):
