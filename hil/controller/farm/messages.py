@@ -20,6 +20,8 @@ _MAX_NAME_LENGTH = 40  # maximum characters in a job's name
 MAX_FENCE = 1 << 31
 # After a job's timeout, the lease continues for this many seconds, so that the host can check the board.
 PROBE_SECONDS = 60.0
+# Option of a lease without a requested time: the farm shortens it to the user's limit.
+LONGEST = "longest"
 # Label of boards whose host runs commands of users.
 COMMANDS_LABEL = "commands"
 # Actions of `hil farm power`.

@@ -295,6 +295,26 @@ class EmptyReply(Record, kw_only=True):
     """Reply to the actions `priority`, `drain` and `resume`."""
 
 
+class FarmReservation(Record, kw_only=True):
+    """Reservation of a board, and reply to the action `reserve`."""
+
+    id: Whole
+    user: str
+    project: str
+    board: str
+    begins_at: Time
+    ends_at: Time
+
+    def __post_init__(self) -> None:
+        check_times(self, "begins_at", "ends_at")
+
+
+class CancelledReservation(Record, kw_only=True):
+    """Reply to the action `unreserve`."""
+
+    board: str
+
+
 class SwitchedPower(Record, kw_only=True):
     """Reply to the action `power`."""
 
@@ -355,4 +375,7 @@ ANSWERS: dict[str, Any] = {
     "revoke": RevokedToken,
     "gc": CleanedFarm,
     "power": SwitchedPower,
+    "reservations": list[FarmReservation],
+    "reserve": FarmReservation,
+    "unreserve": CancelledReservation,
 }

@@ -72,7 +72,7 @@ class SubmitReply(_message.Message):
     def __init__(self, submission: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskRequest(_message.Message):
-    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases")
+    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases", "reservations")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class AskRequest(_message.Message):
     ME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     CASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     jobs: JobsQuestion
     job: NameQuestion
     result: ResultQuestion
@@ -97,7 +98,8 @@ class AskRequest(_message.Message):
     me: Empty
     queue: QueueQuestion
     cases: CasesQuestion
-    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ...) -> None: ...
+    reservations: Empty
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ..., reservations: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -190,7 +192,7 @@ class CasesQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
-    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power")
+    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve")
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +202,8 @@ class DoRequest(_message.Message):
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     GC_FIELD_NUMBER: _ClassVar[int]
     POWER_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    UNRESERVE_FIELD_NUMBER: _ClassVar[int]
     cancel: NameQuestion
     priority: PriorityAction
     drain: DrainAction
@@ -209,7 +213,9 @@ class DoRequest(_message.Message):
     revoke: RevokeAction
     gc: GcAction
     power: PowerAction
-    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ...) -> None: ...
+    reserve: ReserveAction
+    unreserve: ReservationAction
+    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ...) -> None: ...
 
 class PriorityAction(_message.Message):
     __slots__ = ("name", "priority")
@@ -266,6 +272,22 @@ class PowerAction(_message.Message):
     switch: str
     detach: bool
     def __init__(self, name: _Optional[str] = ..., switch: _Optional[str] = ..., detach: _Optional[bool] = ...) -> None: ...
+
+class ReserveAction(_message.Message):
+    __slots__ = ("selector", "begin", "seconds")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    selector: str
+    begin: float
+    seconds: float
+    def __init__(self, selector: _Optional[str] = ..., begin: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ReservationAction(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("answer",)

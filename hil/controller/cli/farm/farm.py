@@ -19,6 +19,7 @@ _COMMANDS = {
     "result": ("result", "Show the result of a job, and download the files."),
     "cancel": ("result", "Cancel a queued or running job."),
     "lease": ("lease", "Lease a board for exclusive use."),
+    "reservations": ("lease", "List and cancel reservations of boards."),
     "drain": ("admin", "Start no new jobs on a board."),
     "resume": ("admin", "Make a board available to jobs."),
     "forget": ("admin", "Remove a board that no host serves any more."),

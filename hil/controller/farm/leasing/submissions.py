@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
     COMMANDS_LABEL,
+    LONGEST,
     JobResult,
     JobState,
     Kind,
@@ -25,7 +27,7 @@ from hil.controller.farm.messages import (
 )
 from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
 from hil.controller.farm.selector import find_nearest, parse
-from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.settings import FarmSettings, UserLimits
 from hil.controller.farm.store.event_log import note_job
 from hil.controller.farm.store.records import (
     JOBS,
@@ -51,6 +53,7 @@ _WAITING = f"""
     select count(distinct job.submission) as waiting from {JOBS}
     where job.state = 'queued' and submission.user_name = %s
 """
+_QUEUED = f"select count(*) as queued from {JOBS} where job.state = 'queued' and submission.user_name = %s"
 _SENT = "select id, user_name, jobs from hil.submissions where key = %s"
 _PRIORITY = """
     with changed as (update hil.submissions set priority = %(priority)s where id = %(submission)s returning *)
@@ -95,7 +98,8 @@ async def submit(
             )
         return QueuedSubmission(before["id"], _make_job_names(before["id"], before["jobs"]))
     _check_satisfiable(order, boards)
-    await _check_quota(tx, who)
+    await _check_quota(tx, who, len(order.specs), settings.limits.get_limits(who.user))
+    order = _limit_lease(who, order, settings.limits.get_limits(who.user))
     submission, jobs = await queue_jobs(tx, order, who.user, project, trace)
     lane = WaitingJob(
         0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
@@ -180,8 +184,31 @@ def _restrict_commands(who: Principal, order: Submission) -> Submission:
     return replace(order, selector=f"({order.selector}), {COMMANDS_LABEL}" if order.selector else COMMANDS_LABEL)
 
 
-async def _check_quota(tx: Tx, who: Principal) -> None:
-    """Raise FarmError if too many submissions of a user are waiting. Count exactly only if the queue is long."""
+def _limit_lease(who: Principal, order: Submission, limits: UserLimits) -> Submission:
+    """Return a lease without a requested time with the user's limit. Raises UsageError for a longer requested time."""
+    longest_s = limits.lease_hours * 3600
+    if order.specs[0].kind is not Kind.LEASE or order.timeout_s <= longest_s:
+        return order
+    if not order.specs[0].options.get(LONGEST):
+        raise UsageError(
+            f"the lease of {order.timeout_s / 3600:.3g} h exceeds the limit of {who.user}: {limits.lease_hours:g} h",
+            hint=f"use --for {limits.lease_hours:g}h, or ask an admin for a higher limit",
+        )
+    return replace(order, timeout_s=longest_s)
+
+
+async def _check_quota(tx: Tx, who: Principal, jobs: int, limits: UserLimits) -> None:
+    """Raise FarmError if too many jobs or submissions of a user are waiting.
+
+    Count submissions exactly only if the queue is long.
+    """
+    if math.isfinite(limits.queued):
+        [own] = await fetch_rows(tx, _QUEUED, [who.user])
+        if own["queued"] + jobs > limits.queued:
+            raise FarmError(
+                f"the limit of {who.user} is {limits.queued:.0f} waiting jobs: {own['queued']} wait, {jobs} are new",
+                hint="wait until some have finished, cancel some, or ask an admin for a higher limit",
+            )
     [all_] = await fetch_rows(tx, _MANY, [_MAX_WAITING])
     if all_["many"] < _MAX_WAITING:
         return

@@ -105,6 +105,7 @@ _OF_THEM = {"jobs": "hil.jobs"} | {
 _DELETED = {
     "submissions": "delete from hil.submissions where id = any(%(old)s)",
     "events": "delete from hil.events where at < now() - make_interval(secs => %(keep_s)s)",
+    "reservations": "delete from hil.reservations where ends_at < now() - make_interval(secs => %(keep_s)s)",
 }
 # Removed boards, and board use that has decayed to almost zero.
 _DELETED_LAST = {

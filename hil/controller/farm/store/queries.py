@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import waiting_room
+from hil.controller.farm.leasing.reservations import list_reservations
 from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, Right, parse_job
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
@@ -371,6 +372,7 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "me": me,
     "queue": queue,
     "cases": cases,
+    "reservations": list_reservations,
 }
 
 

@@ -12,6 +12,7 @@ from hil.controller.records.farm import (
     FarmBoard,
     FarmEvent,
     FarmJob,
+    FarmReservation,
     FarmStats,
     FarmToken,
     JobDetails,
@@ -143,6 +144,25 @@ class BoardStateChange(Record, kw_only=True):
 
     board: str
     state: Annotated[str, note("state of the board after the change, or `unknown`")]
+
+
+class ReservedBoard(Record, kw_only=True):
+    """Output of `hil farm lease --at`."""
+
+    reservation: FarmReservation
+
+
+class ReservationList(Record, kw_only=True):
+    """Output of `hil farm reservations`."""
+
+    reservations: list[FarmReservation]
+
+
+class BoardUnreserved(Record, kw_only=True):
+    """Output of `hil farm reservations --cancel`."""
+
+    cancelled: Annotated[int, note("number of the reservation")]
+    board: str
 
 
 class BoardPower(Record, kw_only=True):

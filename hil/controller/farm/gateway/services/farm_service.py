@@ -23,7 +23,7 @@ from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
-from hil.controller.farm.leasing import boards, leases, submissions, sweeper
+from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
 from hil.controller.farm.messages import ENDED, Priority, Right, Role, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
 from hil.controller.farm.store import access, event_log, queries
@@ -31,6 +31,7 @@ from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
 from hil.controller.records.farm import (
     CancelledJobs,
+    CancelledReservation,
     CleanedFarm,
     EmptyReply,
     FarmJob,
@@ -144,6 +145,8 @@ class AdminActions:
             "token": self._add_token,
             "revoke": self._revoke_token,
             "gc": self._collect_garbage,
+            "reserve": self._reserve_board,
+            "unreserve": self._cancel_reservation,
         }
         # Actions that take longer than a transaction. They write the audit themselves.
         self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {"power": self._switch_power}
@@ -189,6 +192,17 @@ class AdminActions:
     async def _switch_power(self, request: pb.PowerAction, call: GatewayCall) -> Any:
         name, action = _read_text(request, "name"), _read_text(request, "switch")
         return await switch_power(self._context, call, name, action, detach=request.detach)
+
+    async def _reserve_board(self, tx: Tx, request: pb.ReserveAction, call: GatewayCall) -> Any:
+        selector = _read_text(request, "selector", optional=True)
+        return await reservations.reserve(
+            tx, call.who, selector, request.begin, request.seconds, self._context.settings
+        )
+
+    async def _cancel_reservation(self, tx: Tx, request: pb.ReservationAction, call: GatewayCall) -> Any:
+        if not 0 < request.id < 1 << 62:
+            raise UsageError(f"id must be a reservation's number, got {request.id}", hint="hil farm reservations")
+        return CancelledReservation(board=await reservations.cancel_reservation(tx, call.who, request.id))
 
     async def _add_token(self, tx: Tx, request: pb.TokenAction, call: GatewayCall) -> Any:
         role = _parse_choice(Role, "role", request.role)
