@@ -70,6 +70,8 @@ SECTIONS = {
             "junit",
             "sarif",
             "resume",
+            "dry_run",
+            "force",
             "as_json",
         ),
     ),

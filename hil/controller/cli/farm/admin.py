@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
@@ -73,7 +74,7 @@ def token() -> None:
 def add(user: str, role: str, project: str, rights: tuple[str, ...], expires: float, note: str, as_json: bool) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
-        given = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
+        given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
         made: NewToken = farm.do("token", expires_s=expires, **given)
     document = CreatedToken(token=made.token, user=user, role=role, project=project, rights=list(rights))
     answer(as_json, document, made.token)
@@ -163,7 +164,7 @@ def forget(board: str, as_json: bool) -> None:
     answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
 
 
-def _state_after(action: str, board: str, **arguments: str) -> str:
+def _state_after(action: str, board: str, **arguments: Any) -> str:
     with connect_farm() as farm:
         farm.do(action, name=board, **arguments)
         rows: list[FarmBoard] = farm.ask("boards")

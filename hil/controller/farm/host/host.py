@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
@@ -24,18 +25,22 @@ from hil.controller.farm.host.inventory import (
     make_socket_folder,
 )
 from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, make_module_main
+from hil.controller.farm.messages import JobResult, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.core.files import read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import take_descriptors
+
+if TYPE_CHECKING:
+    from hil.controller.farm.host.lease_runner import Attempt
 
 # Modules of workers and simulators, imported once before the fork.
 _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
-    "hil.controller.farm.host.command_job",
-    "hil.controller.farm.host.job_attempt",
+    "hil.controller.farm.host.jobs.command_job",
+    "hil.controller.farm.host.jobs.job_attempt",
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
@@ -133,11 +138,15 @@ def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
 def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
-        from hil.controller.farm.host.command_job import run_attempt
+        from hil.controller.farm.host.jobs.command_job import run_command_job
+        from hil.controller.farm.host.jobs.job_attempt import use_board
         from hil.controller.farm.host.worker import BoardWorker, redirect_scratch
 
+        def use(attempt: Attempt) -> JobResult:
+            return run_command_job(attempt) if attempt.grant.spec.kind is Kind.COMMAND else use_board(attempt)
+
         with redirect_scratch(post, site):
-            BoardWorker(post, site, run_attempt).serve()
+            BoardWorker(post, site, use).serve()
 
     return ForkedProcess(post.name, run)
 

@@ -32,7 +32,7 @@ def make_containers(settings: InstallSettings) -> dict[str, str]:
         # The image must not contain the environment files, which have tokens.
         ".dockerignore": "*\n!*.whl\n",
         "compose.yaml": _make_compose(settings, inside),
-        "farm.env": make_gateway_environment(settings),
+        **({} if settings.gateway else {"farm.env": make_gateway_environment(settings)}),
         "host.env": make_client_environment(settings, "host", ca),
         "web.env": make_client_environment(settings, "viewer", ca)
         + "# Token for the pages, at least 16 characters.\nHIL_WEB_TOKEN=\n",

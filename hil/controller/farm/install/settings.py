@@ -52,6 +52,11 @@ class InstallSettings:
         for option, path in self._list_paths().items():
             if path is not None and not (path.is_absolute() and str(path).isprintable()):
                 raise UsageError(f"{option} must be an absolute path, got {str(path)!r}")
+        if self.gateway and (self.listen or self.db or self.backups):
+            raise UsageError(
+                "--gateway excludes --listen, --db and --backups: this machine then runs no gateway",
+                hint="use these options on the gateway's machine",
+            )
         if not all(one.isprintable() for one in self.boards):
             raise UsageError("--board contains an unprintable character")
         self._check_addresses()

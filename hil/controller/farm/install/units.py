@@ -21,11 +21,13 @@ LockPersonality=yes"""
 
 def make_units(settings: InstallSettings) -> dict[str, str]:
     """Return file name -> content of the units and their environment files."""
-    units = {
-        "hil-farm-gateway.service": _make_gateway_unit(settings),
+    units = {}
+    if not settings.gateway:
+        units["hil-farm-gateway.service"] = _make_gateway_unit(settings)
+        units["farm.env"] = make_gateway_environment(settings)
+    units |= {
         "hil-farm-host.service": _make_host_unit(settings),
         "hil-web.service": _make_web_unit(settings),
-        "farm.env": make_gateway_environment(settings),
         "host.env": make_client_environment(settings, "host", settings.ca),
         "web.env": make_client_environment(settings, "viewer", settings.ca)
         + "# Token for the pages, at least 16 characters. Without it, the pages can only be read on this machine.\n"

@@ -169,7 +169,7 @@ class BoardPower(Record, kw_only=True):
     """Output of `hil farm power`."""
 
     board: str
-    action: Literal["on", "off", "cycle"]
+    action: Annotated[str, note("on, off or cycle")]
     state: Annotated[str, note("state of the board after the action")]
 
 

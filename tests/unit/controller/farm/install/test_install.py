@@ -109,6 +109,7 @@ def test_environment_files_contain_database_and_gateway(full: InstallSettings) -
     remote = make_units(replace(SIMPLE, gateway="lab:7070", tls_ca=Path("/etc/hil/ca.pem")))
     assert "HIL_FARM=lab:7070\nHIL_FARM_CA=/etc/hil/ca.pem\n" in remote["host.env"]
     assert parse_words(read_start(remote["hil-web.service"])[1:])["farm"] == "lab:7070"
+    assert not {"hil-farm-gateway.service", "farm.env"} & remote.keys()
 
 
 def test_compose_file_runs_commands_that_exist(full: InstallSettings) -> None:
@@ -206,6 +207,7 @@ def test_scrape_config_names_metrics_address() -> None:
         ({"metrics": "127.0.0.1:0"}, "port 0"),
         ({"web": "localhost"}, "invalid address"),
         ({"gateway": "lab"}, "invalid gateway address"),
+        ({"gateway": "lab:1", "db": "postgresql://x"}, "--gateway excludes"),
         ({"tls_cert": Path("/c.pem"), "listen": "0.0.0.0:1"}, "without a key"),
         ({"site": "a\nb"}, "unprintable"),
         ({"boards": ("a\nExecStart=x",)}, "unprintable"),

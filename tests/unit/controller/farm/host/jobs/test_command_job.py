@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from support.waiting import eventually
 
-from hil.controller.farm.host.command_job import run_attempt
 from hil.controller.farm.host.inventory import HostInfo
+from hil.controller.farm.host.jobs.command_job import run_command_job
 from hil.controller.farm.host.lease_runner import Attempt
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
@@ -55,7 +55,7 @@ class Host:
             grant, None, "", site, self.folder / "job", lambda text: self.print(text), lambda *case: None,  # type: ignore[arg-type]
             None, lambda: self.store, {}, config=Path("/boards/rpi5.toml"), address="root@rpi5",  # type: ignore[arg-type]
         )  # fmt: skip
-        return run_attempt(attempt)
+        return run_command_job(attempt)
 
     def python(self, code: str, **options: Any) -> JobResult:
         return self.run(sys.executable, "-c", code, **options)
@@ -144,8 +144,8 @@ def test_output_without_lines_and_with_any_bytes_is_shown(host: Host) -> None:
 
 
 def test_large_output_is_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.host.command_job._MAX_SHOWN", 1000)
-    monkeypatch.setattr("hil.controller.farm.host.command_job._MAX_OUTPUT", 5000)
+    monkeypatch.setattr("hil.controller.farm.host.jobs.command_job._MAX_SHOWN", 1000)
+    monkeypatch.setattr("hil.controller.farm.host.jobs.command_job._MAX_OUTPUT", 5000)
     result = host.python("print('\\n'.join(['x' * 99] * 1000))")
     assert "output limit exceeded" in host.lines[-1] and sum(map(len, host.lines)) < 70_000
     assert len(host.kept(result)["output.log"]) == 5000
@@ -168,7 +168,7 @@ def test_background_processes_end_with_command(host: Host) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 def test_cancelled_command_ends_with_all_processes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hil.controller.farm.host.command_job._END_SECONDS", 0.2)
+    monkeypatch.setattr("hil.controller.farm.host.jobs.command_job._END_SECONDS", 0.2)
 
     def cancel(text: str) -> None:
         host.lines.append(text)

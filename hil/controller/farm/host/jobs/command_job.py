@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hil.controller.farm.command_options import check_command, check_patterns
-from hil.controller.farm.host.job_attempt import FileCache, retry_until_reachable, upload_folder, use_board
+from hil.controller.farm.host.jobs.job_transfer import FileCache, retry_until_reachable, upload_folder
 from hil.controller.farm.host.lease_runner import REASON, Attempt
-from hil.controller.farm.messages import JobResult, Kind
+from hil.controller.farm.messages import JobResult
 from hil.core.files import resolve_within
 from hil.core.processes import exit_text, signal_group, wait_or_kill
 from hil.core.results import Outcome
@@ -35,11 +35,6 @@ _PIECE, _MAX_LINE = 32 << 10, 8 << 10
 _LOOK_SECONDS, _END_SECONDS = 0.2, 3.0
 # Variables with secrets or settings of the host.
 _PRIVATE = ("HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA", "HIL_FARM_DB", "HIL_FARM_HOME", "HIL_WEB_TOKEN", "HIL_BOARD")
-
-
-def run_attempt(attempt: Attempt) -> JobResult:
-    """Run a job of any kind on a board."""
-    return run_command_job(attempt) if attempt.grant.spec.kind is Kind.COMMAND else use_board(attempt)
 
 
 def run_command_job(attempt: Attempt) -> JobResult:
