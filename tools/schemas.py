@@ -120,6 +120,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
 }
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm audit": [farm.AuditList],
+    "farm backup": [farm.FarmBackup],
     "farm boards": [farm.FarmBoardList],
     "farm cancel": [farm.CancelReport],
     "farm down": [farm.StoppedFarm],
@@ -127,9 +128,13 @@ FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm events": [farm.EventList],
     "farm forget": [farm.BoardRemoval],
     "farm gc": [farm.FarmCleanup],
-    "farm lease": [farm.LeasedBoard],
+    "farm install": [farm.InstallFiles],
+    "farm lease": [farm.LeasedBoard, farm.ReservedBoard],
     "farm logs": [farm.LogList],
     "farm result": [farm.FarmResult, MatrixDocument],
+    "farm power": [farm.BoardPower],
+    "farm reservations": [farm.ReservationList, farm.BoardUnreserved],
+    "farm restore": [farm.RestoredFarm],
     "farm resume": [farm.BoardStateChange],
     "farm status": [farm.FarmStatus, farm.SubmissionStatus, farm.JobReport],
     "farm submit": [farm.SubmittedJobs, farm.SubmittedTargets, farm.FarmResult, MatrixDocument],

@@ -54,6 +54,7 @@ class FakeFarm:
 
     def __init__(self) -> None:
         self.users = {"own": ("ada", Role.ADMIN)}
+        self.rights: dict[str, list[str]] = {}  # token -> rights; admins have all
         self.boards: list[dict[str, Any]] = []
         self.jobs: list[dict[str, Any]] = []
         self.queue: list[dict[str, Any]] = []
@@ -156,7 +157,9 @@ class FakeClient:
         user, farm = self._check(), self._farm
         farm.asked.append((self._token, what))
         if what == "me":
-            return {"user": user, "role": farm.users[self._token][1].value, "project": ""}
+            role = farm.users[self._token][1]
+            rights = ["commands", "power"] if role is Role.ADMIN else farm.rights.get(self._token, [])
+            return {"user": user, "role": role.value, "project": "", "rights": rights}
         if what == "events":
             found = [
                 one for one in farm.events if all(asked.get(key, one[key]) == one[key] for key in ("board", "job"))
@@ -193,7 +196,9 @@ class FakeClient:
         return found[0]
 
     def do(self, action: str, **arguments: Any) -> Any:
-        user = self._check(Role.SUBMITTER if action == "cancel" else Role.ADMIN)
+        user = self._check(Role.SUBMITTER if action in ("cancel", "power") else Role.ADMIN)
+        if action == "power" and not self._find_answer("me")["rights"]:
+            raise AccessRefused(f"permission denied for {user}")
         if action == "cancel":
             one = self._one(self._farm.jobs, arguments["name"])
             if one["user"] != user and self._farm.users[self._token][1] is not Role.ADMIN:

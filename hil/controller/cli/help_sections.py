@@ -18,12 +18,16 @@ SECTIONS = {
         *("second_board", "runtime", "wait_s"),
     ),
     "Judgement": ("baseline", "commit", "chosen", "fail_on", "known", "budget_s", "bisect", "over", "build_timeout_s"),
+    "Services": (
+        *("parts", "user", "home", "command", "listen", "tls_cert", "tls_key", "gateway", "tls_ca", "metrics", "web"),
+        *("db", "artifacts", "site", "sims", "backups", "allow_commands"),
+    ),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
     "Triage": ("state", "outcomes", "owner", "issue", "note", "until"),
     "Cases": (
         *("suite", "as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
-        *("case", "key"),
+        *("case", "key", "keep", "sent"),
         *("start", "end", "dispatches", "keys"),
     ),
     "Model and inputs": (
@@ -67,6 +71,8 @@ SECTIONS = {
             "junit",
             "sarif",
             "resume",
+            "dry_run",
+            "force",
             "as_json",
         ),
     ),

@@ -20,6 +20,12 @@ _MAX_NAME_LENGTH = 40  # maximum characters in a job's name
 MAX_FENCE = 1 << 31
 # After a job's timeout, the lease continues for this many seconds, so that the host can check the board.
 PROBE_SECONDS = 60.0
+# Option of a lease without a requested time: the farm shortens it to the user's limit.
+LONGEST = "longest"
+# Label of boards whose host runs commands of users.
+COMMANDS_LABEL = "commands"
+# Actions of `hil farm power`.
+POWER_ACTIONS = ("on", "off", "cycle")
 
 
 class Kind(str, Enum):
@@ -28,6 +34,7 @@ class Kind(str, Enum):
     RUN = "run"  # run models: hil run
     BUNDLE = "bundle"  # run a bundle: hil bundle run
     SUITE = "suite"  # run some cases of a suite: hil suite run
+    COMMAND = "command"  # run a command of the user on the board's host
     LEASE = "lease"  # lease the board to a user or a program
     HEALTH = "health"  # check the board with a tiny model and compare outputs
 
@@ -77,15 +84,27 @@ class Role(str, Enum):
         return order.index(self) >= order.index(needed)
 
 
+class Right(str, Enum):
+    """Permission that a token can have in addition to its role. Admins have all permissions."""
+
+    POWER = "power"  # switch the power of free boards, and of boards that the user leases
+    COMMANDS = "commands"  # run any command on hosts that allow commands
+
+
 @dataclass(frozen=True)
 class Principal:
-    """Authenticated caller: user, role and project of a token."""
+    """Authenticated caller: user, role, project and rights of a token."""
 
     user: str
     role: Role
     project: str = ""
     token: int = 0
     peer: str = ""
+    rights: frozenset[Right] = frozenset()
+
+    def has_right(self, right: Right) -> bool:
+        """Return True if the token has a right."""
+        return self.role is Role.ADMIN or (right in self.rights and self.role.covers(Role.SUBMITTER))
 
 
 class JobSpec(Record):
@@ -169,6 +188,8 @@ class BoardCard(Record):
     hw_type: str = ""
     fence: int = 0  # highest fence that the board has accepted
     powered: bool = False  # True if the host can switch the board's power
+    # Power actions that the host can do on request. Hosts of older releases can do none.
+    power: list[str] = []
     direct: str = ""  # agent address for processes on the same machine; "" if unavailable
     machine: str = ""  # boot id of that machine
 

@@ -19,7 +19,16 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind, Submission
+from hil.controller.farm.messages import (
+    MAX_FENCE,
+    POWER_ACTIONS,
+    BoardCard,
+    Grant,
+    JobResult,
+    JobSpec,
+    Kind,
+    Submission,
+)
 from hil.controller.records.farm import FarmJob
 from hil.core import digest
 from hil.errors import UsageError
@@ -219,7 +228,8 @@ def _label_message(name: str, value: Any) -> pb.Label:
 def decode_card(message: pb.BoardCard) -> BoardCard:
     """Convert a message to a board description, and validate it."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
-    card = BoardCard(**_copy_shared_fields(message, pb.BoardCard, "labels"), labels=labels)
+    power = [action for action in message.power if action in POWER_ACTIONS]
+    card = BoardCard(**_copy_shared_fields(message, pb.BoardCard, "labels", "power"), labels=labels, power=power)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
     if len(card.config) > _MOST_CONFIG or "\0" in card.config:
         raise UsageError("the board card's config must be TOML of at most 1 MiB")

@@ -1,8 +1,10 @@
-"""Settings of a farm in ``farm.toml``: times and limits in the table ``[terms]``, and the table ``[history]``."""
+"""Settings of a farm in ``farm.toml``: the tables ``[terms]`` (times), ``[limits]`` (of users) and ``[history]``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,28 @@ from hil.core.files import read_text
 from hil.errors import UsageError
 
 _DAY_SECONDS = 86400.0
+_LIMITS, _USERS = "limits", "users"
+
+
+@dataclass(frozen=True)
+class UserLimits:
+    """Limits of a user; infinity for no limit."""
+
+    boards: float = math.inf  # boards that the user's jobs and leases use at once
+    queued: float = math.inf  # waiting jobs
+    lease_hours: float = math.inf  # longest lease or reservation
+
+
+@dataclass(frozen=True)
+class FarmLimits:
+    """Limits of all users."""
+
+    usual: UserLimits = UserLimits()
+    users: Mapping[str, UserLimits] = field(default_factory=dict)  # users with other limits
+
+    def get_limits(self, user: str) -> UserLimits:
+        """Return the limits of a user."""
+        return self.users.get(user, self.usual)
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,9 @@ class FarmSettings:
     aging_s: float = 600.0  # a waiting job moves up one priority class per interval
     share_half_life_s: float = 3600.0  # half-life of a user's past board time in fair sharing
     keep_days: float = 30.0  # `hil farm gc` deletes older results, logs and events (days)
+    # This long before a reservation, the board starts no jobs of other users.
+    reserve_lead_s: float = 900.0
+    limits: FarmLimits = FarmLimits()  # the table ``[limits]``
 
 
 def load_settings(path: Path) -> FarmSettings:
@@ -40,8 +67,9 @@ def load_settings(path: Path) -> FarmSettings:
     Raises:
         UsageError: the file is unreadable, or it contains an unknown, invalid or inconsistent setting.
     """
-    table = _read_tables(path).get("terms", {})
-    names = {one.name for one in fields(FarmSettings)}
+    tables = _read_tables(path)
+    table = tables.get("terms", {})
+    names = {one.name for one in fields(FarmSettings)} - {_LIMITS}
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in names:
             raise UsageError(
@@ -49,7 +77,8 @@ def load_settings(path: Path) -> FarmSettings:
             )
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3660 * _DAY_SECONDS:
             raise UsageError(f"{path}: [terms] {name} must be a number above 0")
-    settings = FarmSettings(**{name: float(value) for name, value in table.items()})
+    limits = _parse_limits(path, tables.get(_LIMITS, {}))
+    settings = FarmSettings(**{name: float(value) for name, value in table.items()}, limits=limits)
     shortest = min(("lease_s", "holder_s", "owner_s"), key=lambda name: getattr(settings, name))
     limit = getattr(settings, shortest)
     if settings.beat_s >= limit:
@@ -58,6 +87,29 @@ def load_settings(path: Path) -> FarmSettings:
             hint="beat_s must be below lease_s, holder_s and owner_s; a quarter of the smallest is recommended",
         )
     return settings
+
+
+def _parse_limits(path: Path, table: Any) -> FarmLimits:
+    """Return the limits of users. Raises UsageError for an unknown or invalid limit."""
+    if not isinstance(table, dict) or not isinstance(table.get(_USERS, {}), dict):
+        raise UsageError(f"{path}: [limits] and [limits.users] must be tables")
+    usual = _parse_user_limits(path, "limits", {key: value for key, value in table.items() if key != _USERS})
+    users = {}
+    for name, own in table.get(_USERS, {}).items():
+        users[name] = _parse_user_limits(path, f"limits.users.{name}", own, usual)
+    return FarmLimits(usual, users)
+
+
+def _parse_user_limits(path: Path, place: str, table: Any, usual: UserLimits | None = None) -> UserLimits:
+    names = [one.name for one in fields(UserLimits)]
+    for name, value in table.items() if isinstance(table, dict) else [("", table)]:
+        if name not in names:
+            raise UsageError(f"{path}: unknown limit {name!r} in [{place}]", hint=f"known limits: {', '.join(names)}")
+        whole = isinstance(value, int) or name == "lease_hours"
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or not whole:
+            kind = "number" if name == "lease_hours" else "whole number"
+            raise UsageError(f"{path}: [{place}] {name} must be a {kind} above 0")
+    return replace(usual or UserLimits(), **{name: float(value) for name, value in table.items()})
 
 
 def load_history(path: Path, db: str) -> HistorySettings | None:

@@ -30,11 +30,12 @@ Finite = Annotated[float, Meta(gt=-float(1 << 63), lt=float(1 << 63))]
 JobName = Annotated[
     str, note("17, or 17.3 if the submission has several jobs", pattern=r"^\d+(\.\d+)?$(?!\n)", max_length=40)
 ]
-KindName = Annotated[str, _list_values("run", "bundle", "suite", "lease", "health")]
+KindName = Annotated[str, _list_values("run", "bundle", "suite", "command", "lease", "health")]
 PriorityName = Annotated[str, _list_values("high", "normal", "low")]
 JobStateName = Annotated[str, _list_values("queued", "running", "done", "cancelled")]
 BoardStateName = Annotated[str, _list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
 RoleName = Annotated[str, _list_values("viewer", "submitter", "host", "admin")]
+RightName = Annotated[str, _list_values("power", "commands")]
 Label = str | bool | Integer | Finite | list[str | bool | Integer | Finite]
 
 
@@ -172,6 +173,7 @@ class FarmBoard(Record, kw_only=True):
     user: str
     since: Annotated[Time | None, note("start of the job's lease")]
     checked_at: Annotated[Time | None, note("last successful check")]
+    power: Annotated[list[str], note("power actions that the host can do: on, off, cycle")] = []
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")
@@ -217,6 +219,7 @@ class FarmToken(Record, kw_only=True):
     user: str
     project: str
     role: RoleName
+    rights: list[RightName] = []
     note: str
     made_at: Time
     expires_at: Time | None
@@ -241,6 +244,7 @@ class FarmUser(Record, kw_only=True):
     user: str
     role: RoleName
     project: str = ""
+    rights: Annotated[list[RightName], note("permissions in addition to those of the role")] = []
 
 
 class FarmCase(Record, kw_only=True):
@@ -289,6 +293,32 @@ class FarmStats(Record, kw_only=True):
 
 class EmptyReply(Record, kw_only=True):
     """Reply to the actions `priority`, `drain` and `resume`."""
+
+
+class FarmReservation(Record, kw_only=True):
+    """Reservation of a board, and reply to the action `reserve`."""
+
+    id: Whole
+    user: str
+    project: str
+    board: str
+    begins_at: Time
+    ends_at: Time
+
+    def __post_init__(self) -> None:
+        check_times(self, "begins_at", "ends_at")
+
+
+class CancelledReservation(Record, kw_only=True):
+    """Reply to the action `unreserve`."""
+
+    board: str
+
+
+class SwitchedPower(Record, kw_only=True):
+    """Reply to the action `power`."""
+
+    state: Annotated[BoardStateName, note("state of the board after the action")]
 
 
 class CancelledJobs(Record, kw_only=True):
@@ -344,4 +374,8 @@ ANSWERS: dict[str, Any] = {
     "token": NewToken,
     "revoke": RevokedToken,
     "gc": CleanedFarm,
+    "power": SwitchedPower,
+    "reservations": list[FarmReservation],
+    "reserve": FarmReservation,
+    "unreserve": CancelledReservation,
 }

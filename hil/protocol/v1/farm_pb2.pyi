@@ -72,7 +72,7 @@ class SubmitReply(_message.Message):
     def __init__(self, submission: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskRequest(_message.Message):
-    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases")
+    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases", "reservations")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class AskRequest(_message.Message):
     ME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     CASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     jobs: JobsQuestion
     job: NameQuestion
     result: ResultQuestion
@@ -97,7 +98,8 @@ class AskRequest(_message.Message):
     me: Empty
     queue: QueueQuestion
     cases: CasesQuestion
-    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ...) -> None: ...
+    reservations: Empty
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ..., reservations: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -110,28 +112,36 @@ class NameQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class JobsQuestion(_message.Message):
-    __slots__ = ("state", "user", "submission", "limit", "health", "before")
+    __slots__ = ("state", "user", "submission", "limit", "health", "before", "failed", "since")
     STATE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     state: _containers.RepeatedScalarFieldContainer[str]
     user: str
     submission: int
     limit: int
     health: bool
     before: str
-    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., submission: _Optional[int] = ..., limit: _Optional[int] = ..., health: _Optional[bool] = ..., before: _Optional[str] = ...) -> None: ...
+    failed: bool
+    since: float
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., submission: _Optional[int] = ..., limit: _Optional[int] = ..., health: _Optional[bool] = ..., before: _Optional[str] = ..., failed: _Optional[bool] = ..., since: _Optional[float] = ...) -> None: ...
 
 class StatsQuestion(_message.Message):
-    __slots__ = ("state", "user")
+    __slots__ = ("state", "user", "failed", "since")
     STATE_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     state: _containers.RepeatedScalarFieldContainer[str]
     user: str
-    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ...) -> None: ...
+    failed: bool
+    since: float
+    def __init__(self, state: _Optional[_Iterable[str]] = ..., user: _Optional[str] = ..., failed: _Optional[bool] = ..., since: _Optional[float] = ...) -> None: ...
 
 class ResultQuestion(_message.Message):
     __slots__ = ("name", "specs")
@@ -182,7 +192,7 @@ class CasesQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
-    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc")
+    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve")
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +201,9 @@ class DoRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
     GC_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    UNRESERVE_FIELD_NUMBER: _ClassVar[int]
     cancel: NameQuestion
     priority: PriorityAction
     drain: DrainAction
@@ -199,7 +212,10 @@ class DoRequest(_message.Message):
     token: TokenAction
     revoke: RevokeAction
     gc: GcAction
-    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ...) -> None: ...
+    power: PowerAction
+    reserve: ReserveAction
+    unreserve: ReservationAction
+    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ...) -> None: ...
 
 class PriorityAction(_message.Message):
     __slots__ = ("name", "priority")
@@ -218,18 +234,20 @@ class DrainAction(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TokenAction(_message.Message):
-    __slots__ = ("user", "role", "project", "note", "expires_s")
+    __slots__ = ("user", "role", "project", "note", "expires_s", "rights")
     USER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    RIGHTS_FIELD_NUMBER: _ClassVar[int]
     user: str
     role: str
     project: str
     note: str
     expires_s: float
-    def __init__(self, user: _Optional[str] = ..., role: _Optional[str] = ..., project: _Optional[str] = ..., note: _Optional[str] = ..., expires_s: _Optional[float] = ...) -> None: ...
+    rights: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, user: _Optional[str] = ..., role: _Optional[str] = ..., project: _Optional[str] = ..., note: _Optional[str] = ..., expires_s: _Optional[float] = ..., rights: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RevokeAction(_message.Message):
     __slots__ = ("id",)
@@ -244,6 +262,32 @@ class GcAction(_message.Message):
     days: float
     dry_run: bool
     def __init__(self, days: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class PowerAction(_message.Message):
+    __slots__ = ("name", "switch", "detach")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    switch: str
+    detach: bool
+    def __init__(self, name: _Optional[str] = ..., switch: _Optional[str] = ..., detach: _Optional[bool] = ...) -> None: ...
+
+class ReserveAction(_message.Message):
+    __slots__ = ("selector", "begin", "seconds")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    selector: str
+    begin: float
+    seconds: float
+    def __init__(self, selector: _Optional[str] = ..., begin: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ReservationAction(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("answer",)
@@ -376,7 +420,7 @@ class Grant(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class BoardCard(_message.Message):
-    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine")
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +438,7 @@ class BoardCard(_message.Message):
     POWERED_FIELD_NUMBER: _ClassVar[int]
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
     name: str
     site: str
     host: str
@@ -404,7 +449,8 @@ class BoardCard(_message.Message):
     powered: bool
     direct: str
     machine: str
-    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
+    power: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("text", "whole", "number", "truth", "texts")
@@ -433,16 +479,18 @@ class Piece(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class FromBoard(_message.Message):
-    __slots__ = ("hello", "beat", "started", "printed")
+    __slots__ = ("hello", "beat", "started", "printed", "switched")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     PRINTED_FIELD_NUMBER: _ClassVar[int]
+    SWITCHED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: BoardBeat
     started: Started
     printed: Printed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[BoardBeat, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., printed: _Optional[_Union[Printed, _Mapping]] = ...) -> None: ...
+    switched: Switched
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[BoardBeat, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., printed: _Optional[_Union[Printed, _Mapping]] = ..., switched: _Optional[_Union[Switched, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("card", "worker", "leases")
@@ -488,19 +536,41 @@ class CaseEnded(_message.Message):
     reason: str
     def __init__(self, name: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Switched(_message.Message):
+    __slots__ = ("id", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    error: str
+    def __init__(self, id: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
 class ToBoard(_message.Message):
-    __slots__ = ("standing", "grant", "ended", "dial", "beat")
+    __slots__ = ("standing", "grant", "ended", "dial", "beat", "power")
     STANDING_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DIAL_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    POWER_FIELD_NUMBER: _ClassVar[int]
     standing: Standing
     grant: Grant
     ended: Ended
     dial: DialIn
     beat: Beat
-    def __init__(self, standing: _Optional[_Union[Standing, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., dial: _Optional[_Union[DialIn, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    power: SwitchPower
+    def __init__(self, standing: _Optional[_Union[Standing, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., dial: _Optional[_Union[DialIn, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., power: _Optional[_Union[SwitchPower, _Mapping]] = ...) -> None: ...
+
+class SwitchPower(_message.Message):
+    __slots__ = ("id", "action", "lease", "force")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    action: str
+    lease: int
+    force: bool
+    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., lease: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("owner", "beat_s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from hil.controller.cli.farm.tables import AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.client.wording import UNITS
-from hil.controller.farm.messages import Role
+from hil.controller.farm.messages import Right, Role
 from hil.controller.records.commands.farm import (
     AuditList,
     BoardRemoval,
@@ -60,14 +61,23 @@ def token() -> None:
     metavar="P",
     help="Project of this token's jobs: board time counts for the project and the user.",
 )
+@click.option(
+    "--right",
+    "rights",
+    multiple=True,
+    type=click.Choice([one.value for one in Right]),
+    help="Also allow: power of boards, or any command on hosts with --allow-commands. Repeatable.",
+)
 @click.option("--expires", callback=_parse_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
-def add(user: str, role: str, project: str, expires: float, note: str, as_json: bool) -> None:
+def add(user: str, role: str, project: str, rights: tuple[str, ...], expires: float, note: str, as_json: bool) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
-        made: NewToken = farm.do("token", user=user, role=role, project=project, expires_s=expires, note=note)
-    answer(as_json, CreatedToken(token=made.token, user=user, role=role, project=project), made.token)
+        given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
+        made: NewToken = farm.do("token", expires_s=expires, **given)
+    document = CreatedToken(token=made.token, user=user, role=role, project=project, rights=list(rights))
+    answer(as_json, document, made.token)
     if not as_json:
         print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
 
@@ -154,7 +164,7 @@ def forget(board: str, as_json: bool) -> None:
     answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
 
 
-def _state_after(action: str, board: str, **arguments: str) -> str:
+def _state_after(action: str, board: str, **arguments: Any) -> str:
     with connect_farm() as farm:
         farm.do(action, name=board, **arguments)
         rows: list[FarmBoard] = farm.ask("boards")

@@ -19,14 +19,19 @@ _COMMANDS = {
     "result": ("result", "Show the result of a job, and download the files."),
     "cancel": ("result", "Cancel a queued or running job."),
     "lease": ("lease", "Lease a board for exclusive use."),
+    "reservations": ("lease", "List and cancel reservations of boards."),
     "drain": ("admin", "Start no new jobs on a board."),
     "resume": ("admin", "Make a board available to jobs."),
     "forget": ("admin", "Remove a board that no host serves any more."),
+    "power": ("operate.power", "Switch the power of a board on or off, or cycle it."),
     "host": ("serve", "Serve the boards of this machine to a farm."),
     "gateway": ("serve", "Run a gateway for users and hosts."),
     "token": ("admin", "Create, list and revoke tokens."),
     "audit": ("admin", "List requests by user, and whether they were allowed."),
     "gc": ("admin", "Delete old results, and unused boards and files."),
+    "install": ("operate.install", "Write systemd units, containers and monitoring for a farm."),
+    "backup": ("operate.backup", "Write the farm's database and files to an archive."),
+    "restore": ("operate.backup", "Restore a farm from an archive."),
 }
 
 

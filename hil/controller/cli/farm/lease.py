@@ -9,18 +9,23 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.farm.options import priority_option, project_option, select_option
+from hil.controller.cli.farm.options import connect_farm, priority_option, project_option, select_option
+from hil.controller.cli.farm.tables import RESERVATIONS, make_table, show, to_local_time
+from hil.controller.cli.farm.times import parse_future
 from hil.controller.cli.options import check_seconds, json_option, parse_duration
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.messages import Priority
-from hil.controller.records.commands.farm import LeasedBoard
+from hil.controller.records.commands.farm import BoardUnreserved, LeasedBoard, ReservationList, ReservedBoard
+from hil.controller.records.farm import CancelledReservation, FarmReservation
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import make_temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from hil.controller.farm.client.lease_session import LeaseSession
 
 _LOOK_SECONDS = 0.2
+_WAIT_SECONDS = 5.0
 # Time for a command to exit after Ctrl-C or SIGTERM.
 _GRACE_SECONDS = 10.0
 
@@ -38,6 +44,7 @@ _GRACE_SECONDS = 10.0
     epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
 )
 @select_option
+@click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00', 2026-11-30.")
 @click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Maximum lease time: 90s, 30m.")
 @priority_option
 @project_option
@@ -52,13 +59,23 @@ _GRACE_SECONDS = 10.0
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def lease(
-    command: tuple[str, ...], selector: str, for_: str, wait_s: float, priority: str, project: str, as_json: bool
+    command: tuple[str, ...],
+    selector: str,
+    at: str,
+    for_: str,
+    wait_s: float,
+    priority: str,
+    project: str,
+    as_json: bool,
 ) -> int:
     """Lease a board exclusively, and run CMD with HIL_BOARD set: all hil commands in CMD use the board.
 
     Without CMD, hil prints the path of a board config for --board, and holds the lease until Ctrl-C. With CMD, the exit
     code is that of CMD. If the lease ends first, hil terminates CMD and exits with 4. With CMD, stdout contains only
     CMD's output, even with --json.
+
+    With --at, hil reserves a board and returns: from then on, only you can use the board. With CMD, hil waits for this
+    time, and then leases the board. hil farm reservations lists and cancels reservations.
     """
     from hil.controller.farm.client.lease_session import LeaseSession, lease_order
     from hil.controller.farm.paths import choose_farm_address
@@ -66,16 +83,28 @@ def lease(
     for_s = parse_duration(for_, "--for")
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"command {command[0]!r} not found")
+    if at:
+        reserved = _reserve(selector, at, for_s)
+        if not command:
+            span = f"from {to_local_time(reserved.begins_at)} to {to_local_time(reserved.ends_at)}"
+            return answer(
+                as_json,
+                ReservedBoard(reservation=reserved),
+                f"{reserved.board} is reserved for you {span} (reservation {reserved.id})",
+                f"then use it with: hil farm lease --select name={reserved.board}",
+            )
+        _wait_until(reserved)
+        selector = f"name={reserved.board}"
     purpose = " ".join(["hil farm lease", *command[:1]])
     order = lease_order(selector, purpose, for_s=for_s, priority=Priority(priority), project=project)
     with (
         _handle_sigterm(),
         LeaseSession(choose_farm_address(), order, wait_s=wait_s, say=print_message) as holding,
-        make_temporary_folder("hil-lease-") as at,
+        make_temporary_folder("hil-lease-") as folder,
     ):
         holding.wait_with_progress(wait_s, print_message)
         held = holding.held
-        config = Path(at) / f"{held.card.name}.toml"
+        config = Path(folder) / f"{held.card.name}.toml"
         config.write_text(holding.config.text)
         if command:
             return _run(command, config, holding)
@@ -93,6 +122,26 @@ def lease(
                 pass
             raise _make_lost_error(holding)
         return EXIT_OK
+
+
+def _reserve(selector: str, at: str, for_s: float) -> FarmReservation:
+    begin = parse_future(at, "--at").timestamp()
+    with connect_farm() as farm:
+        reserved: FarmReservation = farm.do("reserve", selector=selector, begin=begin, seconds=for_s)
+    return reserved
+
+
+def _wait_until(reserved: FarmReservation) -> None:
+    """Wait for the start of a reservation. Ctrl-C ends the wait, but keeps the reservation."""
+    print_message(f"{reserved.board} is reserved; waiting up to {to_local_time(reserved.begins_at)}")
+    begin = datetime.fromisoformat(reserved.begins_at).timestamp()
+    try:
+        # Wait in short steps, because the machine may sleep in the meantime.
+        while (left := begin - time.time()) > 0:
+            time.sleep(min(left, _WAIT_SECONDS))
+    except KeyboardInterrupt:
+        print_message(f"the reservation continues: hil farm reservations --cancel {reserved.id} cancels it")
+        raise
 
 
 def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
@@ -137,3 +186,23 @@ def _handle_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@make_command(
+    epilog="""\b
+Examples:
+  hil farm reservations
+  hil farm reservations --cancel 3"""
+)
+@click.option("--cancel", "number", type=click.IntRange(1, 10**18), metavar="ID", help="Cancel this reservation.")
+@json_option
+def reservations(number: int | None, as_json: bool) -> None:
+    """List current and future reservations of boards, or cancel one. hil farm lease --at makes them."""
+    with connect_farm() as farm:
+        if number is not None:
+            gone: CancelledReservation = farm.do("unreserve", id=number)
+            text = f"reservation {number} of {gone.board} cancelled"
+            answer(as_json, BoardUnreserved(cancelled=number, board=gone.board), text)
+            return
+        rows: list[FarmReservation] = farm.ask("reservations")
+    answer(as_json, ReservationList(reservations=rows), show=lambda: show(make_table(RESERVATIONS, rows)))

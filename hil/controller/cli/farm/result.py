@@ -190,7 +190,7 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
 
     ended = read_outcomes(farm, name)
     rows = [EndedJobReport(name=one.name, **msgspec.structs.asdict(one.result)) for one in ended]
-    document = FarmResult(name=name, jobs=rows, exit_code=choose_exit_code([one.result.exit_code for one in ended]))
+    document = FarmResult(name=name, jobs=rows, exit_code=_choose_exit_code(ended))
     if all(one.spec.kind is Kind.SUITE for one in ended):
         document.suite = fetch_suite(farm, ended, out).to_document()
         document.jobs = [row.replace(record=UNSET) for row in rows]
@@ -199,6 +199,13 @@ def _show(farm: FarmClient, name: str, *, out: Path | None, as_json: bool) -> in
             fetch_run(farm, one, _choose_folder(one, ended, out))
         document.folder = str(out)
     return answer(as_json, document, show=show)
+
+
+def _choose_exit_code(ended: Sequence[EndedJob]) -> int:
+    """Return the exit code of a command, or the most severe exit code of other jobs."""
+    if len(ended) == 1 and ended[0].spec.kind is Kind.COMMAND:
+        return ended[0].result.exit_code
+    return choose_exit_code([one.result.exit_code for one in ended])
 
 
 def _choose_folder(one: EndedJob, ended: Sequence[EndedJob], out: Path) -> Path:

@@ -36,6 +36,11 @@ _sims = click.option("--sim", "sims", type=click.IntRange(min=0), default=0, met
 _site = click.option(
     "--site", default="", metavar="S", help="Location of the boards; the farm shows it as their label."
 )
+_commands = click.option(
+    "--allow-commands",
+    is_flag=True,
+    help="Run commands of users with the right `commands`, with all permissions of this user account.",
+)
 _gateway_options = combine_options(
     click.option("--tls-cert", type=_PEM, metavar="PEM", help="Certificate for --listen; required beyond loopback."),
     click.option("--tls-key", type=_PEM, metavar="PEM", help="Private key of the certificate."),
@@ -58,6 +63,7 @@ _gateway_options = combine_options(
     "--listen", default="", metavar="HOST:PORT", help="Also serve users and hosts on other machines, over TLS."
 )
 @_gateway_options
+@_commands
 @click.option("--detach", is_flag=True, help="Return when the farm is up and the boards are checked.")
 @json_option
 def up(detach: bool, as_json: bool, **settings: Any) -> int:
@@ -215,6 +221,7 @@ async def _serve(config: GatewayConfig) -> None:
     metavar="FAULT",
     help="Fault of the simulated boards (docs/simulator.md). Repeatable.",
 )
+@_commands
 @click.option(
     "--name", default="", metavar="HOST", help="Host name in the farm (default: the machine's name with a suffix)."
 )

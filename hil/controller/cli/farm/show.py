@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,6 +28,7 @@ from hil.controller.cli.farm.tables import (
     summarize_farm,
     to_local_time,
 )
+from hil.controller.cli.farm.times import parse_past
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.client.turns import add_turns, turn_text
@@ -74,6 +76,7 @@ limit_option = click.option(
     epilog="""\b
 Examples:
   hil farm status
+  hil farm status --mine --failed --since "mon 9:00"
   hil farm status 17.3 --json"""
 )
 @click.argument("job", required=False, metavar="[JOB]")
@@ -85,6 +88,9 @@ Examples:
     help="Show only jobs in this state. Repeatable.",
 )
 @click.option("--user", default="", metavar="U", help="Show only this user's jobs.")
+@click.option("--mine", is_flag=True, help="Show only your jobs.")
+@click.option("--failed", is_flag=True, help="Show only finished jobs without success.")
+@click.option("--since", default="", metavar="TIME", help="Show only jobs queued after: 2h, 3d, 9:00, mon, 2026-11-30.")
 @click.option(
     "--limit",
     type=click.IntRange(1, _MAX_ROWS),
@@ -92,16 +98,32 @@ Examples:
     help=f"Maximum number of newest jobs (default: {_JOBS_SHOWN}; with --json all).",
 )
 @json_option
-def status(job: str | None, states: tuple[str, ...], user: str, limit: int | None, as_json: bool) -> None:
+def status(
+    job: str | None,
+    states: tuple[str, ...],
+    user: str,
+    mine: bool,
+    failed: bool,
+    since: str,
+    limit: int | None,
+    as_json: bool,
+) -> None:
     """Show boards, the queue and the newest jobs; or a JOB, or all jobs of a submission."""
-    if job and (states or user):
-        raise UsageError("--state and --user cannot be used with a JOB")
+    given = {"--state": states, "--user": user, "--mine": mine, "--failed": failed, "--since": since}
+    if job and (options := [option for option, value in given.items() if value]):
+        raise UsageError(f"{options[0]} cannot be used with a JOB")
+    if mine and user:
+        raise UsageError("--mine and --user are mutually exclusive", hint="use only one of them")
+    after = parse_past(since, "--since").timestamp() if since else 0.0
     with connect_farm() as farm:
         if job:
             _show_job(farm, job, as_json)
             return
-        stats: FarmStats = farm.ask("stats", state=list(states), user=user)
-        rows = _list_jobs(farm, states, user, limit if limit or as_json else _JOBS_SHOWN)
+        user = farm.ask("me").user if mine else user
+        chosen: dict[str, Any] = {"state": list(states), "user": user}
+        chosen |= {name: value for name, value in (("failed", failed), ("since", after)) if value}
+        stats: FarmStats = farm.ask("stats", **chosen)
+        rows = _list_jobs(farm, chosen, limit if limit or as_json else _JOBS_SHOWN)
         rows = add_turns(farm.ask, rows)
         known: list[FarmBoard] = [] if as_json else farm.ask("boards")
     if as_json:
@@ -117,9 +139,12 @@ def status(job: str | None, states: tuple[str, ...], user: str, limit: int | Non
         show(*summarize_farm(stats, sum(bool(board.job) for board in known)), *list_quarantined(known), *jobs, *more)
 
 
-def _list_jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | None) -> list[FarmJob]:
-    """Return the newest jobs and all running jobs, the oldest first; without a limit all jobs."""
-    chosen: dict[str, Any] = {"state": list(states), "user": user}
+def _list_jobs(farm: FarmClient, chosen: dict[str, Any], limit: int | None) -> list[FarmJob]:
+    """Return the newest jobs and all running jobs, the oldest first; without a limit all jobs.
+
+    Args:
+        chosen: arguments of the query ``jobs`` that select jobs.
+    """
     rows: list[FarmJob] = farm.ask("jobs", **chosen, limit=limit or _PAGE)
     page = rows
     while limit is None and len(page) == _PAGE:
@@ -128,12 +153,18 @@ def _list_jobs(farm: FarmClient, states: Sequence[str], user: str, limit: int | 
         if page and _number(page[-1]) >= _number(rows[0]):
             break
         rows = [*page, *rows]
-    if limit is None or states:
-        return rows
-    # Show all running jobs, even if many newer jobs are queued.
-    running = farm.ask("jobs", state=[JobState.RUNNING.value], user=user, limit=limit)
-    by_name = {row.name: row for row in (*running, *rows)}
-    return sorted(by_name.values(), key=_number)
+    failed, since = chosen.get("failed", False), chosen.get("since", 0.0)
+    if not (limit is None or chosen["state"] or failed):
+        # Show all running jobs, even if many newer jobs are queued.
+        running = farm.ask("jobs", **{**chosen, "state": [JobState.RUNNING.value]}, limit=limit)
+        rows = sorted({row.name: row for row in (*running, *rows)}.values(), key=_number)
+    # Older gateways ignore `failed` and `since`.
+    return [row for row in rows if _is_chosen(row, failed=failed, since=since)]
+
+
+def _is_chosen(job: FarmJob, *, failed: bool, since: float) -> bool:
+    is_late = datetime.fromisoformat(job.queued_at).timestamp() >= since
+    return is_late and not (failed and (job.state != JobState.DONE.value or not job.exit_code))
 
 
 def _number(job: FarmJob) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hil.controller.cli.commands import make_command
+from hil.controller.cli.commands import CliCommand
 from hil.controller.cli.farm.options import connect_farm, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
@@ -39,6 +39,21 @@ from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.farm.client.submitting import SubmitReceipt
+
+# Key for the words after `--` in a command's context.
+COMMAND = "hil.command"
+
+
+class SubmitCommand(CliCommand):
+    """Command whose words after `--` are a command for a board's host."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words before `--`, and keep the words after it unchanged."""
+        if "--" in args:
+            ctx.meta[COMMAND] = tuple(args[args.index("--") + 1 :])
+            args = args[: args.index("--")]
+        return super().parse_args(ctx, args)
+
 
 schedule_options = combine_options(
     selects_option,
@@ -71,6 +86,17 @@ _bundle_options = combine_options(
     ),
     click.option("--key", type=FILE, metavar="PUB", help="For bundles: require a signature by a key in this file."),
 )
+_command_options = combine_options(
+    click.option(
+        "--send",
+        "sent",
+        type=FILE,
+        multiple=True,
+        metavar="FILE",
+        help="For commands: copy FILE to the directory of CMD.",
+    ),
+    click.option("--keep", multiple=True, metavar="GLOB", help="For commands: store these files of CMD's directory."),
+)
 _suite_options = combine_options(
     click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all layers."),
     make_flow_option("iree", repeats=True),
@@ -92,13 +118,15 @@ _OWN = {
 }
 
 
-@make_command(
+@click.command(
+    cls=SubmitCommand,
     epilog="""\b
 Examples:
   hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
-  hil farm submit @models --flow onnxruntime --filter '*digits*'"""
+  hil farm submit @models --flow onnxruntime --filter '*digits*'
+  hil farm submit --select chip=a76 --keep '*.log' --wait -- ./flash.sh image.bin""",
 )
-@click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE")
+@click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE|-- CMD...")
 @schedule_options
 @click.option("--wait", is_flag=True, help="Show output until the jobs end, and exit with their exit code.")
 @target_program_options
@@ -114,6 +142,7 @@ Examples:
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @run_option("recompute")
 @label_option
+@_command_options
 @_bundle_options
 @_suite_options
 @json_option
@@ -124,11 +153,22 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     cases (.bpte, .flagfile); with --suite also a model. Each case has a separate result. Job files are uploaded once,
     so this machine may then go offline. With several values of --flow, --runtime, --select or --board, each combination
     is a target with separate jobs; --wait ends with a table of all targets.
+
+    CMD runs on the board's host with the board leased, for users with the right `commands`. HIL_BOARD is the board's
+    config, HIL_BOARD_NAME its name. The exit code of CMD is the job's.
     """
     from hil.controller.cli.farm.result import wait_for, wait_for_targets
     from hil.controller.farm.client.submitting import choose_kind
     from hil.controller.farm.client.submitting import submit as send
 
+    sent, keep = settings.pop("sent"), settings.pop("keep")
+    command = click.get_current_context().meta.get(COMMAND)
+    if command is not None:
+        return _submit_command(command, words, sent, keep, settings, wait=wait, as_json=as_json)
+    if sent or keep:
+        raise UsageError(
+            f"{'--send' if sent else '--keep'} applies only to commands", hint="hil farm submit --keep GLOB -- CMD..."
+        )
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
     kind = choose_kind(words, suite=as_suite) if words else Kind.RUN
@@ -167,6 +207,52 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         as_json,
         SubmittedJobs(submission=done.submission, jobs=done.jobs, uploaded_bytes=done.sent),
         f"{load.title} is job {done.submission}{count}: hil farm logs {done.submission} -f",
+    )
+
+
+def _submit_command(
+    command: tuple[str, ...],
+    words: tuple[str, ...],
+    sent: tuple[Path, ...],
+    keep: tuple[str, ...],
+    settings: dict[str, Any],
+    *,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Queue a command, once for each value of --select and --board."""
+    from hil.controller.cli.farm.result import wait_for
+    from hil.controller.farm.client.command_submission import load_command
+    from hil.controller.farm.client.submitting import submit as send
+
+    if words:
+        raise UsageError(
+            f"{words[0]!r} before -- has no effect: a command needs no model", hint="add files with --send"
+        )
+    if not command:
+        raise UsageError("missing command after --", hint="hil farm submit -- CMD...")
+    given = list_given_options()
+    for name, option in given.items():
+        if name not in (*_SCHEDULE, "wait", "sent", "keep", "as_json"):
+            raise UsageError(f"{option} does not apply to commands")
+    if settings["timeout_s"] <= 0:
+        raise UsageError("--timeout must be above 0")
+    how = {name: settings[name] for name in _SCHEDULE}
+    for name in ("selector", "board"):
+        if len(how[name]) > 1:
+            raise UsageError(f"{given[name]} accepts a single value for commands")
+        how[name] = "".join(how[name])
+    # A command may have an effect before a board or a host fails, so do not repeat it without a request.
+    how["max_attempts"] = how["max_attempts"] if "max_attempts" in given else 1
+    load = load_command(command, sent, keep)
+    with connect_farm() as farm:
+        done = send(farm, load, how, say=print_message)
+        if wait:
+            return wait_for(farm, done.submission, done.jobs, logs=True, as_json=as_json)
+    return answer(
+        as_json,
+        SubmittedJobs(submission=done.submission, jobs=done.jobs, uploaded_bytes=done.sent),
+        f"{load.title} is job {done.submission}: hil farm logs {done.submission} -f",
     )
 
 

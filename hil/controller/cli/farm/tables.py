@@ -19,6 +19,7 @@ from hil.controller.records.farm import (
     FarmBoard,
     FarmEvent,
     FarmJob,
+    FarmReservation,
     FarmStats,
     FarmToken,
     UserStats,
@@ -259,9 +260,17 @@ TOKENS: tuple[Column[FarmToken], ...] = (
     Column("USER", "user", "bold", firm=True),
     Column("ROLE", "role", firm=True),
     Column("STATE", _describe_token, firm=True),
+    Column("RIGHTS", lambda token: " ".join(token.rights)),
     Column("PROJECT", lambda token: f"({token.project})" if token.project else ""),
     Column("EXPIRES", lambda token: f"until {to_local_time(token.expires_at)}" if token.expires_at else "", firm=True),
     Column("NOTE", "note"),
+)
+RESERVATIONS: tuple[Column[FarmReservation], ...] = (
+    Column("ID", "id", number=True),
+    Column("BOARD", "board", "bold", firm=True),
+    Column("USER", lambda one: f"{one.user}/{one.project}" if one.project else one.user, firm=True),
+    Column("FROM", lambda one: to_local_time(one.begins_at), firm=True),
+    Column("TO", lambda one: to_local_time(one.ends_at), firm=True),
 )
 AUDIT: tuple[Column[AuditEntry], ...] = (
     Column("TIME", lambda entry: to_local_time(entry.at), "dim", firm=True),

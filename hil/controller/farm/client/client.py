@@ -162,14 +162,17 @@ class FarmClient:
         """
         return parse_answer(self._call_with_retry("Ask", _build_request(pb.AskRequest, what, arguments)).answer, what)
 
-    def do(self, action: str, **arguments: Any) -> Any:
+    def do(self, action: str, *, limit_s: float | None = None, **arguments: Any) -> Any:
         """Run an action (see ``Do`` in the protocol).
+
+        Args:
+            limit_s: timeout in place of the client's timeout.
 
         The client sends the action once and never retries. Returns the same types as :meth:`ask`.
         """
         with convert_grpc_errors():
             return parse_answer(
-                self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments)).answer, action
+                self._call_gateway("Do", _build_request(pb.DoRequest, action, arguments), limit_s).answer, action
             )
 
     def follow(self, jobs: Iterable[str], *, logs: bool = False) -> Iterator[pb.FollowReply]:
@@ -284,8 +287,8 @@ class FarmClient:
             other.parent.mkdir(parents=True, exist_ok=True)
             copy_file(to, other)
 
-    def _call_gateway(self, method: str, request: object) -> Any:
-        return getattr(self.stub, method)(request, timeout=self._call_s, metadata=self.metadata)
+    def _call_gateway(self, method: str, request: object, limit_s: float | None = None) -> Any:
+        return getattr(self.stub, method)(request, timeout=limit_s or self._call_s, metadata=self.metadata)
 
     def _call_with_retry(self, method: str, request: object) -> Any:
         return self._retry_while_away(lambda: self._call_gateway(method, request))

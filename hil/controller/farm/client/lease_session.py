@@ -32,7 +32,7 @@ from hil.controller.farm.client.client import (
     iter_with_timeout,
     translate_grpc_error,
 )
-from hil.controller.farm.messages import BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
+from hil.controller.farm.messages import LONGEST, BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.paths import FarmAddress, choose_farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
 from hil.core.board_config import BoardConfig
@@ -324,14 +324,20 @@ def lease_order(
     selector: str,
     purpose: str,
     *,
-    for_s: float = MAX_LEASE_SECONDS,
+    for_s: float | None = None,
     priority: Priority = Priority.NORMAL,
     project: str = "",
 ) -> Submission:
-    """Return the submission for a lease. Other users see ``purpose``."""
+    """Return the submission for a lease. Other users see ``purpose``.
+
+    Args:
+        for_s: lease time in seconds; None for the longest possible time.
+    """
     purpose = purpose[:_MAX_PURPOSE_LENGTH]
-    specs, title = (JobSpec(Kind.LEASE, {"purpose": purpose}),), purpose or "lease"
-    return Submission(title, specs, selector=selector, timeout_s=for_s, priority=priority, project=project)
+    options = {"purpose": purpose, **({LONGEST: True} if for_s is None else {})}
+    specs, title = (JobSpec(Kind.LEASE, options),), purpose or "lease"
+    timeout_s = MAX_LEASE_SECONDS if for_s is None else for_s
+    return Submission(title, specs, selector=selector, timeout_s=timeout_s, priority=priority, project=project)
 
 
 @dataclass(frozen=True)

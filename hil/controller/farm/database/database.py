@@ -195,6 +195,8 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
 
 # Advisory lock for migrations; any unused number.
 _LOCK = 0x68696C01
+# Advisory lock: backups share it, and `hil farm gc` needs it alone, so that no file of a backup's snapshot is deleted.
+BACKUP_LOCK = 0x68696C03
 
 _NOTES = """
 create schema if not exists hil;

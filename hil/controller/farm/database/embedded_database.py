@@ -79,6 +79,14 @@ class EmbeddedDatabase:
         """Return True if the server process runs."""
         return self._process is not None and self._process.poll() is None
 
+    def is_reachable(self) -> bool:
+        """Return True if a server in the directory accepts connections, in this or another program."""
+        return is_served(str(self._socket_folder / _SOCKET))
+
+    def has_data(self) -> bool:
+        """Return True if the directory contains a database."""
+        return self._data.exists()
+
     def start(self) -> str:
         """Start the server and return the URL. Does nothing if the server is reachable. Also recovers from a crash.
 
@@ -88,7 +96,7 @@ class EmbeddedDatabase:
         """
         if self.is_alive():
             # `is_alive` is still true for a moment after the server was killed, so also check the socket.
-            if is_served(str(self._socket_folder / _SOCKET)):
+            if self.is_reachable():
                 return self.url
             self.stop()
         try:

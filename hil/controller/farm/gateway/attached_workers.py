@@ -170,7 +170,7 @@ class Dispatcher:
                 self._poked.set()
 
     async def follow(self, hub: PubSub) -> None:
-        """Task: tell workers about ended leases, and about other gateways that the workers must dial."""
+        """Task: tell workers about ended leases, power actions, and other gateways that the workers must dial."""
         with hub.subscribe() as queue:
             while True:
                 for change in await drain_queue(queue):
@@ -180,6 +180,9 @@ class Dispatcher:
                                 one.end(change["lease"], change["reason"])
                     elif change["kind"] == "dial" and (owner := self.find_owner(change["board"])) is not None:
                         owner.request_dial(change["id"], change["lease"], change["gateway"])
+                    elif change["kind"] == "power" and (owner := self.find_owner(change["board"])) is not None:
+                        about = {name: change[name] for name in ("id", "action", "lease", "force")}
+                        owner.outgoing.put_nowait(pb.ToBoard(power=pb.SwitchPower(**about)))
 
     async def measure(self) -> None:
         """Task: record queue times of sent grants. The task is separate, so that grants are not delayed."""

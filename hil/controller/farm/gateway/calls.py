@@ -237,10 +237,11 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
         *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats", "Farm.Ask me", "Farm.Ask queue"),
-        *("Farm.Ask cases", "Farm.Do"),  # each action has a separate entry
+        *("Farm.Ask cases", "Farm.Ask reservations", "Farm.Do"),  # each action has a separate entry
     ),
     Role.SUBMITTER: (
-        *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Lease", "Farm.Dial"),
+        *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Do power", "Farm.Lease", "Farm.Dial"),
+        *("Farm.Do reserve", "Farm.Do unreserve"),
         *("Artifacts.Lacks", "Artifacts.Upload"),
     ),
     Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 
-from hil.controller.records.farm import FarmStats
+from hil.controller.farm.messages import BoardState
+from hil.controller.records.farm import FarmBoard, FarmStats
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import parse_host_port
 
@@ -21,6 +25,15 @@ _READ_SECONDS = 5.0
 # Default address. Metrics reveal user activity, so other machines can read them only if the configuration sets an
 # address.
 _LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class FarmSnapshot:
+    """State of the farm, read for a scrape."""
+
+    stats: FarmStats
+    boards: Sequence[FarmBoard] = ()
+    oldest_s: Mapping[str, float] = field(default_factory=dict)  # priority -> waiting time of the oldest queued job
 
 
 class Metrics:
@@ -36,7 +49,10 @@ class Metrics:
             "hil_farm_queue_wait_seconds", "Time from submission to grant.", ("priority",), buckets=_WAITS_S
         )
         self._grants = counter("hil_farm_grants", "Boards granted to jobs.", ("kind",))
-        self.results = counter("hil_farm_results", "Final results, by outcome.", ("outcome",))
+        self._results = counter("hil_farm_results", "Final results, by outcome.", ("outcome",))
+        self._board_results = counter(
+            "hil_farm_board_results", "Results of all attempts, by board and outcome.", ("board", "outcome")
+        )
         self.expired = counter("hil_farm_leases_expired", "Leases that ended because the heartbeat stopped.")
         self.attending = prometheus.Gauge(
             "hil_farm_attending", "Boards with a worker attached to this gateway.", registry=self.registry
@@ -55,12 +71,18 @@ class Metrics:
         self._grants.labels(kind).inc()
         self._waits.labels(priority).observe(waited_s)
 
-    def serve(self, listen: str, read: Callable[[], Awaitable[FarmStats]]) -> str:
+    def count_result(self, board: str, outcome: str, *, is_final: bool) -> None:
+        """Count a result of a board. A job with a result that is not final runs again."""
+        self._board_results.labels(board, outcome).inc()
+        if is_final:
+            self._results.labels(outcome).inc()
+
+    def serve(self, listen: str, read: Callable[[], Awaitable[FarmSnapshot]]) -> str:
         """Serve ``GET /metrics`` and return the address.
 
         Args:
             listen: ``HOST:PORT``; port 0 selects a free port, an empty host is loopback.
-            read: returns the farm's ``stats``; called in the running event loop.
+            read: returns the farm's state; called in the running event loop.
 
         Raises:
             UsageError: the address cannot be used.
@@ -87,19 +109,19 @@ class Metrics:
 class _FarmCollector:
     """The farm's state as gauges. Collected in the HTTP server's thread, read in the gateway's event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[FarmStats]]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[FarmSnapshot]]) -> None:
         self._loop, self._read = loop, read
 
     def describe(self) -> list[Any]:
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        stats: FarmStats | None = None
+        found: FarmSnapshot | None = None
         with contextlib.suppress(HilError, TimeoutError, asyncio.TimeoutError, RuntimeError):
             reading = asyncio.wait_for(self._read(), _READ_SECONDS)
-            stats = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_SECONDS)
-        yield GaugeMetricFamily("hil_farm_database_up", "Whether the database responds.", float(stats is not None))
-        if stats is None:
+            found = asyncio.run_coroutine_threadsafe(reading, self._loop).result(_READ_SECONDS)
+        yield GaugeMetricFamily("hil_farm_database_up", "Whether the database responds.", float(found is not None))
+        if found is None:
             return
         for name, label, text in (
             ("jobs", "state", "Jobs by state."),
@@ -107,6 +129,52 @@ class _FarmCollector:
             ("queue", "priority", "Queued jobs, by priority."),
         ):
             gauge = GaugeMetricFamily(f"hil_farm_{name}", text, labels=(label,))
-            for value, count in getattr(stats, name).items():
+            for value, count in getattr(found.stats, name).items():
                 gauge.add_metric((value,), count)
             yield gauge
+        oldest = GaugeMetricFamily(
+            "hil_farm_oldest_job_seconds", "Waiting time of the oldest queued job.", labels=("priority",)
+        )
+        for priority, seconds in found.oldest_s.items():
+            oldest.add_metric((priority,), seconds)
+        yield oldest
+        yield from _make_board_gauges(found.boards)
+        yield from _make_host_gauges(found.boards)
+
+
+def _make_board_gauges(boards: Sequence[FarmBoard]) -> Iterator[GaugeMetricFamily]:
+    """Yield the state of each board."""
+    make = partial(GaugeMetricFamily, labels=("board",))
+    online = GaugeMetricFamily(
+        "hil_farm_board_online", "Whether jobs run on the board.", labels=("board", "host", "site", "type")
+    )
+    states = GaugeMetricFamily("hil_farm_board_state", "1 for the board's state.", labels=("board", "state"))
+    busy = make("hil_farm_board_busy", "Whether the board has a job.")
+    failed = make("hil_farm_board_failed_checks", "Failed checks in a row.")
+    checked = make("hil_farm_board_last_check_timestamp_seconds", "Time of the last passed check.")
+    for board in boards:
+        online.add_metric((board.name, board.host, board.site, board.hw_type), _is_online(board))
+        for state in BoardState:
+            states.add_metric((board.name, state.value), board.state == state.value)
+        busy.add_metric((board.name,), bool(board.job))
+        failed.add_metric((board.name,), board.failures)
+        if board.checked_at:
+            checked.add_metric((board.name,), datetime.fromisoformat(board.checked_at).timestamp())
+    yield from (online, states, busy, failed, checked)
+
+
+def _make_host_gauges(boards: Sequence[FarmBoard]) -> Iterator[GaugeMetricFamily]:
+    """Yield the numbers of boards of each host. Drained boards count as online: their host is connected."""
+    make = partial(GaugeMetricFamily, labels=("host", "site"))
+    every = make("hil_farm_host_boards", "Boards of the host.")
+    online = make("hil_farm_host_boards_online", "Boards of the host that are not offline.")
+    total = Counter((board.host, board.site) for board in boards)
+    connected = Counter((one.host, one.site) for one in boards if one.state != BoardState.OFFLINE.value)
+    for place, count in total.items():
+        every.add_metric(place, count)
+        online.add_metric(place, connected[place])
+    yield from (every, online)
+
+
+def _is_online(board: FarmBoard) -> bool:
+    return board.state == BoardState.ONLINE.value

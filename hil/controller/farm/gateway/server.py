@@ -20,6 +20,7 @@ from hil.controller.farm.gateway.artifacts import ArtifactService, ArtifactStore
 from hil.controller.farm.gateway.calls import HandlerFactory
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.history.recorder import HistoryRecorder
+from hil.controller.farm.gateway.metrics import FarmSnapshot
 from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
 from hil.controller.farm.leasing import sweeper
@@ -28,7 +29,6 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetch_rows
 from hil.controller.pipeline.settings.history_settings import HistorySettings
-from hil.controller.records.farm import FarmStats
 from hil.protocol import grpc_calls
 from hil.protocol.listening import (
     HANDSHAKE,
@@ -97,7 +97,7 @@ class Gateway:
         context.advertise = config.advertise or self.addresses[0]
         context.name = f"{os.uname().nodename} {context.advertise}"
         if config.metrics:
-            self.metrics = context.metrics.serve(config.metrics, self._read_stats)
+            self.metrics = context.metrics.serve(config.metrics, self._read_state)
         beside: dict[str, Callable[[], Any]] = {
             "dispatch": context.dispatch.run,
             "measure": context.dispatch.measure,
@@ -131,9 +131,13 @@ class Gateway:
         async with self.context.db.transaction() as tx:
             await presence.record_gateway_stop(tx, self.context.name)
 
-    async def _read_stats(self) -> FarmStats:
+    async def _read_state(self) -> FarmSnapshot:
         async with self.context.db.transaction() as tx:
-            return await queries.stats(tx, self.context.settings)
+            return FarmSnapshot(
+                await queries.stats(tx, self.context.settings),
+                await queries.boards(tx),
+                await queries.read_oldest_waits(tx),
+            )
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
 from hil.controller.farm.labgrid import borrow_place
-from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant
+from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardCard, Grant
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
@@ -61,13 +61,18 @@ class BoardConnection:
             name=self.post.name,
             site=self.site.site,
             host=self.site.host,
-            labels=collect_labels(self.config, self.info),
+            labels={**collect_labels(self.config, self.info), **self._list_host_labels()},
             config=self._public,
             hw_type=self.config.hw_type,
             fence=self.fence,
             powered=self.config.power.can("cycle"),
+            power=[action for action in POWER_ACTIONS if self.config.power.can(action)],
             machine=get_machine_id(),
         )
+
+    def _list_host_labels(self) -> dict[str, Any]:
+        """Return the labels of the host's permissions, which a board's config cannot change."""
+        return {COMMANDS_LABEL: True} if self.site.allow_commands else {}
 
     @property
     def target(self) -> AgentEndpoint | None:
@@ -229,4 +234,5 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         "agentless": not read_capabilities(BoardChoice(config)).sessions,
         **{name: one.get("version") for name, one in runtimes.items()},
     }
-    return {**{key: value for key, value in found.items() if value}, **config.labels}
+    configured = {key: value for key, value in config.labels.items() if key != COMMANDS_LABEL}
+    return {**{key: value for key, value in found.items() if value}, **configured}

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
@@ -24,17 +25,22 @@ from hil.controller.farm.host.inventory import (
     make_socket_folder,
 )
 from hil.controller.farm.local.processes import ForkedProcess, PreforkSupervisor, end_with_parent, make_module_main
+from hil.controller.farm.messages import JobResult, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.core.files import read_text
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import take_descriptors
+
+if TYPE_CHECKING:
+    from hil.controller.farm.host.lease_runner import Attempt
 
 # Modules of workers and simulators, imported once before the fork.
 _WORKER = "hil.controller.farm.host.worker"
 _SIMULATOR = "hil.sim.__main__"
 _PRELOADED = (
     _WORKER,
-    "hil.controller.farm.host.job_attempt",
+    "hil.controller.farm.host.jobs.command_job",
+    "hil.controller.farm.host.jobs.job_attempt",
     "hil.controller.workloads.board_checks",
     "hil.controller.workloads.run_job",
     "hil.controller.devices.links.agent",
@@ -67,6 +73,7 @@ def serve(
     boards: Sequence[str] = (),
     simulators: int = 0,
     faults: Sequence[str] = (),
+    allow_commands: bool = False,
     say: Callable[[str], None],
 ) -> None:
     """Serve boards to a farm until SIGTERM or Ctrl-C.
@@ -74,6 +81,7 @@ def serve(
     Args:
         home: the farm's directory on this machine; the host's directory is below it.
         name: name of the host, unique in the farm. "" uses the machine's name with a unique suffix.
+        allow_commands: run commands of users with the right on this machine.
         boards: names or config files. Empty: all configured boards with an address, unless simulators are requested.
 
     Raises:
@@ -89,7 +97,7 @@ def serve(
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error
     with _lock_folder(folder, name), contextlib.ExitStack() as afterwards:
-        place = HostInfo(name, site, farm, folder, make_socket_folder(folder))
+        place = HostInfo(name, site, farm, folder, make_socket_folder(folder), allow_commands=allow_commands)
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
         if boards or not simulators:
@@ -130,11 +138,15 @@ def _make_uplink(site: HostInfo, listening: socket.socket) -> ForkedProcess:
 def _make_worker(post: BoardEntry, site: HostInfo) -> ForkedProcess:
     def run() -> None:
         end_with_parent()
-        from hil.controller.farm.host.job_attempt import use_board
+        from hil.controller.farm.host.jobs.command_job import run_command_job
+        from hil.controller.farm.host.jobs.job_attempt import use_board
         from hil.controller.farm.host.worker import BoardWorker, redirect_scratch
 
+        def use(attempt: Attempt) -> JobResult:
+            return run_command_job(attempt) if attempt.grant.spec.kind is Kind.COMMAND else use_board(attempt)
+
         with redirect_scratch(post, site):
-            BoardWorker(post, site, use_board).serve()
+            BoardWorker(post, site, use).serve()
 
     return ForkedProcess(post.name, run)
 

@@ -34,6 +34,7 @@ class HostInfo:
     folder: Path  # private directory: job files, simulator stores, logs
     sockets: Path  # directory with a short path, required for Unix sockets
     boards: int = 1  # number of boards, which share the machine's cores
+    allow_commands: bool = False  # True if users with the right may run commands on this machine
 
     @property
     def uplink(self) -> Path:
@@ -133,6 +134,15 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     return replace(
         config, connection=connection, power=Power(), recover=Recover(), labgrid=Labgrid(), measure=MeasureCommands()
     )
+
+
+def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
+    """Return the config of :func:`lease_config` as TOML, for commands on the host."""
+    document = _read_document(config)
+    for table in ("power", "recover", "measure"):
+        document.pop(table, None)
+    document["connection"] = {"address": address, "fence": fence, "lease": lease}
+    return tomlkit.dumps(document)
 
 
 def format_public_config(config: BoardConfig) -> str:

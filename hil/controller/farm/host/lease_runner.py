@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.recovery import recover_board
 from hil.controller.farm import telemetry
 from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.client.lease_session import describe_lease
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
-from hil.controller.farm.host.inventory import HostInfo
+from hil.controller.farm.host.inventory import HostInfo, format_leased_config
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.storage.isolation.isolated import Isolated
@@ -59,6 +61,9 @@ class Attempt:
     isolated: Isolated  # reused by later attempts
     farm: Callable[[], FarmClient]
     timings: dict[str, float]  # seconds per finished step
+    # For commands: config file of the leased board, and the address in the board's own config.
+    config: Path | None = None
+    address: str = ""
 
     @contextlib.contextmanager
     def measure_step(self, step: str) -> Iterator[None]:
@@ -208,9 +213,46 @@ class LeaseRunner:
         way, board = self.way, self.way.choice(grant)
         lent = way.config.runtime, way.site, folder, tell, ended, self._get_pool(), self._farm, timings
         try:
-            return self._use_board(Attempt(grant, board, *lent))
+            with self._serve_command(grant, folder) as config:
+                address = way.config.connection.address if config else ""
+                return self._use_board(Attempt(grant, board, *lent, config=config, address=address))
         finally:
             remove_tree(folder)
+
+    @contextlib.contextmanager
+    def _serve_command(self, grant: Grant, folder: Path) -> Iterator[Path | None]:
+        """Yield the config file with which a command can use the board; None for other jobs.
+
+        A board without an agent has no fences, so commands use the board's own config.
+        """
+        if grant.spec.kind is not Kind.COMMAND:
+            yield None
+            return
+        target = self.way.target
+        if target is None:
+            yield self.way.post.config
+            return
+        self.way.release()
+        with self._open_guard(target, grant) as address:
+            config = folder / "board" / f"{grant.board}.toml"
+            config.parent.mkdir()
+            lease = describe_lease(self.way.read_card(), grant)
+            config.write_text(format_leased_config(self.way.config, address, grant.fence, lease))
+            yield config
+
+    @contextlib.contextmanager
+    def _open_guard(self, target: AgentEndpoint, grant: Grant) -> Iterator[str]:
+        """Yield the address of a guard that gives access to the agent with the lease's fence."""
+        if target.token:
+            raise UsageError(
+                f"{grant.board} cannot be leased: the agent requires a token that only the host has",
+                hint="use a selector that excludes the board",
+            )
+        guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
+        try:
+            yield guard.address
+        finally:
+            guard.close()
 
     @contextlib.contextmanager
     def _serve_holder(self, grant: Grant) -> Iterator[None]:
@@ -219,18 +261,18 @@ class LeaseRunner:
             yield
             return
         target = self.way.target
-        if target is None or target.token:
-            why = "the agent requires a token that only the host has" if target else "it has no agent"
-            raise UsageError(f"{grant.board} cannot be leased: {why}", hint="use a selector that excludes the board")
+        if target is None:
+            raise UsageError(
+                f"{grant.board} cannot be leased: it has no agent", hint="use a selector that excludes the board"
+            )
         self.way.release()
-        guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
-        self.serving = TunnelEndpoint(grant.lease, guard.address, self.way.site.farm, self.way.say)
-        try:
-            yield
-        finally:
-            self.serving.close()
-            self.serving = None
-            guard.close()
+        with self._open_guard(target, grant) as address:
+            self.serving = TunnelEndpoint(grant.lease, address, self.way.site.farm, self.way.say)
+            try:
+                yield
+            finally:
+                self.serving.close()
+                self.serving = None
 
     def _get_pool(self) -> Isolated:
         if self._isolated is None or self._isolated.closed:

@@ -28,6 +28,7 @@ from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, empty_folder
+from hil.controller.farm.host.power_switch import PowerSwitch
 from hil.controller.farm.host.suspicion import is_suspicious, judge_after_probe
 from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobResult, Kind
 from hil.controller.farm.rpc import encode_result
@@ -44,6 +45,8 @@ _REPORT_SECONDS = 60.0
 # While it stops, a worker makes at most this many attempts to report, each with this timeout in seconds. The host
 # allows 10 s for a stop.
 _LAST_TRIES, _LAST_S = 2, 3.0
+# While it stops, a worker waits this long for a power action.
+_POWER_SECONDS = 5.0
 # Idle time after which resources prepared for the next job are released.
 _REST_SECONDS = 30.0
 _REMEMBERED = 1000
@@ -73,6 +76,7 @@ class BoardWorker:
         self._stopping = False
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
+        self._power = PowerSwitch(post.name, lambda: self._way.config, self.list_leases, self._attendance.report_power)
 
     def serve(self) -> None:
         """Attach to the farm and run jobs."""
@@ -90,6 +94,7 @@ class BoardWorker:
             while not self._stopping:
                 self._run_next_job()
         finally:
+            self._power.close(_POWER_SECONDS)
             self._attendance.close(_LEAVE_SECONDS)
             self._duty.release_resources()
             self._way.close()
@@ -126,6 +131,10 @@ class BoardWorker:
         serving = self._duty.serving
         if serving is not None and serving.lease == dial.lease:
             serving.open_dial(dial, gateway)
+
+    def switch_power(self, request: pb.SwitchPower) -> None:
+        """Switch the board's power for a user of the farm."""
+        self._power.handle(request)
 
     def print_message(self, text: str) -> None:
         """Print a message for the operator of the host."""

@@ -9,6 +9,7 @@ lane has free boards, and a few more to choose from.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -194,8 +195,10 @@ async def _assign_boards(
         return []
     # The fair share only matters if there are several users or projects.
     several = len({(one.user, one.project) for one in waiting}) > 1
-    use = await compute_shares(tx, settings) if several else {}
-    return await _create_leases(tx, queue, settings, policy.assign(waiting, free, use, settings.aging_s))
+    limited = any(math.isfinite(settings.limits.get_limits(one.user).boards) for one in waiting)
+    use = await compute_shares(tx, settings) if several or limited else {}
+    pairs = policy.assign(waiting, free, use, settings.aging_s, settings.limits)
+    return await _create_leases(tx, queue, settings, pairs)
 
 
 async def _create_leases(

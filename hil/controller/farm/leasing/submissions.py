@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,14 @@ from hil.controller.farm.leasing.allocator import grant_boards, grant_new_jobs
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
+    COMMANDS_LABEL,
+    LONGEST,
     JobResult,
     JobState,
     Kind,
     Principal,
     Priority,
+    Right,
     Role,
     Submission,
     format_job_name,
@@ -23,7 +27,7 @@ from hil.controller.farm.messages import (
 )
 from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
 from hil.controller.farm.selector import find_nearest, parse
-from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.settings import FarmSettings, UserLimits
 from hil.controller.farm.store.event_log import note_job
 from hil.controller.farm.store.records import (
     JOBS,
@@ -49,6 +53,7 @@ _WAITING = f"""
     select count(distinct job.submission) as waiting from {JOBS}
     where job.state = 'queued' and submission.user_name = %s
 """
+_QUEUED = f"select count(*) as queued from {JOBS} where job.state = 'queued' and submission.user_name = %s"
 _SENT = "select id, user_name, jobs from hil.submissions where key = %s"
 _PRIORITY = """
     with changed as (update hil.submissions set priority = %(priority)s where id = %(submission)s returning *)
@@ -79,6 +84,7 @@ async def submit(
         FarmError: too many submissions of this user are waiting.
     """
     _check_submission(order)
+    order = _restrict_commands(who, order)
     order = replace(
         order, title=make_storable(order.title), specs=tuple(normalize_document(spec) for spec in order.specs)
     )
@@ -92,7 +98,8 @@ async def submit(
             )
         return QueuedSubmission(before["id"], _make_job_names(before["id"], before["jobs"]))
     _check_satisfiable(order, boards)
-    await _check_quota(tx, who)
+    await _check_quota(tx, who, len(order.specs), settings.limits.get_limits(who.user))
+    order = _limit_lease(who, order, settings.limits.get_limits(who.user))
     submission, jobs = await queue_jobs(tx, order, who.user, project, trace)
     lane = WaitingJob(
         0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
@@ -157,11 +164,51 @@ def _check_submission(order: Submission) -> None:
         )
     if Kind.LEASE in kinds and len(order.specs) > 1:
         raise UsageError("a lease must be the only job of the submission")
+    if Kind.COMMAND in kinds and len(kinds) > 1:
+        raise UsageError("commands cannot be in a submission with other jobs")
     parse(order.selector)
 
 
-async def _check_quota(tx: Tx, who: Principal) -> None:
-    """Raise FarmError if too many submissions of a user are waiting. Count exactly only if the queue is long."""
+def _restrict_commands(who: Principal, order: Submission) -> Submission:
+    """Return an order of commands restricted to hosts that allow commands, and any other order unchanged.
+
+    Raises AccessRefused if the caller lacks the right.
+    """
+    if order.specs[0].kind is not Kind.COMMAND:
+        return order
+    if not who.has_right(Right.COMMANDS):
+        raise AccessRefused(
+            f"permission denied for {who.user}: the token lacks the right {Right.COMMANDS.value}",
+            hint=f"an admin creates such a token: hil farm token add {who.user} --role submitter --right commands",
+        )
+    return replace(order, selector=f"({order.selector}), {COMMANDS_LABEL}" if order.selector else COMMANDS_LABEL)
+
+
+def _limit_lease(who: Principal, order: Submission, limits: UserLimits) -> Submission:
+    """Return a lease without a requested time with the user's limit. Raises UsageError for a longer requested time."""
+    longest_s = limits.lease_hours * 3600
+    if order.specs[0].kind is not Kind.LEASE or order.timeout_s <= longest_s:
+        return order
+    if not order.specs[0].options.get(LONGEST):
+        raise UsageError(
+            f"the lease of {order.timeout_s / 3600:.3g} h exceeds the limit of {who.user}: {limits.lease_hours:g} h",
+            hint=f"use --for {limits.lease_hours:g}h, or ask an admin for a higher limit",
+        )
+    return replace(order, timeout_s=longest_s)
+
+
+async def _check_quota(tx: Tx, who: Principal, jobs: int, limits: UserLimits) -> None:
+    """Raise FarmError if too many jobs or submissions of a user are waiting.
+
+    Count submissions exactly only if the queue is long.
+    """
+    if math.isfinite(limits.queued):
+        [own] = await fetch_rows(tx, _QUEUED, [who.user])
+        if own["queued"] + jobs > limits.queued:
+            raise FarmError(
+                f"the limit of {who.user} is {limits.queued:.0f} waiting jobs: {own['queued']} wait, {jobs} are new",
+                hint="wait until some have finished, cancel some, or ask an admin for a higher limit",
+            )
     [all_] = await fetch_rows(tx, _MANY, [_MAX_WAITING])
     if all_["many"] < _MAX_WAITING:
         return
@@ -197,6 +244,10 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
         boards = {order.board: boards[order.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
+    if order.specs[0].kind is Kind.COMMAND and not any(labels.get(COMMANDS_LABEL) for labels in boards.values()):
+        raise NoSuchBoard(
+            "no host of the farm allows commands", hint="start a board's host with hil farm host --allow-commands"
+        )
     if not boards:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in find_nearest(selector, boards))

@@ -9,14 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from hil.controller.farm.database.database import Tx
+from hil.controller.farm.database.database import BACKUP_LOCK, Tx
 from hil.controller.farm.leasing import boards, transitions
 from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import JobResult
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.records import SERIALIZED, fetch_rows, lock_active_leases, serialize_calls
-from hil.errors import EXIT_OK
+from hil.errors import EXIT_OK, FarmError
 
 _TICK = 0x4_74_69_63_6B  # advisory lock: only one gateway sweeps at a time
 _FROZEN_SECONDS = 5.0
@@ -105,6 +105,7 @@ _OF_THEM = {"jobs": "hil.jobs"} | {
 _DELETED = {
     "submissions": "delete from hil.submissions where id = any(%(old)s)",
     "events": "delete from hil.events where at < now() - make_interval(secs => %(keep_s)s)",
+    "reservations": "delete from hil.reservations where ends_at < now() - make_interval(secs => %(keep_s)s)",
 }
 # Removed boards, and board use that has decayed to almost zero.
 _DELETED_LAST = {
@@ -147,8 +148,14 @@ async def delete_old(
     Args:
         delete: deletes files from the store. Called inside the transaction. Clients that need such a file wait for the
             end of the transaction, and then see that the file is missing.
+
+    Raises:
+        FarmError: a backup is running.
     """
     async with tx.transaction(force_rollback=dry_run):
+        [lock] = await fetch_rows(tx, "select pg_try_advisory_xact_lock(%s) as free", [BACKUP_LOCK])
+        if not lock["free"]:
+            raise FarmError("a backup of the farm is running", hint="retry when hil farm backup has ended")
         # Deleting files may take long.
         await tx.execute("set local idle_in_transaction_session_timeout = '10min'")
         old = [row["id"] for row in await fetch_rows(tx, _OLD, {"keep_s": keep_s})]

@@ -274,6 +274,11 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
     if result.infrastructure:
         reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
+    if job.kind is Kind.COMMAND:
+        # A command may change anything on the board.
+        return await change_board(
+            tx, lease.board, health.Event(what.UNCHECKED, f"job {job.name} ran a command"), settings
+        )
     if result.board_ns[1] and result.exit_code == EXIT_OK:
         await tx.execute(_WORKED, [lease.board])
     if result.board_ns[1] and job.affinity:

@@ -18,4 +18,5 @@ async def list_outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlo
     boards = await read_board_rows(tx, settings)
     # Read at most this many jobs per lane: a lane's later jobs cannot be among the first in the whole queue.
     waiting = await list_waiting_jobs(tx, [lane.without_avoid(boards) for lane in lanes], [most] * len(lanes))
-    return outlook.list_outlooks(waiting, boards, await compute_shares(tx, settings), settings.aging_s, most)
+    shares = await compute_shares(tx, settings)
+    return outlook.list_outlooks(waiting, boards, shares, settings.aging_s, most, settings.limits)

@@ -108,6 +108,7 @@ class UpOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: str = ""
+    allow_commands: bool = False
 
     @property
     def count(self) -> int:
@@ -118,7 +119,8 @@ class UpOptions:
         """Return the options for `hil farm host`."""
         sims = ["--sim", str(self.sims)] if self.sims else []
         site = ["--site", self.site] if self.site else []
-        return [*sims, *site, *(word for board in self.boards for word in ("--board", board))]
+        commands = ["--allow-commands"] if self.allow_commands else []
+        return [*sims, *site, *commands, *(word for board in self.boards for word in ("--board", board))]
 
     def list_gateway_arguments(self) -> list[str]:
         """Return the options for `hil farm gateway`."""

@@ -8,8 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hil.controller.farm.messages import BoardState
-from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, order_turns
+from hil.controller.farm.scheduler.policy import (
+    NO_LIMITS,
+    BoardRow,
+    BoardUse,
+    FreeBoard,
+    WaitingJob,
+    order_turns,
+)
 from hil.controller.farm.selector import find_nearest, parse
+from hil.controller.farm.settings import FarmLimits
 from hil.controller.records.farm import FarmJob
 
 # Limits for a reason text: boards per state, drain reasons, and characters per drain reason.
@@ -32,13 +40,18 @@ def list_outlooks(
     use: Mapping[tuple[str, str], BoardUse],
     aging_s: float,
     most: int,
+    limits: FarmLimits = NO_LIMITS,
 ) -> list[Outlook]:
     """Return at most ``most`` waiting jobs in scheduling order. Jobs without a matching board are last.
 
     Args:
         use: board use of every user and project.
         aging_s: a job moves up one priority class for every such period of waiting.
+        limits: limits of users.
     """
+    used: Counter[str] = Counter()
+    for (user, _), had in use.items():
+        used[user] += had.running
 
     @functools.cache
     def find_fitting(selector: str, pinned: str) -> frozenset[str]:
@@ -52,9 +65,11 @@ def list_outlooks(
     for job in (by_id[number] for number in order[:most]):
         fit = find_fitting(job.selector, job.board)
         ahead = sum(count for others, count in before.items() if others & fit)
-        found.append(
-            Outlook(job.id, ahead + 1, explain_waiting(job, [one for one in boards if one.name in fit], ahead))
-        )
+        why = explain_waiting(job, [one for one in boards if one.name in fit], ahead)
+        most_boards = limits.get_limits(job.user).boards
+        if used[job.user] >= most_boards:
+            why = f"{job.user} uses {used[job.user]} boards, the limit is {most_boards:.0f}; {why}"
+        found.append(Outlook(job.id, ahead + 1, why))
         before[fit] += 1
     named = set(order)
     hopeless = [job for job in waiting if job.id not in named][: most - len(found)]
@@ -118,6 +133,8 @@ def _describe_state(job: WaitingJob, board: BoardRow) -> str:
         return "is quarantined"
     if board.name in job.avoid:
         return "failed this job before"
+    if board.reserved_by not in ("", job.user):
+        return f"is reserved for {board.reserved_by}"
     if board.busy:
         return "is busy"
     return "is waiting for a health check" if board.state is BoardState.SUSPECT or board.unchecked else "is free"

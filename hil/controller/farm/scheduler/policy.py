@@ -33,12 +33,14 @@ from typing import Any, TypeAlias
 from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
+from hil.controller.farm.settings import FarmLimits
 from hil.controller.records.farm import FarmJob
 from hil.core.results import Outcome
 
 _CLASS = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}
 _HIGHEST = max(_CLASS.values())
 _Turn: TypeAlias = "tuple[float, ...]"
+NO_LIMITS = FarmLimits()
 # Jobs per project to search for a job with a warm board.
 _LOOK = 32
 
@@ -68,6 +70,8 @@ class WaitingJob:
         """Return True if the job can use this board now."""
         if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
             return False
+        if free.reserved_by not in ("", self.user) and self.kind is not Kind.HEALTH:
+            return False
         return self.matches(free.name, free.labels)
 
     def without_avoid(self, boards: Iterable[BoardRow]) -> WaitingJob:
@@ -86,6 +90,7 @@ class FreeBoard:
     labels: Mapping[str, Any] = field(default_factory=dict)  # labels for selectors
     warm: frozenset[str] = frozenset()  # affinity keys of data cached on the board
     health_only: bool = False  # True if the board must be checked first
+    reserved_by: str = ""  # the only user who may use the board now; "" for all
 
 
 @dataclass(frozen=True)
@@ -97,19 +102,24 @@ class BoardUse:
 
 
 def assign(
-    waiting: Sequence[WaitingJob], free: Sequence[FreeBoard], use: Mapping[tuple[str, str], BoardUse], aging_s: float
+    waiting: Sequence[WaitingJob],
+    free: Sequence[FreeBoard],
+    use: Mapping[tuple[str, str], BoardUse],
+    aging_s: float,
+    limits: FarmLimits = NO_LIMITS,
 ) -> list[tuple[int, str]]:
     """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first, without duplicates.
 
     Args:
         use: board use of every user and project.
         aging_s: a job moves up one priority class for every such period of waiting.
+        limits: limits of users.
     """
     given = _assign_health_jobs(waiting, free)
     taken = {board for _, board in given}
     boards = [board for board in free if not board.health_only and board.name not in taken]
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return given + (_AssignmentRound(jobs, boards, use, aging_s).assign_boards() if jobs and boards else [])
+    return given + (_AssignmentRound(jobs, boards, use, aging_s, limits).assign_boards() if jobs and boards else [])
 
 
 def order_turns(
@@ -150,6 +160,10 @@ class _Shares:
             self._of[key][0] += had.running
             self._of[key][1] += had.board_s
 
+    def count_boards(self, user: str) -> int:
+        """Return the number of boards that a user uses."""
+        return int(self._of.get((user,), (0, 0.0))[0])
+
     def of(self, job: WaitingJob) -> tuple[float, ...]:
         """Return the use of the job's user and project as a sort key; less use goes first."""
         return (*self._of.get((job.user,), (0, 0.0)), *self._of.get((job.user, job.project), (0, 0.0)))
@@ -167,14 +181,16 @@ class _AssignmentRound:
         boards: Sequence[FreeBoard],
         use: Mapping[tuple[str, str], BoardUse],
         aging_s: float,
+        limits: FarmLimits = NO_LIMITS,
         *,
         endless: bool = False,
     ) -> None:
-        self._boards, self._endless = boards, endless
+        self._boards, self._endless, self._limits = boards, endless, limits
+        self._is_reserved = any(board.reserved_by for board in boards)
         self._left = (1 << len(boards)) - 1
         self._aging_s = aging_s
         self._shares = _Shares(use)
-        self._masks: dict[tuple[str, str, frozenset[str]], int] = {}
+        self._masks: dict[tuple[str, str, frozenset[str], str], int] = {}
         self._matching: dict[str, int] = {}
         self._warm: dict[str, int] = defaultdict(int)
         for number, board in enumerate(boards):
@@ -217,6 +233,8 @@ class _AssignmentRound:
         """Return the jobs of the class's project with the next turn."""
         while heap:
             turn, queue = heap[0]
+            if queue and self._has_reached_limit(queue[0].user):
+                queue.clear()
             while queue and not self._get_board_mask(queue[0]) & self._left:
                 queue.popleft()
             if not queue:
@@ -226,6 +244,9 @@ class _AssignmentRound:
             else:
                 heapq.heapreplace(heap, (now, queue))
         return None
+
+    def _has_reached_limit(self, user: str) -> bool:
+        return self._shares.count_boards(user) >= self._limits.get_limits(user).boards
 
     def _make_turn_key(self, job: WaitingJob) -> _Turn:
         """Return the sort key of a job within the class. The job with the smallest key is next."""
@@ -256,12 +277,12 @@ class _AssignmentRound:
 
     def _get_board_mask(self, job: WaitingJob) -> int:
         """Return the boards that match a job, as a bit mask."""
-        key = (job.selector, job.board, job.avoid)
+        key = (job.selector, job.board, job.avoid, job.user if self._is_reserved else "")
         if key not in self._masks:
             mask = self._get_selector_mask(job.selector)
             for number in _iterate_bits(mask):
-                name = self._boards[number].name
-                if name in job.avoid or job.board not in ("", name):
+                name, reserved_by = self._boards[number].name, self._boards[number].reserved_by
+                if name in job.avoid or job.board not in ("", name) or reserved_by not in ("", job.user):
                     mask &= ~(1 << number)
             self._masks[key] = mask
         return self._masks[key]
@@ -313,6 +334,7 @@ class BoardRow:
     unchecked: bool  # True if a health check is overdue
     warm: frozenset[str]
     hold_reason: str = ""  # user who drained it, and the reason
+    reserved_by: str = ""  # user with a reservation now or soon
 
     @property
     def may_serve(self) -> bool:
@@ -325,7 +347,7 @@ class BoardRow:
         if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
             return None
         healthy = self.state is BoardState.ONLINE and not self.unchecked
-        return FreeBoard(self.name, self.labels, self.warm, health_only=not healthy)
+        return FreeBoard(self.name, self.labels, self.warm, health_only=not healthy, reserved_by=self.reserved_by)
 
     @property
     def doubtful(self) -> bool:

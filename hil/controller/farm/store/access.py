@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.messages import Principal, Right, Role
 from hil.controller.farm.store.records import as_json, fetch_rows, make_storable
 from hil.errors import UsageError
 
@@ -21,9 +21,20 @@ _OURS = "farm"
 
 
 async def add_token(
-    tx: Tx, user: str, role: Role, project: str = "", note: str = "", expires_at: datetime | None = None
+    tx: Tx,
+    user: str,
+    role: Role,
+    project: str = "",
+    note: str = "",
+    expires_at: datetime | None = None,
+    rights: Iterable[Right] = (),
 ) -> str:
     """Create and return a token. Only the digest is stored. Raises UsageError for an invalid name or expiry time."""
+    granted = sorted({right.value for right in rights})
+    if granted and not role.covers(Role.SUBMITTER):
+        raise UsageError(
+            f"role {role.value} cannot have the right {granted[0]}", hint="use the role submitter, host or admin"
+        )
     for name in (user, project):
         if len(name) > _MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
             raise UsageError(f"invalid name {name!r}", hint=f"use at most {_MAX_NAME_LENGTH} printable characters")
@@ -33,8 +44,9 @@ async def add_token(
         raise UsageError(f"missing time zone in {expires_at}")
     token = PREFIX + secrets.token_urlsafe(_BYTES)
     await tx.execute(
-        "insert into hil.tokens (digest, user_name, project, role, note, expires_at) values (%s, %s, %s, %s, %s, %s)",
-        [_hash_token(token), user, project, Role(role).value, make_storable(note), expires_at],
+        "insert into hil.tokens (digest, user_name, project, role, note, expires_at, rights)"
+        " values (%s, %s, %s, %s, %s, %s, %s)",
+        [_hash_token(token), user, project, Role(role).value, make_storable(note), expires_at, granted],
     )
     return token
 
@@ -51,11 +63,15 @@ async def revoke(tx: Tx, number: int) -> str:
 async def find_principal(tx: Tx, token: str) -> Principal | None:
     """Return the principal of a token, or None if it is unknown, expired or revoked."""
     query = (
-        "select id as token, user_name as user, project, role from hil.tokens where digest = %s and revoked_at is null"
+        "select id as token, user_name as user, project, role, rights from hil.tokens"
+        " where digest = %s and revoked_at is null"
         " and (expires_at is null or expires_at > now())"
     )
     rows = await fetch_rows(tx, query, [_hash_token(token)])
-    return Principal(**{**rows[0], "role": Role(rows[0]["role"])}) if rows else None
+    if not rows:
+        return None
+    rights = frozenset(right for right in Right if right.value in rows[0]["rights"])
+    return Principal(**{**rows[0], "role": Role(rows[0]["role"]), "rights": rights})
 
 
 async def note_audit(

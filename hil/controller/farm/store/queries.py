@@ -11,7 +11,8 @@ from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import waiting_room
-from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, parse_job
+from hil.controller.farm.leasing.reservations import list_reservations
+from hil.controller.farm.messages import BoardState, JobState, Principal, Priority, Right, parse_job
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
@@ -37,6 +38,7 @@ from hil.errors import UsageError
 
 _MAX_ROWS = 100_000
 _USUAL = 200
+_LAST_TIME = 1e11  # seconds since the epoch
 # Limits that protect the gateway's memory: total characters in listed jobs' text fields, total bytes in results and
 # specs, and jobs per page.
 _MOST_TEXT, _MOST_RESULTS, _PAGE = 16 << 20, 64 << 20, 1000
@@ -71,7 +73,8 @@ async def ask(
 async def me(tx: Tx, who: Principal | None) -> FarmUser:
     """Return the caller's user, role and project."""
     assert who is not None
-    return FarmUser(user=who.user, role=who.role.value, project=who.project)
+    rights = sorted(right.value for right in Right if who.has_right(right))
+    return FarmUser(user=who.user, role=who.role.value, project=who.project, rights=rights)
 
 
 async def jobs(
@@ -82,24 +85,38 @@ async def jobs(
     limit: int = _USUAL,
     health: bool = False,
     before: str = "",
+    failed: bool = False,
+    since: float = 0.0,
 ) -> list[FarmJob]:
     """Return jobs of the farm.
 
     Args:
         health: include the farm's health jobs.
         before: only return jobs older than this job.
+        failed: only return finished jobs without success.
+        since: only return jobs queued after this time, in seconds since the epoch.
     """
-    states = _check_states(state)
-    where = ["job.kind <> 'health'"] if not health and submission is None else []
-    where += ["job.state = any(%(states)s)"] if states else []
-    where += ["submission.user_name = %(user)s"] if user else []
+    where, values = _select_jobs(state, user, failed=failed, since=since)
+    where += ["job.kind <> 'health'"] if not health and submission is None else []
     where += ["job.submission = %(submission)s"] if submission is not None else []
-    values: dict[str, Any] = {"states": states, "user": user, "submission": submission}
+    values["submission"] = submission
     if before:
         where.append("(job.submission, job.number) < (%(before_submission)s, %(before_number)s)")
         number_of_submission, number = parse_job(before)
         values |= {"before_submission": number_of_submission, "before_number": number or 1}
     return [FarmJob(**_format_job(row)) for row in await _read_newest_jobs(tx, where, values, _check_limit(limit))]
+
+
+def _select_jobs(state: Sequence[str], user: str, *, failed: bool, since: float) -> tuple[list[str], dict[str, Any]]:
+    """Return SQL conditions for jobs and their values."""
+    if not 0 <= since < _LAST_TIME:
+        raise UsageError(f"invalid time {since}: expected seconds since the epoch")
+    states = _check_states(state)
+    where = ["job.state = any(%(states)s)"] if states else []
+    where += ["submission.user_name = %(user)s"] if user else []
+    where += ["job.state = 'done' and result.exit_code <> 0"] if failed else []
+    where += ["job.queued_at >= to_timestamp(%(since)s)"] if since else []
+    return where, {"states": states, "user": user, "since": since}
 
 
 def _check_states(state: Sequence[str]) -> list[str]:
@@ -221,7 +238,8 @@ async def boards(tx: Tx) -> list[FarmBoard]:
     query = f"""
         select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
             board.failures, board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
-            coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at
+            coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at,
+            coalesce(board.card -> 'power', '[]') as power
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
     return [FarmBoard(**_format_row(row)) for row in await fetch_rows(tx, query)]
@@ -251,7 +269,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[AuditEntry]:
 async def tokens(tx: Tx) -> list[FarmToken]:
     """Return all tokens with their users, but without the secrets."""
     query = (
-        'select id, user_name as "user", project, role, note, made_at, expires_at, revoked_at,'
+        'select id, user_name as "user", project, role, rights, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
     return [FarmToken(**_format_row(row)) for row in await fetch_rows(tx, query)]
@@ -264,10 +282,7 @@ async def printed(tx: Tx, name: str, after: int = 0) -> list[LogPiece]:
 
 
 _JOB_COUNTS = "select state, count(*) as n from hil.jobs where kind <> 'health' group by state"
-_USER_COUNTS = f"""
-    select job.state, count(*) as n from {JOBS}
-    where job.kind <> 'health' and submission.user_name = %s group by job.state
-"""
+_MATCHING = f"select count(*) as n from {JOBS} left join hil.results as result on result.job = job.id where "
 _BOARD_COUNTS = f"select {_BOARD_STATE} as state, count(*) as n from {_BOARDS} where not forgotten group by 1"
 _QUEUE_COUNTS = f"""
     select submission.priority as state, count(*) as n from {JOBS}
@@ -292,25 +307,47 @@ _USERS = f"""
 """
 
 
-async def stats(tx: Tx, settings: FarmSettings, state: Sequence[str] = (), user: str = "") -> FarmStats:
+async def stats(
+    tx: Tx,
+    settings: FarmSettings,
+    state: Sequence[str] = (),
+    user: str = "",
+    failed: bool = False,
+    since: float = 0.0,
+) -> FarmStats:
     """Return statistics: jobs, boards and queue by state, queue times in seconds, and board use per user.
 
-    ``matching`` counts the jobs with these states (empty: all) and this user ("": all).
+    ``matching`` counts the jobs that the other arguments select, as in :func:`jobs`.
     """
-    states = _check_states(state) or [one.value for one in JobState]
+    where, values = _select_jobs(state, user, failed=failed, since=since)
     [waited] = await fetch_rows(tx, _WAITED)
     half, most = waited["s"] or (None, None)
     users = await fetch_rows(tx, _USERS, [settings.share_half_life_s])
     counts = await _read_counts(tx, _JOB_COUNTS, [state.value for state in JobState])
-    of_user = {row["state"]: row["n"] for row in await fetch_rows(tx, _USER_COUNTS, [user])} if user else counts
+    matching = sum(counts.values())
+    if where:
+        [found] = await fetch_rows(tx, _MATCHING + " and ".join(["job.kind <> 'health'", *where]), values)
+        matching = found["n"]
     return FarmStats(
         jobs=counts,
-        matching=sum(of_user.get(one, 0) for one in states),
+        matching=matching,
         boards=await _read_counts(tx, _BOARD_COUNTS, [state.value for state in BoardState]),
         queue=await _read_counts(tx, _QUEUE_COUNTS, [priority.value for priority in Priority]),
         waiting_s=QueuePercentiles(p50=_round_seconds(half), p95=_round_seconds(most)),
         users=[UserStats(**{**row, "board_s": _round_seconds(row["board_s"])}) for row in users],
     )
+
+
+_OLDEST = f"""
+    select submission.priority, extract(epoch from clock_timestamp() - min(job.queued_at))::float as waits_s from {JOBS}
+    where job.state = 'queued' and job.kind <> 'health' group by 1
+"""
+
+
+async def read_oldest_waits(tx: Tx) -> dict[str, float]:
+    """Return the waiting time in seconds of the oldest queued job for each priority; 0 without jobs."""
+    waits = {row["priority"]: row["waits_s"] for row in await fetch_rows(tx, _OLDEST)}
+    return {priority.value: max(waits.get(priority.value, 0.0), 0.0) for priority in Priority}
 
 
 async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
@@ -335,6 +372,7 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "me": me,
     "queue": queue,
     "cases": cases,
+    "reservations": list_reservations,
 }
 
 

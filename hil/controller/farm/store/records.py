@@ -52,6 +52,12 @@ _labels: dict[str, Mapping[str, Any]] = {}
 
 _BOARDS = """
     select name, labels_digest, state, hold <> '' as held, hold_reason, warm,
+        coalesce((
+            select user_name from hil.reservations
+            where board = name and ends_at > clock_timestamp()
+                and begins_at < clock_timestamp() + make_interval(secs => %(reserve_lead_s)s)
+            order by begins_at limit 1
+        ), '') as reserved_by,
         worker <> '' and owned_until > clock_timestamp() as attended,
         exists (select from hil.leases where board = name and ended_at is null) as busy,
         coalesce(checked_at < clock_timestamp() - make_interval(secs => %(health_every_s)s), true) as unchecked
@@ -151,7 +157,11 @@ async def lock_active_leases(tx: Tx, where: str = "true", values: Mapping[str, A
 async def read_board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] | None = None) -> list[BoardRow]:
     """Return all boards of the farm or the named ones, with or without a worker."""
     where = "" if names is None else " and name = any(%(names)s)"
-    values = {"names": list(names or ()), "health_every_s": settings.health_every_s}
+    values = {
+        "names": list(names or ()),
+        "health_every_s": settings.health_every_s,
+        "reserve_lead_s": settings.reserve_lead_s,
+    }
     rows = await fetch_rows(tx, f"{_BOARDS}{where} order by name", values)
     await _cache_labels(tx, {row["labels_digest"] for row in rows})
     found = []

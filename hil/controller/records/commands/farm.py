@@ -12,10 +12,12 @@ from hil.controller.records.farm import (
     FarmBoard,
     FarmEvent,
     FarmJob,
+    FarmReservation,
     FarmStats,
     FarmToken,
     JobDetails,
     LogPiece,
+    RightName,
     RoleName,
 )
 from hil.controller.records.suite import SuiteDocument
@@ -72,6 +74,7 @@ class CreatedToken(Record, kw_only=True):
     user: str
     role: RoleName
     project: str
+    rights: list[RightName]
 
 
 class TokenList(Record, kw_only=True):
@@ -101,11 +104,73 @@ class FarmCleanup(Record, kw_only=True):
     bytes: Annotated[Count, note("size of the deleted files")]
 
 
+class FarmBackup(Record, kw_only=True):
+    """Output of `hil farm backup`."""
+
+    file: str
+    size: Annotated[Count, note("size of the archive in bytes")]
+    created: Annotated[str, note("time of the database's snapshot, in ISO 8601")]
+    jobs: Count
+    boards: Count
+    tokens: Count
+    files: Annotated[Count, note("number of files of the farm's store in the archive")]
+    missing: Annotated[list[str], note("digests of files that jobs use, but that the store lacks or has damaged")]
+    exit_code: int
+
+
+class RestoredFarm(Record, kw_only=True):
+    """Output of `hil farm restore`."""
+
+    file: str
+    home: Annotated[str, note("HIL_FARM_HOME of the restored farm")]
+    dry_run: Annotated[bool, note("true if nothing was restored")]
+    created: Annotated[str, note("time of the backup")]
+    jobs: Count
+    boards: Count
+    tokens: Count
+    files: Count
+
+
+class InstallFiles(Record, kw_only=True):
+    """Output of `hil farm install`."""
+
+    dry_run: Annotated[bool, note("true if no file was written")]
+    files: Annotated[list[str], note("paths of the files")]
+    commands: Annotated[list[str], note("commands that complete the installation")]
+
+
 class BoardStateChange(Record, kw_only=True):
     """Output of `hil farm drain` and `hil farm resume`."""
 
     board: str
     state: Annotated[str, note("state of the board after the change, or `unknown`")]
+
+
+class ReservedBoard(Record, kw_only=True):
+    """Output of `hil farm lease --at`."""
+
+    reservation: FarmReservation
+
+
+class ReservationList(Record, kw_only=True):
+    """Output of `hil farm reservations`."""
+
+    reservations: list[FarmReservation]
+
+
+class BoardUnreserved(Record, kw_only=True):
+    """Output of `hil farm reservations --cancel`."""
+
+    cancelled: Annotated[int, note("number of the reservation")]
+    board: str
+
+
+class BoardPower(Record, kw_only=True):
+    """Output of `hil farm power`."""
+
+    board: str
+    action: Annotated[str, note("on, off or cycle")]
+    state: Annotated[str, note("state of the board after the action")]
 
 
 class BoardRemoval(Record, kw_only=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter, to_thread
 
-from hil.controller.farm.messages import Role
+from hil.controller.farm.messages import Right, Role
 from hil.errors import AccessRefused, FarmUnreachable
 
 # Cache limits: seconds before a token is checked again, number of tokens, and characters per token.
@@ -31,6 +31,7 @@ class Visitor:
     user: str
     role: Role
     token: str = field(default="", repr=False)
+    rights: frozenset[str] = frozenset()  # permissions in addition to those of the role
 
     def may_cancel(self, owner: str) -> bool:
         """Return True if this user may cancel jobs of the user ``owner``."""
@@ -40,6 +41,11 @@ class Visitor:
     def may_hold(self) -> bool:
         """True if this user may take boards out of service."""
         return self.role is Role.ADMIN
+
+    @property
+    def may_switch_power(self) -> bool:
+        """True if this user may switch the power of free boards."""
+        return Right.POWER.value in self.rights
 
 
 class Visitors:

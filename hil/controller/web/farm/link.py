@@ -179,7 +179,7 @@ def find_visitor(client: FarmClient, token: str) -> Visitor:
     """Return the user and role for a token. Raises AccessRefused if the farm does not know the token."""
     user: FarmUser = client.ask("me")
     try:
-        return Visitor(user.user, Role(user.role), token)
+        return Visitor(user.user, Role(user.role), token, frozenset(user.rights))
     except ValueError as error:
         raise AccessRefused(
             "the farm response does not name the user", hint="run the same hil release on the farm"

@@ -19,6 +19,7 @@ ANSWERS: dict[str, Any] = {
     "forget": {"ended": ["17"]},
     "token": {"token": "secret"},
     "revoke": {"user": "anna"},
+    "power": {"state": "suspect"},
     "gc": {"counts": {"jobs": 2, "artifacts": 0}, "bytes": 12},
     "boards": [board("pi", "maintenance")],
     "audit": [
@@ -59,10 +60,11 @@ class Farm:
         ("forget", ["pi"], {"board": "pi", "ended": ["17"]}),
         (
             "token add",
-            ["anna", "--role", "viewer"],
-            {"token": "secret", "user": "anna", "role": "viewer", "project": ""},
+            ["anna", "--role", "submitter", "--right", "power"],
+            {"token": "secret", "user": "anna", "role": "submitter", "project": "", "rights": ["power"]},
         ),
-        ("token list", [], {"tokens": ANSWERS["tokens"]}),
+        ("token list", [], {"tokens": [{**ANSWERS["tokens"][0], "rights": []}]}),
+        ("power", ["pi", "cycle"], {"board": "pi", "action": "cycle", "state": "suspect"}),
         ("token revoke", ["7"], {"revoked": 7, "user": "anna"}),
         ("audit", [], {"audit": ANSWERS["audit"]}),
         ("gc", ["--dry-run"], {"dry_run": True, **ANSWERS["gc"]}),

@@ -181,6 +181,33 @@ def test_status_passes_filters_to_farm(farm: Farm):
     ]
 
 
+def test_status_filters_own_failed_and_recent_jobs(farm: Farm):
+    farm.answers["me"] = lambda: {"user": "ada", "role": "submitter"}
+    # An older gateway ignores the filters.
+    farm.answers["jobs"] = lambda **asked: [
+        job("4", "done", exit_code=1, queued_at=at(-3600)),
+        job("5", "done", exit_code=1),
+        job("6", "done", exit_code=0),
+        job("7", "running"),
+    ]
+    shown = called(status, "--mine", "--failed", "--since", "2026-11-01", "--json")
+    assert [one["name"] for one in json.loads(shown.stdout)["jobs"]] == ["4", "5"]
+    since = datetime(2026, 11, 1).astimezone().timestamp()
+    chosen = {"state": [], "user": "ada", "failed": True, "since": since}
+    assert farm.asked[:2] == [("me", {}), ("stats", chosen)] and farm.asked[2][1] == {**chosen, "limit": 5000}
+
+
+@pytest.mark.parametrize("words", [["--mine"], ["--failed"], ["--since", "2h"], ["--user", "ada"]])
+def test_status_of_job_rejects_filters(farm: Farm, words: list[str]):
+    with pytest.raises(UsageError, match=f"{words[0]} cannot be used with a JOB"):
+        called(status, "17", *words)
+
+
+def test_status_rejects_mine_with_user(farm: Farm):
+    with pytest.raises(UsageError, match="mutually exclusive"):
+        called(status, "--mine", "--user", "bob")
+
+
 def test_status_lists_boards_out_of_service_with_reason(farm: Farm):
     out = [board(f"rpi-{number}", "quarantined", reason="health check failed: the disk is full") for number in range(7)]
     farm.answers["boards"] = lambda: [board("rpi-9", reason="old"), *out]

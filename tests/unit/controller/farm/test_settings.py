@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.local.farm_history import find_farm_history
-from hil.controller.farm.settings import FarmSettings, load_history, load_settings
+from hil.controller.farm.settings import FarmSettings, UserLimits, load_history, load_settings
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.storage.history.place import HistoryPlace
 from hil.errors import UsageError
@@ -38,14 +38,33 @@ def test_settings_override_only_given_terms(path: Path):
 
 
 def test_settings_accept_every_term(path: Path):
-    given = {one.name: float(number) for number, one in enumerate(fields(FarmSettings), 2)} | {"beat_s": 1.0}
+    terms = [one.name for one in fields(FarmSettings) if one.name != "limits"]
+    given = {name: float(number) for number, name in enumerate(terms, 2)} | {"beat_s": 1.0}
     path.write_text("[terms]\n" + "".join(f"{name} = {value}\n" for name, value in given.items()))
     assert load_settings(path) == FarmSettings(**given)
+
+
+def test_settings_read_limits_of_users(path: Path):
+    path.write_text("[limits]\nboards = 2\nlease_hours = 1.5\n[limits.users.anna]\nboards = 8\n")
+    limits = load_settings(path).limits
+    assert limits.get_limits("bert") == UserLimits(boards=2, lease_hours=1.5)
+    assert limits.get_limits("anna") == UserLimits(boards=8, lease_hours=1.5)
+    assert FarmSettings().limits.get_limits("bert") == UserLimits()
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[limits]\nboard = 1", r"unknown limit 'board' in \[limits\]"),
+        ("[limits]\nboards = 0", "boards must be a whole number above 0"),
+        ("[limits]\nboards = 1.5", "boards must be a whole number above 0"),
+        ("[limits]\nqueued = true", "queued must be a whole number above 0"),
+        ("[limits]\nlease_hours = 'x'", "lease_hours must be a number above 0"),
+        ("[limits.users.anna]\nqueued = -1", r"\[limits.users.anna\] queued must be"),
+        ("[limits.users]\nanna = 3", r"unknown limit '' in \[limits.users.anna\]"),
+        ("limits = 3", "must be tables"),
+        ("[limits]\nusers = 3", "must be tables"),
+        ("[terms]\nlimits = 3", "unknown setting 'limits'"),
         ("[terms]\nleese_s = 1", r"unknown setting 'leese_s' in \[terms\]"),
         ("[terms]\nlease_s = 0", "lease_s must be a number above 0"),
         ("[terms]\nlease_s = 1", r"beat_s must be below lease_s \(1\), got 1.5"),

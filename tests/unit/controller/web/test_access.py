@@ -41,7 +41,7 @@ FARM = """
 """
 # Routes that change something.
 CHANGES = """
-    /board/drain /board/resume /job/cancel /history/annotate /triage
+    /board/drain /board/resume /board/power /job/cancel /history/annotate /triage
     /publish/missing /publish/blobs/{digest} /publish/sessions
 """
 

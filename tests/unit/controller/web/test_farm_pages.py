@@ -248,6 +248,30 @@ def test_farm_changes_use_token_of_user(
         assert farm.done == ([(used, path.rpartition("/")[2], form)] if token in may else [])
 
 
+def power_buttons(client: TestClient, token: str) -> set[str]:
+    text = client.get("/boards", headers={"authorization": f"Bearer {token}"}).text
+    return set(re.findall(r'value="\w+" aria-label="(Power [^"]*)"', text))
+
+
+def test_boards_page_shows_power_of_free_boards_to_users_with_right(client: TestClient, farm: FakeFarm) -> None:
+    for one, actions in zip(farm.boards, (["cycle"], ["on", "off", "cycle"], []), strict=True):
+        one["power"] = actions
+    every = {"Power on nano", "Power off nano", "Power cycle nano"}
+    assert power_buttons(client, "s") == power_buttons(client, "v") == set()
+    assert power_buttons(client, "a") == {"Power cycle pi", *every}
+    farm.users["p"] = ("pat", Role.SUBMITTER)
+    farm.rights["p"] = ["power"]
+    assert power_buttons(client, "p") == every  # the user ada has the board pi
+    farm.users["q"], farm.rights["q"] = ("ada", Role.SUBMITTER), ["power"]
+    assert power_buttons(client, "q") == {"Power cycle pi", *every}
+
+
+def test_power_form_does_not_wait_for_host(client: TestClient, farm: FakeFarm) -> None:
+    assert post(client, "/board/power", "s", name="nano", action="cycle") == 403
+    assert post(client, "/board/power", "a", name="nano", action="cycle") == 303
+    assert farm.done == [("a", "power", {"name": "nano", "switch": "cycle", "detach": True})]
+
+
 def test_farm_change_rejects_foreign_origin(client: TestClient, farm: FakeFarm) -> None:
     for origin in ("http://evil.example", "null", ""):
         headers = {"origin": origin, "authorization": "Bearer a"}

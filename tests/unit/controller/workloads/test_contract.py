@@ -30,7 +30,7 @@ from hil.controller.backends import compilers, references
 from hil.controller.backends.references import generation as reference_generation
 from hil.controller.farm.client import submitting
 from hil.controller.farm.client.results import fetch_targets
-from hil.controller.farm.host import job_attempt
+from hil.controller.farm.host.jobs import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
 from hil.controller.pipeline.board_pool import BoardPool

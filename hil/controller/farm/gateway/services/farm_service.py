@@ -21,15 +21,17 @@ from hil.controller.farm.database.notifications import Change, drain_queue
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
+from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
-from hil.controller.farm.leasing import boards, leases, submissions, sweeper
-from hil.controller.farm.messages import ENDED, Priority, Role, parse_job
+from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
+from hil.controller.farm.messages import ENDED, Priority, Right, Role, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
 from hil.controller.records.farm import (
     CancelledJobs,
+    CancelledReservation,
     CleanedFarm,
     EmptyReply,
     FarmJob,
@@ -40,7 +42,7 @@ from hil.controller.records.farm import (
 from hil.errors import AccessRefused, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
-E = TypeVar("E", Priority, Role)
+E = TypeVar("E", Priority, Right, Role)
 
 _LOG = logging.getLogger("hil.farm.gateway")
 _MOST_DAYS, _DAY_S = 3660, 86400.0
@@ -143,10 +145,16 @@ class AdminActions:
             "token": self._add_token,
             "revoke": self._revoke_token,
             "gc": self._collect_garbage,
+            "reserve": self._reserve_board,
+            "unreserve": self._cancel_reservation,
         }
+        # Actions that take longer than a transaction. They write the audit themselves.
+        self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {"power": self._switch_power}
 
     async def do(self, action: str, request: Any, call: GatewayCall) -> Any:
         """Run an action in a transaction, and record the action in the audit."""
+        if action in self._long:
+            return await self._long[action](request, call)
         context, arguments = self._context, _read_fields(request)
         async with context.db.transaction() as tx:
             answer = await self._known[action](tx, request, call)
@@ -181,13 +189,29 @@ class AdminActions:
         name = _read_text(request, "name")
         return ForgottenBoard(ended=await boards.forget(tx, call.who, name, self._context.settings))
 
+    async def _switch_power(self, request: pb.PowerAction, call: GatewayCall) -> Any:
+        name, action = _read_text(request, "name"), _read_text(request, "switch")
+        return await switch_power(self._context, call, name, action, detach=request.detach)
+
+    async def _reserve_board(self, tx: Tx, request: pb.ReserveAction, call: GatewayCall) -> Any:
+        selector = _read_text(request, "selector", optional=True)
+        return await reservations.reserve(
+            tx, call.who, selector, request.begin, request.seconds, self._context.settings
+        )
+
+    async def _cancel_reservation(self, tx: Tx, request: pb.ReservationAction, call: GatewayCall) -> Any:
+        if not 0 < request.id < 1 << 62:
+            raise UsageError(f"id must be a reservation's number, got {request.id}", hint="hil farm reservations")
+        return CancelledReservation(board=await reservations.cancel_reservation(tx, call.who, request.id))
+
     async def _add_token(self, tx: Tx, request: pb.TokenAction, call: GatewayCall) -> Any:
         role = _parse_choice(Role, "role", request.role)
         seconds = _check_number("expires_s", request.expires_s, _MOST_DAYS * _DAY_S)
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
         project, note = (_read_text(request, name, optional=True) for name in ("project", "note"))
         user = _read_text(request, "user")
-        return NewToken(token=await access.add_token(tx, user, role, project, note, until))
+        rights = {_parse_choice(Right, "right", right) for right in request.rights}
+        return NewToken(token=await access.add_token(tx, user, role, project, note, until, rights))
 
     async def _revoke_token(self, tx: Tx, request: pb.RevokeAction, call: GatewayCall) -> Any:
         if not 0 < request.id < 1 << 62:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.database.database import end_tasks
+from hil.controller.farm.database.notifications import publish_change
 from hil.controller.farm.gateway.attached_workers import AttachedWorker
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
@@ -23,7 +24,7 @@ from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _LOG = logging.getLogger("hil.farm.gateway")
-_TRACE = f"select submission.trace from {LEASES} where lease.id = %s"
+_LEASED = f"select lease.board, submission.trace from {LEASES} where lease.id = %s"
 _MAX_LEASES = 100
 _MAX_TEXT = 1 << 20
 # Maximum cases per message. Hosts send fewer.
@@ -74,13 +75,13 @@ class HostService:
             )
             fields = {"recorded": recorded, "exit_code": result.exit_code, "outcome": result.outcome}
             await access.note_audit(tx, call.who, call.name, f"lease {request.lease}", True, fields)
-            trace = await fetch_rows(tx, _TRACE, [request.lease]) if telemetry.is_on() else []
+            leased = await fetch_rows(tx, _LEASED, [request.lease])
         context.dispatch.trigger_check()
-        for row in trace:
+        for row in leased if telemetry.is_on() else ():
             telemetry.record("record", row["trace"], began, time.time(), lease=request.lease, **fields)
         _LOG.info("reported", extra={**fields, "lease": request.lease, "reason": reason or result.reason})
-        if recorded and not result.infrastructure:
-            context.metrics.results.labels(result.outcome or "NONE").inc()
+        for row in leased if recorded else ():
+            context.metrics.count_result(row["board"], result.outcome or "NONE", is_final=not result.infrastructure)
         return pb.ReportReply(recorded=recorded, reason=reason)
 
     async def accept(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
@@ -125,6 +126,10 @@ class HostService:
                 if attending.has_had(message.printed.lease):
                     said = message.printed
                     await context.log_buffer.add(said.lease, said.text[:_MAX_TEXT], _truncate_cases(said.cases))
+            elif kind == "switched":
+                about = {"id": message.switched.id, "error": message.switched.error.replace("\0", "")}
+                async with context.db.transaction() as tx:
+                    await publish_change(tx, {"kind": "switched", **about})
             else:
                 raise UsageError("empty message from the worker")
 

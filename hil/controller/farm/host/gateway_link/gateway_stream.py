@@ -37,6 +37,7 @@ class _Listener(Protocol):
     def queue_grant(self, grant: Grant) -> None: ...  # may repeat
     def cancel_lease(self, lease: int, reason: str) -> None: ...
     def open_dial(self, dial: pb.DialIn, gateway: str) -> None: ...  # gateway: the connected one
+    def switch_power(self, request: pb.SwitchPower) -> None: ...
     def print_message(self, text: str) -> None: ...  # message for the operator of the host
 
 
@@ -108,6 +109,10 @@ class GatewayStream:
             cases.append(pb.CaseEnded(name=name, outcome=outcome, reason=reason))
             del cases[:-_MAX_LINES]
         self._wake.set()
+
+    def report_power(self, id: str, error: str) -> None:
+        """Report the end of a power action. The gateway asks again if the report is lost."""
+        self._queue_message(pb.FromBoard(switched=pb.Switched(id=id, error=_replace_surrogates(error))))
 
     def flush_output(self, lease: int) -> None:
         """Send the remaining output of a lease's job."""
@@ -187,6 +192,8 @@ class GatewayStream:
             self._listener.cancel_lease(message.ended.lease, message.ended.reason)
         elif kind == "dial":
             self._listener.open_dial(message.dial, gateway)
+        elif kind == "power":
+            self._listener.switch_power(message.power)
 
     def _build_hello(self) -> pb.FromBoard:
         card = encode_card(self._listener.get_card())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -87,6 +88,15 @@ async def drain(request: Request) -> Response:
 async def resume(request: Request) -> Response:
     """Return a board to service."""
     return await _change_board(request, await parse_form(request), "resume")
+
+
+@router.post("/board/power")
+async def power(request: Request) -> Response:
+    """Switch a board's power. The host does it later, and the events report the end."""
+    form = await parse_form(request)
+    name, action = form.get("name", ""), form.get("action", "")
+    await run_in_threadpool(view_of(request).do, "power", name=name, switch=action, detach=True)
+    return RedirectResponse(f"/board?{urlencode({'name': name})}", 303)
 
 
 async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:

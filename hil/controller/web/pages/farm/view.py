@@ -10,7 +10,8 @@ from urllib.parse import parse_qs
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 
-from hil.controller.records.farm import FarmJob
+from hil.controller.farm.messages import Role
+from hil.controller.records.farm import FarmBoard, FarmJob
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.site import get_site
@@ -58,6 +59,11 @@ class FarmView:
     def may_hold(self) -> bool:
         """True if the visitor may take boards out of service."""
         return self.may_change and self.visitor.may_hold
+
+    def may_switch(self, board: FarmBoard) -> bool:
+        """Return True if the visitor may switch the board's power now. The host must be able to."""
+        is_free = not board.job or board.user == self.visitor.user or self.visitor.role is Role.ADMIN
+        return self.may_change and self.visitor.may_switch_power and bool(board.power) and is_free
 
 
 def view_of(request: Request) -> FarmView:

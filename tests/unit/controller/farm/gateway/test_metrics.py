@@ -5,11 +5,12 @@ import urllib.request
 from typing import Any
 
 import pytest
+from support.fake_farm_client import board, parsed
 
 pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
 
 from hil.controller.farm.database.database import DatabaseAway
-from hil.controller.farm.gateway.metrics import Metrics
+from hil.controller.farm.gateway.metrics import FarmSnapshot, Metrics
 from hil.controller.records.farm import FarmStats, QueuePercentiles
 from hil.errors import UsageError
 
@@ -44,13 +45,19 @@ def test_metrics_report_farm_state_and_gateway_calls() -> None:
     metrics.count_call("Farm.Submit", "UNAVAILABLE", 5.0)
     metrics.count_call("Hosts.Attend", "UNAVAILABLE", None)
     metrics.count_grant("run", "normal", 0.03)
-    metrics.results.labels("PASS").inc()
-    metrics.results.labels("NONE").inc()
+    metrics.count_result("rpi", "PASS", is_final=True)
+    metrics.count_result("rpi", "NONE", is_final=True)
+    metrics.count_result("rpi", "BOARD_LOST", is_final=False)
     metrics.expired.inc(2)
     metrics.attending.set(7)
 
     async def read() -> Any:
-        return _STATS
+        boards = [
+            parsed("boards", [board("rpi", "online", host="lab", job="7", checked_at="2026-11-21T12:00:00+00:00")])[0],
+            parsed("boards", [board("pi2", "quarantined", host="lab", failures=2)])[0],
+            parsed("boards", [board("jetson", "offline", host="attic")])[0],
+        ]
+        return FarmSnapshot(_STATS, boards, {"normal": 12.5})
 
     found = asyncio.run(scraped(metrics, read))
     assert found["hil_farm_database_up"] == 1
@@ -65,9 +72,21 @@ def test_metrics_report_farm_state_and_gateway_calls() -> None:
     assert found['hil_farm_queue_wait_seconds_bucket{le="0.02",priority="normal"}'] == 0
     assert found['hil_farm_queue_wait_seconds_bucket{le="0.05",priority="normal"}'] == 1
     assert found['hil_farm_grants_total{kind="run"}'] == 1
+    assert found['hil_farm_board_results_total{board="rpi",outcome="BOARD_LOST"}'] == 1
+    assert 'hil_farm_results_total{outcome="BOARD_LOST"}' not in found
     assert found['hil_farm_results_total{outcome="PASS"}'] == found['hil_farm_results_total{outcome="NONE"}'] == 1
     assert found["hil_farm_leases_expired_total"] == 2
     assert found["hil_farm_attending"] == 7
+    assert found['hil_farm_oldest_job_seconds{priority="normal"}'] == 12.5
+    assert found['hil_farm_board_online{board="rpi",host="lab",site="lab",type="rpi5"}'] == 1
+    assert found['hil_farm_board_online{board="pi2",host="lab",site="lab",type="rpi5"}'] == 0
+    assert found['hil_farm_board_state{board="pi2",state="quarantined"}'] == 1
+    assert found['hil_farm_board_state{board="pi2",state="online"}'] == 0
+    assert found['hil_farm_board_busy{board="rpi"}'] == 1 and found['hil_farm_board_busy{board="pi2"}'] == 0
+    assert found['hil_farm_board_failed_checks{board="pi2"}'] == 2
+    assert found['hil_farm_board_last_check_timestamp_seconds{board="rpi"}'] == 1795262400
+    assert found['hil_farm_host_boards{host="lab",site="lab"}'] == 2
+    assert found['hil_farm_host_boards_online{host="attic",site="lab"}'] == 0
 
 
 def test_metrics_report_database_outage_without_error() -> None:

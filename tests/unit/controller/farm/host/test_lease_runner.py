@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.farm.host import job_attempt, lease_runner
+from hil.controller.farm.host import lease_runner
+from hil.controller.farm.host.jobs import job_transfer
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
@@ -146,7 +147,7 @@ def test_clear_away_fails_while_job_occupies_board(held_by, clear, tmp_path, mon
 
 def test_farm_call_retries_unreachable_gateway(monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr(job_attempt, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(job_transfer, "time", SimpleNamespace(sleep=slept.append))
     answers: list[Any] = [FarmUnreachable(), FarmUnreachable(), "there"]
 
     def call() -> str:
@@ -155,7 +156,7 @@ def test_farm_call_retries_unreachable_gateway(monkeypatch):
             raise answer
         return str(answer)
 
-    assert job_attempt._retry_until_reachable(call) == "there" and slept == [job_attempt.AGAIN_SECONDS] * 2
+    assert job_transfer.retry_until_reachable(call) == "there" and slept == [job_transfer.AGAIN_SECONDS] * 2
 
 
 def test_lease_serves_connections_before_reporting_start(tmp_path):

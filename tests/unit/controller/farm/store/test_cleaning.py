@@ -10,7 +10,19 @@ from hil.controller.farm.leasing.sweeper import delete_old
 from hil.errors import StorageError
 
 DAY = 86400.0
-TABLES = ("submissions", "jobs", "leases", "results", "logs", "events", "boards", "artifacts", "audit", "shares")
+TABLES = (
+    "submissions",
+    "jobs",
+    "leases",
+    "results",
+    "logs",
+    "events",
+    "boards",
+    "artifacts",
+    "audit",
+    "shares",
+    "reservations",
+)
 
 
 async def fill(tx: Tx) -> None:
@@ -39,6 +51,11 @@ async def fill(tx: Tx) -> None:
         await insert(tx, "artifacts", digest=f"blake3:{name}", size=10)
     await insert(tx, "audit", user_name="ann", role="admin", action="gc", allowed=True)
     await insert(tx, "shares", user_name="ann", board_s=1.0)
+    for days in (40, -1):
+        await tx.execute(
+            "insert into hil.reservations (user_name, board, begins_at, ends_at)"
+            f" values ('ann', 'pi', now() - interval '{days + 1} days', now() - interval '{days} days')"
+        )
     await insert(tx, "shares", user_name="gone", board_s=1.0)
     long_ago = "now() - interval '40 days'"
     await tx.execute(f"update hil.shares set at = {long_ago} where user_name = 'gone'")
@@ -61,6 +78,7 @@ DELETED = {
     "results": 2,
     "logs": 2,
     "events": 1,
+    "reservations": 1,
     "boards": 1,
     "artifacts": 3,
     "shares": 1,

@@ -184,6 +184,27 @@ def test_audit_returns_entries(farm: str) -> None:
     assert (one["user"], one["action"], one["allowed"], one["detail"]) == ("bob", "drain", False, {"reason": "no"})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"failed": True}, ["1.1"]),
+        ({"failed": True, "user": "bob"}, []),
+        ({"failed": True, "state": ["queued"]}, []),
+        ({"since": 1.0}, ["1.1", "1.2", "2"]),
+        ({"since": 9e10}, []),
+    ],
+)
+def test_jobs_and_stats_select_failed_and_recent_jobs(farm: str, arguments: dict[str, Any], names: list[str]) -> None:
+    assert [job["name"] for job in asked(farm, "jobs", **arguments)] == names
+    assert asked(farm, "stats", **arguments)["matching"] == len(names)
+
+
+@pytest.mark.parametrize("since", [-1.0, 1e12, float("nan"), float("inf")])
+def test_jobs_reject_invalid_time(farm: str, since: float) -> None:
+    with pytest.raises(UsageError, match="invalid time"):
+        asked(farm, "jobs", since=since)
+
+
 def test_stats_summarize_farm(farm: str) -> None:
     said = asked(farm, "stats")
     assert said["jobs"] == {"queued": 1, "running": 1, "done": 1, "cancelled": 0}
@@ -235,7 +256,7 @@ def test_me_returns_caller(farm_db: str) -> None:
     who = Principal("ann", Role.SUBMITTER, "vision")
     said = msgspec.to_builtins(with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who)))
     check_document(said, "me", "farm")
-    assert said == {"user": "ann", "role": "submitter", "project": "vision"}
+    assert said == {"user": "ann", "role": "submitter", "project": "vision", "rights": []}
 
 
 def test_queries_succeed_on_empty_farm(farm_db: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.farm.host.job_attempt import FileCache, upload_folder
+from hil.controller.farm.host.jobs.job_transfer import FileCache, upload_folder
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.core.digest import digest_of
 from hil.errors import FarmError, UsageError

@@ -7,7 +7,7 @@ import pytest
 from support.histories import program_source
 from support.run_records import run_case, run_record
 
-from hil.controller.farm.host.job_programs import copy_programs
+from hil.controller.farm.host.jobs.job_programs import copy_programs
 from hil.controller.storage.history.programs import ProgramFolder
 from hil.controller.workloads.history.case_programs import CaseProgramFinder
 

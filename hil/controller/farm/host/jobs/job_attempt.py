@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,22 +10,21 @@ from typing import Any, TypeVar
 
 import filelock
 
-from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
-from hil.controller.farm.host.job_programs import copy_programs
+from hil.controller.farm.host.jobs.job_programs import copy_programs
+from hil.controller.farm.host.jobs.job_transfer import FileCache, retry_until_reachable, upload_folder
 from hil.controller.farm.host.lease_runner import REASON, Attempt
-from hil.controller.farm.job_files import KEEP_PROGRAMS, find_key, rebuild_job, request_of, resolve_inside
-from hil.controller.farm.messages import JobResult, JobSpec, Kind
+from hil.controller.farm.job_files import KEEP_PROGRAMS, find_key, rebuild_job, request_of
+from hil.controller.farm.messages import JobResult, Kind
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import Origin
 from hil.controller.records.run import RunRecord
 from hil.controller.records.suite import SuiteDocument
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.origin import use_origin
-from hil.core.digest import check, get_algorithm
-from hil.core.files import MAX_MODEL_BYTES, copy_file, digest_file, read_file, write_atomic
+from hil.core.files import MAX_MODEL_BYTES, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES, can_load_onnx
-from hil.errors import EXIT_BOARD, FarmError, FarmUnreachable, UsageError
+from hil.errors import EXIT_BOARD
 
 T = TypeVar("T")
 
@@ -72,13 +69,13 @@ def use_board(attempt: Attempt) -> JobResult:
     work, out = attempt.folder / "files", attempt.folder / "out"
     work.mkdir(parents=True)
     with timed("fetch"):
-        _retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
+        retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
     with timed("run"), use_origin(make_record(spec.options.get("origin") or _NO_ORIGIN, Origin)):
         record, place = _execute_job(attempt, work, out)
         if spec.options.get(KEEP_PROGRAMS) and record.cases:
             copy_programs(place, attempt.print)
     with timed("upload"):
-        stored = _retry_until_reachable(lambda: upload_folder(place, farm()))
+        stored = retry_until_reachable(lambda: upload_folder(place, farm()))
     for case in record.cases if isinstance(record, RunRecord) else ():
         attempt.print(f"{case.name}: {case.outcome and case.outcome.value} {case.reason}".strip())
     return _build_result(record, stored)
@@ -106,15 +103,6 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[RunRecord | S
     if not record.folder:  # the board refused the session, so no directory was created
         out.mkdir(exist_ok=True)
     return record, Path(record.folder or out)
-
-
-def _retry_until_reachable(call: Callable[[], T]) -> T:
-    """Retry a farm call while all gateways are unavailable. The end of the lease interrupts the retries."""
-    while True:
-        try:
-            return call()
-        except FarmUnreachable:
-            time.sleep(AGAIN_SECONDS)  # without a listening gateway, calls fail immediately
 
 
 def _build_result(record: RunRecord | SuiteDocument, stored: Mapping[str, str]) -> JobResult:
@@ -192,66 +180,3 @@ def _get_check_model(kept: Path, isolated: Isolated, folder: Path, *, weights: b
     finally:
         lock.release()
     return path
-
-
-_MAX_BYTES = 8 << 30
-_TRIES = 3
-
-
-class FileCache:
-    """Size-limited cache of files from the farm's store, shared by a host's workers."""
-
-    def __init__(self, folder: Path, most_bytes: int = _MAX_BYTES) -> None:
-        self._folder = folder
-        self._most = most_bytes
-
-    def lay_out(self, spec: JobSpec, folder: Path, client: FarmClient) -> None:
-        """Copy a job's files to the job directory."""
-        fetched = False
-        for name, digest in spec.files.items():
-            target = resolve_inside(folder, name)
-            try:
-                fetched = self._put_file(digest, target, client) or fetched
-            except (FileExistsError, NotADirectoryError, IsADirectoryError, ValueError) as error:
-                raise UsageError(f"cannot create the job's file {name!r}: {error}") from error
-        if fetched:
-            self.evict_files()
-
-    def _put_file(self, digest: str, target: Path, client: FarmClient) -> bool:
-        """Copy a file. Returns True if the file was downloaded."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        kept = self._folder / check(digest).replace(":", "-")
-        for number in range(_TRIES):
-            try:
-                copy_file(kept, target)
-                # After a power failure, the cached file may be incomplete.
-                if digest_file(target, get_algorithm(digest)) == digest:
-                    os.utime(kept)
-                    return number > 0
-            except FileNotFoundError:
-                pass  # not cached, or evicted by a concurrent worker
-            client.download(digest, kept)
-        raise FarmError(f"not enough space for {digest} on the board's host", hint=f"see {self._folder}")
-
-    def evict_files(self) -> None:
-        """Evict the least recently used files above the size limit."""
-        found = []
-        for path in self._folder.glob("*"):
-            with contextlib.suppress(OSError):
-                seen = path.stat()
-                found.append((seen.st_mtime, seen.st_size, path))
-        left = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if left <= self._most:
-                return
-            path.unlink(missing_ok=True)
-            left -= size
-
-
-def upload_folder(folder: Path, client: FarmClient) -> dict[str, str]:
-    """Upload all files of a directory. Returns path below the directory -> digest."""
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
-    paths = {str(path.relative_to(folder)): path for path in found}
-    digests = {name: digest_file(path) for name, path in paths.items()}
-    client.upload({digest: paths[name] for name, digest in digests.items()})
-    return digests

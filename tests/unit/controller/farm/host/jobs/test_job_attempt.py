@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support.run_records import run_case, run_record
 
-from hil.controller.farm.host.job_attempt import LineProgress, _build_result
+from hil.controller.farm.host.jobs.job_attempt import LineProgress, _build_result
 from hil.controller.farm.host.lease_runner import make_failed_result
 from hil.controller.records.run import RunCase
 from hil.errors import (

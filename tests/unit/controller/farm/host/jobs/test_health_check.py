@@ -8,7 +8,7 @@ import pytest
 from support.run_records import run_case, run_record
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.farm.host.job_attempt import check_health
+from hil.controller.farm.host.jobs.job_attempt import check_health
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.workloads import board_needs, run_job
 from hil.controller.workloads.board_needs import find_lack_of_disk, find_lack_of_memory, write_model

@@ -1,0 +1,1 @@
+"""`hil farm` commands that set up and maintain a farm."""

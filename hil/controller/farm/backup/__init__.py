@@ -1,0 +1,1 @@
+"""Backup and restore of a farm: database, stored files and settings in an archive."""

@@ -1,0 +1,1 @@
+"""Jobs on a board: files, library calls and commands, and results."""

@@ -1,0 +1,1 @@
+"""Files to install a farm: systemd units, containers, dashboard and alerts."""

@@ -1,0 +1,172 @@
+"""Container image and compose file of a farm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.units import (
+    list_gateway_words,
+    list_host_words,
+    list_web_words,
+    make_client_environment,
+    make_gateway_environment,
+)
+from hil.core import own_version
+from hil.protocol.listening import parse_host_port
+
+# Directories in the containers.
+_DATA, _CERTIFICATES, _BOARDS = PurePosixPath("/var/lib/hil"), PurePosixPath("/certificates"), PurePosixPath("/boards")
+_SOURCE = "0+source"
+
+
+def make_containers(settings: InstallSettings) -> dict[str, str]:
+    """Return file name -> content of the image's and the compose file, and their environment files."""
+    inside = _move_inside(settings)
+    ca = Path(_CERTIFICATES / settings.ca.name) if settings.ca else None
+    return {
+        "Containerfile": _make_containerfile(),
+        # The image must not contain the environment files, which have tokens.
+        ".dockerignore": "*\n!*.whl\n",
+        "compose.yaml": _make_compose(settings, inside),
+        **({} if settings.gateway else {"farm.env": make_gateway_environment(settings)}),
+        "host.env": make_client_environment(settings, "host", ca),
+        "web.env": make_client_environment(settings, "viewer", ca)
+        + "# Token for the pages, at least 16 characters.\nHIL_WEB_TOKEN=\n",
+    }
+
+
+def _move_inside(settings: InstallSettings) -> InstallSettings:
+    """Return the settings with the paths and addresses inside the containers."""
+    listen = f"0.0.0.0:{parse_host_port(settings.listen)[1]}" if settings.listen and settings.tls_cert else ""
+    return replace(
+        settings,
+        home=Path(_DATA / "farm"),
+        listen=listen,
+        tls_cert=Path(_CERTIFICATES / settings.tls_cert.name) if listen and settings.tls_cert else None,
+        tls_key=Path(_CERTIFICATES / settings.tls_key.name) if listen and settings.tls_key else None,
+        metrics=f"0.0.0.0:{settings.metrics_address[1]}",
+        web=f"0.0.0.0:{settings.web_address[1]}",
+        boards=tuple(str(_BOARDS / PurePosixPath(board).name) for board in settings.boards),
+    )
+
+
+def _make_containerfile() -> str:
+    version = own_version()
+    pinned = "" if version == _SOURCE else f"=={version}"
+    return f"""# Image of a farm: gateway, host and pages.
+FROM docker.io/library/python:3.12-slim
+RUN apt-get update \\
+    && apt-get install --yes --no-install-recommends openssh-client \\
+    && rm -rf /var/lib/apt/lists/*
+# HIL may also be the path of a wheel in this directory: --build-arg HIL=./hil-{version}-py3-none-any.whl[farm,web,sim]
+ARG HIL=hil[farm,web,sim]{pinned}
+COPY . /build/
+RUN cd /build && pip install --no-cache-dir "$HIL" && rm -rf /build
+RUN useradd --system --create-home --uid 10001 hil && install --directory --owner hil {_DATA}
+USER hil
+WORKDIR {_DATA}
+ENV HIL_FARM_HOME={_DATA}/farm
+VOLUME {_DATA}
+ENTRYPOINT ["hil"]
+"""
+
+
+def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
+    certificates = settings.ca.parent if settings.ca else None
+    shared = [f"farm:{_DATA}", *([f"{certificates}:{_CERTIFICATES}:ro"] if certificates else [])]
+    configs = sorted({str(PurePosixPath(board).parent) for board in settings.boards if "/" in board})
+    boards = [f"{folder}:{_BOARDS}:ro" for folder in configs[:1]] or [f"./board_configs:{_BOARDS}:ro"]
+    local = not settings.gateway
+    metrics_host, metrics_port = settings.metrics_address
+    web_host, web_port = settings.web_address
+    published = [_publish(settings.listen, inside.listen)] if inside.listen else []
+    services = [
+        *(
+            [
+                _make_service(
+                    "gateway",
+                    list_gateway_words(inside),
+                    "farm.env",
+                    shared,
+                    ports=[*published, f"{_bracket(metrics_host)}{metrics_port}:{metrics_port}"],
+                    more=_HEALTH,
+                )
+            ]
+            if local
+            else []
+        ),
+        _make_service(
+            "host", list_host_words(inside), "host.env", [*shared, *boards], more=_SHARED_MEMORY, waits=local
+        ),
+        _make_service(
+            "web",
+            list_web_words(inside, str(_DATA)),
+            "web.env",
+            shared,
+            ports=[f"{_bracket(web_host)}{web_port}:{web_port}"],
+            waits=local,
+        ),
+    ]
+    return "services:\n" + "".join(services) + "volumes:\n  farm: {}\n"
+
+
+# The gateway's answer also shows that the database responds.
+_HEALTH = """    healthcheck:
+      test: ["CMD", "hil", "farm", "boards", "--json"]
+      interval: 30s
+      timeout: 20s
+      start_period: 60s
+    stop_grace_period: 2m
+"""
+# Tensors pass between the agent and its workers in shared memory.
+_SHARED_MEMORY = """    shm_size: 1gb
+    stop_grace_period: 1m
+"""
+
+
+def _make_service(
+    name: str,
+    words: Sequence[str],
+    environment: str,
+    volumes: Iterable[str],
+    *,
+    ports: Iterable[str] = (),
+    more: str = "",
+    waits: bool = False,
+) -> str:
+    return (
+        f"  {name}:\n    build:\n      context: .\n      dockerfile: Containerfile\n"
+        f"    image: localhost/hil-farm\n    init: true\n    restart: unless-stopped\n"
+        f"    command: [{', '.join(map(_quote, words))}]\n    env_file: {environment}\n"
+        f"{_make_list('volumes', volumes)}{_make_list('ports', ports)}{more}{_WAITS if waits else ''}"
+    )
+
+
+_WAITS = """    depends_on:
+      gateway:
+        condition: service_healthy
+"""
+
+
+def _make_list(name: str, items: Iterable[str]) -> str:
+    lines = [f"      - {_quote(item)}\n" for item in items]
+    return f"    {name}:\n{''.join(lines)}" if lines else ""
+
+
+def _publish(outside: str, inside: str) -> str:
+    host, port = parse_host_port(outside)
+    return f"{_bracket(host)}{port}:{parse_host_port(inside)[1]}"
+
+
+def _bracket(host: str) -> str:
+    """Return the host part of a published port."""
+    return f"[{host}]:" if ":" in host else f"{host}:" if host else ""
+
+
+def _quote(text: str) -> str:
+    """Return a YAML string for a compose file, in which `$` has a meaning."""
+    return json.dumps(text.replace("$", "$$"))

