@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hil.controller.cli.commands import PROJECT, RunOption
+from hil.controller.cli.usage.candidates import (
+    OF_SETTINGS,
+    complete_boards,
+    complete_faults,
+    complete_flows,
+    complete_runtimes,
+    complete_types,
+)
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
@@ -69,6 +77,8 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     """
     spec, default = _SPECS[name], getattr(_DEFAULTS, name)
     settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
+    if complete := OF_SETTINGS.get(name):
+        settings["shell_complete"] = complete
     if isinstance(default, bool):
         settings = {"help": spec.help, "is_flag": True}
     elif spec.repeats:
@@ -117,6 +127,7 @@ def _make_hardware_options(board: Callable[[F], F], *, repeats: bool = False) ->
             multiple=repeats,
             is_eager=True,
             metavar="TYPE",
+            shell_complete=complete_types,
             help=f"Hardware type: sim, sim-f16, ... (default sim){more}.",
         ),
         click.option("--identity", type=FILE, metavar="FILE", help="Private key for SSH."),
@@ -142,7 +153,13 @@ def _default_board(context: click.Context, _: click.Parameter, value: Any) -> An
 def _make_board_option(name: str, more: str, **settings: Any) -> Callable[[F], F]:
     which = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
     return click.option(
-        "--board", name, callback=_default_board, metavar="ADDR|NAME", help=f"{which}{more}.", **settings
+        "--board",
+        name,
+        callback=_default_board,
+        metavar="ADDR|NAME",
+        help=f"{which}{more}.",
+        shell_complete=complete_boards,
+        **settings,
     )
 
 
@@ -188,6 +205,7 @@ fault_option = combine_options(
         "faults",
         multiple=True,
         metavar="FAULT",
+        shell_complete=complete_faults,
         help="Simulator fault: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeatable.",
     ),
     click.option(
@@ -273,7 +291,13 @@ target_program_options = combine_options(
     run_options("function", "dims", "compile_flags"),
 )
 # The option --runtime of suites. The project file does not set it, because flows have a runtime.
-flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
+flow_runtime_option = click.option(
+    "--runtime",
+    multiple=True,
+    metavar="NAME",
+    help=_RUNTIMES_HELP.format("the flow's"),
+    shell_complete=complete_runtimes,
+)
 label_option = run_option("labels")
 runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory for runs (default: hil-runs).")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -289,6 +313,7 @@ def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]
         default=[default] if default else [],
         show_default=bool(default),
         metavar="F",
+        shell_complete=complete_flows,
         help=f"Flow name (hil flows), FILE or FILE:NAME{more}.",
     )
 

@@ -9,6 +9,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_folder
 from hil.controller.storage.paths import is_folder
 from hil.core.files import read_file
 from hil.errors import UsageError
@@ -18,9 +19,9 @@ _PROJECT = "hil.toml"
 
 
 @make_command(epilog="Example: hil board trust board_configs")
-@click.argument("folder", default="", metavar="[DIR]")
+@click.argument("folder", default="", metavar="[DIR]", shell_complete=complete_folder)
 @click.option("--list", "lists", is_flag=True, help="List trusted directories and modified files.")
-@click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.")
+@click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.", shell_complete=complete_folder)
 @json_option
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.

@@ -31,6 +31,7 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import complete_file
 from hil.errors import UsageError
 
 
@@ -39,7 +40,7 @@ from hil.errors import UsageError
     # flags of IREE's tools may follow --flagfile
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]")
+@click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]", shell_complete=complete_file)
 @board_options
 @click.option(
     "--flagfile",

@@ -32,6 +32,7 @@ from hil.controller.cli.options import (
     wait_option,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_message
+from hil.controller.cli.usage.candidates import choose_names
 from hil.controller.storage.paths import path_exists
 from hil.errors import UsageError
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
 
+_complete_format = choose_names("onnx", "flagfile", "golden", "bpte")
 _sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 
 _BUNDLE = click.argument("bundle", type=FILE)
@@ -155,7 +157,14 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
 @_BUNDLE
 @click.argument("path", type=FILE)
-@click.option("--to", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    metavar="FORMAT",
+    help="Format: onnx, flagfile, golden, bpte.",
+    shell_complete=_complete_format,
+)
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Export a BUNDLE to PATH in another tool's format."""
@@ -181,7 +190,14 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 
 @bundle.command("import", epilog="Example: hil bundle import model_dir --from onnx -o model.hilb")
 @click.argument("path", type=FILE)
-@click.option("--from", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
+@click.option(
+    "--from",
+    "form",
+    required=True,
+    metavar="FORMAT",
+    help="Format: onnx, flagfile, golden, bpte.",
+    shell_complete=_complete_format,
+)
 @click.option(
     "-o",
     "--output",

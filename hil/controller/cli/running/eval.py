@@ -22,6 +22,7 @@ from hil.controller.cli.options import (
     runs_option,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import choose_names, complete_stored
 from hil.errors import UsageError
 
 
@@ -37,6 +38,7 @@ from hil.errors import UsageError
     "--metric",
     default="",
     metavar="NAME|FILE.py",
+    shell_complete=choose_names("top1", "top5", "map", "wer", "mse", files=True),
     help="top1, top5, map, wer, mse, or a Python file: FILE.py[:FUNCTION].",
 )
 @click.option(
@@ -61,7 +63,13 @@ from hil.errors import UsageError
 @limit_options
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Continue an interrupted evaluation.")
+@click.option(
+    "--resume",
+    default="",
+    metavar="ID",
+    help="Continue an interrupted evaluation.",
+    shell_complete=complete_stored("eval.json"),
+)
 @json_option
 def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) -> int:
     """Run the samples of a dataset on a board and on a CPU reference, and compare the scores of MODEL.

@@ -32,6 +32,7 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
+from hil.controller.cli.usage.candidates import complete_runs
 
 
 @make_command(
@@ -56,7 +57,7 @@ Examples:
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Continue an interrupted run.")
+@click.option("--resume", default="", metavar="ID", help="Continue an interrupted run.", shell_complete=complete_runs)
 @json_option
 def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -> int:
     """Compile MODELs, run them on a board, and compare the outputs with a CPU reference.

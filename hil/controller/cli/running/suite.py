@@ -36,11 +36,13 @@ from hil.controller.cli.options import (
     wait_option,
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, print_message
+from hil.controller.cli.usage.candidates import choose_names, complete_runtimes
 from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import MatrixTarget
 
+_complete_source = choose_names("@operators", "@models", files=True)
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.SuiteRequest.
 case_options = combine_options(
     click.option(
@@ -82,7 +84,7 @@ Examples:
   hil suite run @operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
   hil suite run @models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
 )
-@click.argument("source", required=False, metavar="@operators|@models|PATH")
+@click.argument("source", required=False, metavar="@operators|@models|PATH", shell_complete=_complete_source)
 @make_flow_option("iree", repeats=True)
 @flow_runtime_option
 @run_options("compile_flags")
@@ -196,9 +198,15 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
-@click.argument("source", metavar="@operators|@models|PATH")
+@click.argument("source", metavar="@operators|@models|PATH", shell_complete=_complete_source)
 @make_flow_option("iree")
-@click.option("--runtime", default="", metavar="NAME", help="Runtime (default: the flow's).")
+@click.option(
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help="Runtime (default: the flow's).",
+    shell_complete=complete_runtimes,
+)
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:

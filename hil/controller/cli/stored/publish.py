@@ -7,10 +7,11 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import Bars, answer, print_message
+from hil.controller.cli.usage.candidates import complete_runs
 
 
 @make_command(epilog="Example: hil publish latest --to http://localhost:8790")
-@click.argument("session", metavar="RUN")
+@click.argument("session", metavar="RUN", shell_complete=complete_runs)
 @click.option("--to", "address", required=True, metavar="URL", help="Address that `hil web` prints.")
 @click.option("--token", default="", metavar="TEXT", envvar="HIL_WEB_TOKEN", help="Token of the server.")
 @click.option("--as", "name", default="", metavar="NAME", help="Name of the session on the server.")
