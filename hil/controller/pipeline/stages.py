@@ -83,7 +83,8 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     if choice.config.devices and runtime not in choice.config.devices:
         raise errors.UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
-            hint=f"configured runtimes: {', '.join(choice.config.devices)}",
+            hint=f"{errors.did_you_mean(runtime, choice.config.devices)}"
+            f"configured runtimes: {', '.join(choice.config.devices)}",
         )
 
 
