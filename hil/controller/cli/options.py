@@ -88,7 +88,10 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     else:
         settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
     if of_text := spec.of_text:
-        settings["callback"] = lambda _, option, value: of_text(value, option.opts[0])
+        # Shell completion must not load the Python files of the command line.
+        settings["callback"] = lambda context, option, value: (
+            value if context.resilient_parsing else of_text(value, option.opts[0])
+        )
     return click.option(flag or flag_of(name, spec), name, cls=RunOption, **{**settings, **more})
 
 

@@ -66,6 +66,7 @@ def layers(
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
+    from hil.controller.pipeline.settings.given_inputs import find_inputs_file
     from hil.controller.records.commands.models import LayerList
     from hil.controller.storage.run_context import open_context
 
@@ -79,9 +80,9 @@ def layers(
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None
         if read.inputs is not None and (save is not None or settings["inputs"]):
-            inputs = make_inputs(
-                read.inputs, settings["inputs"], seed=settings["seed"], ranges=read.ranges, dims=read.dims
-            )
+            file = find_inputs_file(model)
+            given = settings["inputs"] or ((str(file),) if file else ())
+            inputs = make_inputs(read.inputs, given, seed=settings["seed"], ranges=read.ranges, dims=read.dims)
         if start or end:
             found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **how),)
         else:
