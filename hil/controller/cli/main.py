@@ -198,7 +198,7 @@ def _run() -> int:
         if instruction := os.environ.get(_COMPLETE):
             from hil.controller.cli.usage.completion import print_completion
 
-            return print_completion(instruction)
+            return print_completion(cli, instruction)
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _report("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")

@@ -18,15 +18,16 @@ SHELLS = ("bash", "zsh", "fish")
 
 @make_command(epilog='Example: eval "$(hil completion bash)"')
 @click.argument("shell", type=click.Choice(SHELLS))
-def completion(shell: str) -> None:
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
     """Print the completion script for a SHELL.
 
     The script completes commands, options, files, boards, runtimes, references, flows, faults, criteria and run IDs.
     """
-    print_completion(f"{shell}_source")
+    print_completion(context.find_root().command, f"{shell}_source")
 
 
-def print_completion(instruction: str) -> int:
+def print_completion(cli: click.Command, instruction: str) -> int:
     """Print a completion script (``bash_source``), or the candidates for a word (``bash_complete``).
 
     For candidates, the environment has the command line in ``COMP_LINE``, or in ``COMP_WORDS`` and ``COMP_CWORD``.
@@ -34,7 +35,6 @@ def print_completion(instruction: str) -> int:
     Raises:
         UsageError: the instruction or the environment is invalid.
     """
-    from hil.controller.cli.main import cli
     from hil.controller.cli.usage.shells import COMPLETERS, check_words
 
     shell, _, action = instruction.partition("_")

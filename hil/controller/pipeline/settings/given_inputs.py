@@ -10,16 +10,32 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hil.controller.storage.paths import is_file
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from hil.controller.pipeline.settings.options import RunSettings
+    from hil.core.tensors import Array
 
-    S = TypeVar("S", bound=RunSettings)
 
+class InputSettings(Protocol):
+    """Fields of :class:`hil.controller.pipeline.settings.options.RunSettings` that select a model's inputs."""
+
+    @property
+    def inputs(self) -> Sequence[str] | Mapping[str, Array]:
+        """Inputs of the user."""
+
+    @property
+    def input_range(self) -> tuple[float, float] | None:
+        """Range of random inputs."""
+
+    @property
+    def generate(self) -> Path | None:
+        """Specification of generations."""
+
+
+S = TypeVar("S", bound=InputSettings)
 # End of the file next to the model: net.inputs.npz has inputs by name for net.onnx.
 SUFFIX = ".inputs.npz"
 _FUNCTION = re.compile(
@@ -42,10 +58,10 @@ def add_inputs_file(options: S, model: Path) -> S:
     if options.inputs or options.input_range is not None or options.generate is not None:
         return options
     file = find_inputs_file(model)
-    return options if file is None else replace(options, inputs=(str(file),))
+    return options if file is None else cast(S, replace(cast(Any, options), inputs=(str(file),)))
 
 
-def describe_inputs_file(before: RunSettings, after: RunSettings, model: Path) -> str:
+def describe_inputs_file(before: InputSettings, after: InputSettings, model: Path) -> str:
     """Return a note for the user if :func:`add_inputs_file` added inputs, else ""."""
     file = None if before.inputs or not after.inputs else find_inputs_file(model)
     return f"{model.name}: inputs from {file.name}" if file else ""
