@@ -83,7 +83,6 @@ def _call(found: re.Match[str], option: str) -> str:
     from hil.controller.models.inputs import as_array, digest_of_samples
     from hil.controller.pipeline.verdicts.accepting import load_function
     from hil.controller.storage.cache import Cache
-    from hil.controller.storage.runs import make_safe_name
     from hil.controller.storage.tensor_files import save_npz
     from hil.core.npy import make_storable
 
@@ -108,7 +107,7 @@ def _call(found: re.Match[str], option: str) -> str:
         raise UsageError(f"{where}: the function returns no tensors", hint="return a dict: name of an input -> array")
 
     # Errors about the tensors contain the name of the file.
-    file = f"{make_safe_name(Path(found['file']).stem)}.{found['function']}.npz"
+    file = f"{re.sub('[^A-Za-z0-9_-]', '_', Path(found['file']).stem)[:80]}.{found['function'][:80]}.npz"
 
     def write(folder: Path) -> None:
         save_npz(folder / file, {key: make_storable(array) for key, array in tensors.items()})
