@@ -35,6 +35,13 @@ class InputSettings(Protocol):
         """Specification of generations."""
 
 
+class FunctionLoader(Protocol):
+    """Loader of a user's Python function."""
+
+    def __call__(self, file: str, name: str, *, form: str) -> Callable[..., Any]:
+        """Return the function. Raises UsageError if the function does not exist, or the file fails to load."""
+
+
 S = TypeVar("S", bound=InputSettings)
 # End of the file next to the model: net.inputs.npz has inputs by name for net.onnx.
 SUFFIX = ".inputs.npz"
@@ -67,21 +74,23 @@ def describe_inputs_file(before: InputSettings, after: InputSettings, model: Pat
     return f"{model.name}: inputs from {file.name}" if file else ""
 
 
-def call_functions(texts: Sequence[str], option: str = "--input") -> tuple[str, ...]:
+def call_functions(texts: Sequence[str], load: FunctionLoader, option: str = "--input") -> tuple[str, ...]:
     """Replace each ``[NAME=]FILE.py:FUNCTION`` of the command line by a file with the function's tensors.
 
     Stored runs, farm jobs and flag files then contain only files with tensors, and never run code of other users.
 
+    Args:
+        load: loads a function by file path and name; ``form`` is for the hint.
+
     Raises:
         UsageError: a function fails, or its result is not a sample of tensors.
     """
-    return tuple(_call(found, option) if (found := _FUNCTION.fullmatch(text)) else text for text in texts)
+    return tuple(_call(found, load, option) if (found := _FUNCTION.fullmatch(text)) else text for text in texts)
 
 
-def _call(found: re.Match[str], option: str) -> str:
+def _call(found: re.Match[str], load: FunctionLoader, option: str) -> str:
     """Call a function and write the tensors to the cache. Return the text with the file's path."""
     from hil.controller.models.inputs import as_array, digest_of_samples
-    from hil.controller.pipeline.verdicts.accepting import load_function
     from hil.controller.storage.cache import Cache
     from hil.controller.storage.tensor_files import save_npz
     from hil.core.npy import make_storable
@@ -90,7 +99,7 @@ def _call(found: re.Match[str], option: str) -> str:
     where = f"{option} {text}"
     # A file may print, but stdout may contain a JSON document.
     with contextlib.redirect_stdout(sys.stderr):
-        function = load_function(found["file"], found["function"], form=f"{option} {_FORM}")
+        function = load(found["file"], found["function"], form=f"{option} {_FORM}")
         sample = _choose_sample(function, found, where)
     if isinstance(sample, Mapping):
         tensors = {str(key): as_array(f"{where}: {key}", value) for key, value in sample.items()}

@@ -206,8 +206,9 @@ def parse_tensors_option(texts: Sequence[str], option: str = "--input") -> tuple
     if not any(".py:" in text for text in texts):
         return tuple(texts)
     from hil.controller.pipeline.settings.given_inputs import call_functions
+    from hil.controller.pipeline.verdicts.accepting import load_function
 
-    return call_functions(texts, option)
+    return call_functions(texts, load_function, option)
 
 
 def parse_seconds(value: float, option: str = "--timeout") -> float:

@@ -10,8 +10,8 @@ import pytest
 
 from hil.controller.cli.main import call
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.settings.given_inputs import add_inputs_file, call_functions, describe_inputs_file
-from hil.controller.pipeline.settings.options import RunSettings
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file, describe_inputs_file
+from hil.controller.pipeline.settings.options import RunSettings, parse_tensors_option
 from hil.core.tensors import TensorSpec
 from hil.errors import UsageError
 
@@ -66,12 +66,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def x_of(*texts: str) -> list[float]:
-    return list(make_inputs(SPECS, call_functions(texts))["x"].tolist())
+    return list(make_inputs(SPECS, parse_tensors_option(texts))["x"].tolist())
 
 
 @pytest.mark.parametrize("name", ["one", "in_order"])
 def test_function_returns_all_inputs(name, capsys):
-    (text,) = call_functions([f"load.py:{name}"])
+    (text,) = parse_tensors_option([f"load.py:{name}"])
     assert capsys.readouterr().out == ""
     inputs = make_inputs(SPECS, [text])
     assert inputs["x"].tolist() == [1, 2]
@@ -97,7 +97,7 @@ def test_function_returns_one_input(texts, expected):
 
 def test_other_texts_are_unchanged():
     texts = ("x=a.npy", "2xf32=1 2", "x=b.npz:key", "py:x", "x.py")
-    assert call_functions(texts) == texts
+    assert parse_tensors_option(texts) == texts
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_other_texts_are_unchanged():
 )
 def test_invalid_function_is_reported(text, message):
     with pytest.raises(UsageError) as error:
-        call_functions([text])
+        parse_tensors_option([text])
     assert message in error.value.message
 
 
 def test_stored_texts_name_no_function():
     """A stored run, a farm job or a flag file must not run code of another user."""
-    (text,) = call_functions(["load.py:one"])
+    (text,) = parse_tensors_option(["load.py:one"])
     assert ".py" not in text
     with pytest.raises(UsageError, match="invalid tensor value 'load"):
         make_inputs(SPECS, ["load.py:single"])
