@@ -107,7 +107,7 @@ def cli() -> None:
 
     \b
     Example:
-      hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim
+      hil run example:digits_cnn --runtime-hw-type sim
 
     \b
     Exit codes:

@@ -14,6 +14,7 @@ import click
 from hil.controller.cli.commands import PROJECT, RunOption
 from hil.controller.cli.usage.candidates import (
     OF_SETTINGS,
+    ModelPath,
     complete_boards,
     complete_faults,
     complete_flows,
@@ -40,6 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=CaseSettings)
 
 FILE = click.Path(path_type=Path)
+MODEL = ModelPath(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 # SSH connection settings.
 SSH = ("identity", "known_hosts", "accept_new_host_key")

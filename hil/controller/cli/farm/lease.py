@@ -35,7 +35,7 @@ _GRACE_SECONDS = 10.0
 
 @make_command(
     context_settings={"allow_interspersed_args": False},
-    epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
+    epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench example:digits_cnn",
 )
 @select_option
 @click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Maximum lease time: 90s, 30m.")

@@ -12,6 +12,7 @@ from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     board_options,
@@ -51,13 +52,13 @@ _case = click.option(
 _key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
 
-@group(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3")
+@group(epilog="Example: hil bundle create example:digits_cnn --cases 3")
 def bundle() -> None:
     """Bundle a program with its test cases in a .hilb file, and check boards with it."""
 
 
-@bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
-@click.argument("model", type=FILE)
+@bundle.command(epilog="Example: hil bundle create example:digits_cnn --cases 3 -o digits.hilb")
+@click.argument("model", type=MODEL)
 @board_options
 @run_option("runtime")
 @click.option(

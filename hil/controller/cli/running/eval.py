@@ -10,7 +10,7 @@ import click
 from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
-    FILE,
+    MODEL,
     add_project_settings,
     board_options,
     json_option,
@@ -28,11 +28,11 @@ from hil.errors import UsageError
 
 @make_command(
     "eval",
-    epilog="Example: hil eval examples/digits/digits_cnn.onnx --dataset examples/digits/digits_test.npz --metric top1",
+    epilog="Example: hil eval example:digits_cnn --dataset example:digits_test --metric top1",
 )
-@click.argument("model", required=False, type=FILE)
+@click.argument("model", required=False, type=MODEL)
 @click.option(
-    "--dataset", type=FILE, metavar="DIR|FILE", help="Samples with labels: a directory, .npz, .csv or .jsonl."
+    "--dataset", type=MODEL, metavar="DIR|FILE", help="Samples with labels: a directory, .npz, .csv or .jsonl."
 )
 @click.option(
     "--metric",
@@ -55,7 +55,7 @@ from hil.errors import UsageError
 @run_option("seed", help="Seed for the sample order and the bootstrap.")
 @click.option(
     "--reference-model",
-    type=FILE,
+    type=MODEL,
     metavar="FILE",
     help="Model of the reference, such as the model before quantization (default: MODEL).",
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options
+from hil.controller.cli.options import FILE, FOLDER, MODEL, group_option, json_option, run_options
 from hil.controller.cli.running.dispatches import dispatch_options, run_dispatches, split_dispatch_settings
 from hil.controller.cli.running.node_data import export_layers, make_node_data_options
 from hil.controller.cli.screen import answer
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hil.core.tensors import TensorSpec
 
 
-@make_command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
-@click.argument("model", type=FILE)
+@make_command(epilog="Example: hil layers example:digits_cnn --group fused --save layers")
+@click.argument("model", type=MODEL)
 @group_option
 @click.option(
     "--from", "start", default="", metavar="A", help="Cut out one part that starts at this tensor, node or layer."

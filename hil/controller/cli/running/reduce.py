@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     board_options,
@@ -37,11 +38,11 @@ _OF_REDUCTION = frozenset({"source", "case", "max_runs", "out", "signing_key", "
 @make_command(
     epilog="""\b
 Examples:
-  hil reduce examples/digits/digits_cnn.onnx --runtime onnxruntime --fault crash:needs=conv2
+  hil reduce example:digits_cnn --runtime onnxruntime --fault crash:needs=conv2
   hil reduce latest --max-runs 20
-  hil reduce examples/digits/digits_cnn.onnx --slow 0.6"""
+  hil reduce example:digits_cnn --slow 0.6"""
 )
-@click.argument("source", required=False, type=FILE, metavar="MODEL|RUN", shell_complete=complete_runs)
+@click.argument("source", required=False, type=MODEL, metavar="MODEL|RUN", shell_complete=complete_runs)
 @board_options
 @model_options
 @input_options

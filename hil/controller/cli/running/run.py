@@ -11,6 +11,7 @@ from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     cache_options,
@@ -38,10 +39,10 @@ from hil.controller.cli.usage.candidates import complete_runs
 @make_command(
     epilog="""\b
 Examples:
-  hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3
-  hil run examples/digits/digits_cnn.onnx --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
+  hil run example:digits_cnn --runtime-hw-type sim --iterations 20 --warmup 3
+  hil run example:digits_cnn --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
 )
-@click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
+@click.argument("models", nargs=-1, type=MODEL, metavar="MODEL...")
 @target_options
 @target_program_options
 @cache_options

@@ -37,6 +37,7 @@ from hil.controller.cli.options import (
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, print_message
 from hil.controller.cli.usage.candidates import choose_names, complete_runtimes
+from hil.core.examples import locate_example
 from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     names = list_specs(CaseSettings)
     how = add_project_settings(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return SuiteRequest(source, **settings, ssh=given, settings=how, profiles=profiles)
+    return SuiteRequest(locate_example(source), **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
@@ -216,7 +217,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
-    request = SuiteRequest(source, flow, **settings)
+    request = SuiteRequest(locate_example(source), flow, **settings)
     with open_context() as context:
         found = open_suite(request, choose_flow(request), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

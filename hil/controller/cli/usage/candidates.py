@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hil.core.examples import FILES, PREFIX, locate_example
 from hil.errors import HilError
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [CompletionItem(incomplete, type="file")]
 
 
+class ModelPath(click.Path):
+    """Path of a model or of data, or an example of hil such as ``example:digits_cnn``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        return super().convert(locate_example(value) if isinstance(value, str) else value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        """Complete a file or an example."""
+        return complete_models(ctx, param, incomplete)
+
+
 def complete_folder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete a directory."""
     from click.shell_completion import CompletionItem
@@ -71,6 +84,13 @@ def _list_types(_: click.Context) -> list[str]:
     from hil.core.boards import list_boards
 
     return sorted(list_boards())
+
+
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete a file, or an example of hil after ``example:``."""
+    if incomplete.startswith(PREFIX):
+        return make_completion(lambda _: [f"{PREFIX}{name}" for name in FILES])(ctx, param, incomplete)
+    return complete_file(ctx, param, incomplete)
 
 
 def _list_own_boards(_: click.Context) -> list[str]:

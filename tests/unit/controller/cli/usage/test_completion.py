@@ -77,6 +77,8 @@ def test_ignores_names_that_a_shell_would_run(complete, home):
         ("hil suite run @", ["@operators", "@models"]),
         ("hil bundle export x.hilb --to g", ["golden"]),
         ("hil gate --fail-on regressed,br", ["regressed,broken"]),
+        ("hil run example:digits_cnn_", ["example:digits_cnn_batch", "example:digits_cnn_int8"]),
+        ("hil bench example:digits_t", ["example:digits_test"]),
         ("hil help board ch", ["check"]),
         ("hil help comp", ["compile", "compare", "completion"]),
     ],
