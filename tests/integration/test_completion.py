@@ -66,5 +66,6 @@ def test_shell_completes_values(name, environment, tmp_path):
         complete_line(shell, b"hil run --board kitch", b"hil run --board kitchen")
         complete_line(shell, b"hil run --board=kitch", b"hil run --board=kitchen")
         complete_line(shell, b"hil run --fault corr", b"hil run --fault corrupt")
+        complete_line(shell, b"hil run --fault corrupt:elem", b"hil run --fault corrupt:elements=")
         complete_line(shell, b"hil run --input image=digi", b"hil run --input image=digits.onnx")
         shell.type(b"exit" + ENTER)

@@ -28,7 +28,10 @@ _BASH = """\
     COMPREPLY=()
     while IFS=',' read -r kind value; do
         case $kind in
-            plain) COMPREPLY+=("$value") ;;
+            plain)
+                COMPREPLY+=("$value")
+                # More text follows, such as a value after KEY=.
+                [[ $value == *[=:,] ]] && compopt -o nospace 2>/dev/null ;;
             dir) compopt -o dirnames 2>/dev/null ;;
             file) compopt -o default 2>/dev/null ;;
         esac
@@ -44,14 +47,16 @@ _ZSH = """\
 
 %(complete_func)s() {
     local program=${(Q)words[1]} kind value text
-    local -a values described response
+    local -a values open described response
     local -i files=0 folders=0
     (( $+commands[$program] )) || [[ -x $program ]] || return 1
     response=("${(@f)$(COMP_LINE="${words[1,CURRENT-1]} $PREFIX" %(complete_var)s=zsh_complete $program 2>/dev/null)}")
     for kind value text in "${response[@]}"; do
         case $kind in
             plain)
-                if [[ $text == "_" ]]; then
+                if [[ $value == *[=:,] ]]; then
+                    open+=("$value")  # more text follows, such as a value after KEY=
+                elif [[ $text == "_" ]]; then
                     values+=("$value")
                 else
                     described+=("$value:$text")
@@ -62,6 +67,7 @@ _ZSH = """\
     done
     (( $#described )) && _describe -V unsorted described -U
     (( $#values )) && compadd -U -V unsorted -a values
+    (( $#open )) && compadd -U -V unsorted -S '' -a open
     if (( files || folders )); then
         # Complete the file in --option=FILE and in NAME=FILE.
         [[ $PREFIX == *=* ]] && compset -P '*='
