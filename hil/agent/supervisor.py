@@ -23,7 +23,7 @@ from hil.core.guarded import find_package, format_plugin, name_package
 from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIME_GROUP, list_known_runtimes
-from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout
+from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout, did_you_mean
 
 _KEPT_LINES = 2000
 _KEPT_CHARACTERS = 4 << 20
@@ -421,8 +421,8 @@ class Supervisor:
         if runtime not in self._servers:
             raise LoadFailed(
                 f"runtime {runtime!r} not found on this board",
-                hint=f"available runtimes: {', '.join(self._list_installed())}; install a package's runtime over SSH "
-                "with `hil board deploy ADDRESS --package DIR`",
+                hint=f"{did_you_mean(runtime, self._servers)}available runtimes: {', '.join(self._list_installed())}; "
+                "install a package's runtime over SSH with `hil board deploy ADDRESS --package DIR`",
             )
         if package := lacking(runtime):
             raise LoadFailed(
@@ -454,8 +454,8 @@ class Supervisor:
             return None
         return BoardUnfit(
             f"the runtime {runtime!r} cannot find device {device!r} on this board",
-            hint=f"devices found: {', '.join(devices)}; check that the device's driver is loaded, "
-            "or use a different device in the board's config",
+            hint=f"{did_you_mean(device, devices)}devices found: {', '.join(devices)}; check that the "
+            "device's driver is loaded, or use a different device in the board's config",
         )
 
     def prepare_spare(self, runtime: str) -> None:

@@ -30,7 +30,7 @@ from hil.core.results import Artifact, Outcome, Placement, Relation, RequestedDe
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.core.text import convert_to_json
-from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, StageTimeout, UsageError
+from hil.errors import EXIT_INTERRUPTED, HilError, RanElsewhere, RunCrashed, StageTimeout, UsageError, did_you_mean
 
 _SCHEMA = 1
 
@@ -77,7 +77,8 @@ def verify_bundle(
     known = runtimes.list_runtimes()
     if name not in known:
         raise UsageError(
-            f"runtime {name!r} not found on this board", hint=f"available runtimes: {', '.join(sorted(known))}"
+            f"runtime {name!r} not found on this board",
+            hint=f"{did_you_mean(name, known)}available runtimes: {', '.join(sorted(known))}",
         )
     supervisor = Supervisor({name: known[name]}, {})
     results = []

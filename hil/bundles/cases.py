@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hil.core.results import Control, Relation
 from hil.core.tensors import Array, TensorSpec, type_text
-from hil.errors import LoadFailed, UsageError, format_expected
+from hil.errors import LoadFailed, UsageError, did_you_mean, format_expected
 
 # By name, or in the method's order.
 Values: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
@@ -145,7 +145,8 @@ def select_methods(methods: Sequence[Method], wanted: Sequence[str]) -> list[Met
             found = [(method.name, method.cases[int(one)].name) for method in methods if int(one) < len(method.cases)]
         if not found:
             names = [f"{method.name}/{case.name}" for method in methods for case in method.cases]
-            raise UsageError(f"case {one!r} not found", hint=format_expected(names))
+            hint = f"{did_you_mean(one, [*names, *(name.partition('/')[2] for name in names)])}{format_expected(names)}"
+            raise UsageError(f"case {one!r} not found", hint=hint)
         for name, case in found:
             kept.setdefault(name, set()).add(case)
     return [

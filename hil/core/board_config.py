@@ -37,6 +37,9 @@ class Connection:
     identity: str = ""  # SSH private key; "" uses the ssh agent, the ssh config and default keys
     known_hosts: str = ""  # file with pinned host keys; "" uses the user's known_hosts
     accept_new_host_key: bool = False
+    host_key: str = (
+        ""  # required fingerprint of the SSH host key (``SHA256:...``), which hil pins; "" for any pinned key
+    )
     folder: str = ""  # hil's directory on the board; "" means ``.hil`` in the login's home
     fence: int = 0  # fence for opening sessions; the board rejects a fence below its own as stale; 0 disables fencing
     lease: str = ""  # lease text for results: holder and farm; "" without a farm

@@ -49,7 +49,7 @@ from hil.core.board_config import (
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.files import read_file
 from hil.core.runtimes import list_known_runtimes
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 _TEXTS = "tuple[str, ...]"
 # Dataclass field type -> check for a TOML value, and the expected type for messages.
@@ -134,10 +134,12 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         return value
 
     for name in data.keys() - _TABLES:
-        raise UsageError(f"{path}: unknown table [{name}]")
+        hint = f"{did_you_mean(name, _TABLES)}known tables: {', '.join(sorted(_TABLES))}"
+        raise UsageError(f"{path}: unknown table [{name}]", hint=hint)
     board = get_table("board")
     for name in board.keys() - _BOARD:
-        raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=f"known keys: {', '.join(_BOARD)}")
+        hint = f"{did_you_mean(name, _BOARD)}known keys: {', '.join(_BOARD)}"
+        raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=hint)
     board = {"name": path.stem, "hw_type": path.stem, **board}
     devices = _check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
@@ -187,7 +189,8 @@ def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     allowed = {one.name: str(one.type) for one in fields(kind)}
     for key in values:
         if key not in allowed:
-            raise UsageError(f"{where}: unknown key {key!r}", hint=f"known keys: {', '.join(allowed)}")
+            hint = f"{did_you_mean(key, allowed)}known keys: {', '.join(allowed)}"
+            raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
     return kind(**{key: _check_type(value, allowed[key], f"{where} {key}") for key, value in values.items()})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +24,8 @@ from hil.errors import UsageError, did_you_mean, format_expected
 
 # Entry point group of packages with board configs. The value is a package, whose directory contains the files.
 _GROUP = "hil.board_configs"
-# Address prefixes. A board config with such a name would be ambiguous.
-_NO_NAMES = {"farm", "local", "ssh", "unix"}
+# Prefixes of addresses. A board config with such a name would be ambiguous.
+RESERVED_NAMES = {"farm", "local", "ssh", "unix"}
 # Directory with the board configs of a project.
 BOARDS_FOLDER = "board_configs"
 
@@ -82,17 +82,18 @@ class LoadedBoard:
         return self.is_shipped or (self.config.is_simulator and not self.config.asks)
 
 
-def load_board(name: str, *, typed: bool = True) -> LoadedBoard:
+def load_board(name: str, *, typed: bool = True, others: Callable[[], Iterable[str]] = lambda: ()) -> LoadedBoard:
     """Load a board config by board name or file path, and check that the user trusts it.
 
     Args:
         typed: True if the user typed the name in this command. A typed path is trusted; other paths need trust
             like named boards.
+        others: returns other names that the user may have meant, for the hint.
 
     Raises:
         UsageError: the config is missing, invalid, or not trusted.
     """
-    path = find_board(name)
+    path = find_board(name, others)
     board = LoadedBoard(read_config(path), path, not (typed and is_file(name)) and not _is_trusted_place(path))
     if board.is_foreign:
         check_trust(board.config.path, board.digest, board.config.asks, f"--board {path}")
@@ -113,7 +114,7 @@ def list_boards() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in _iter_folders():
         for path in sorted(folder.glob("*.toml")) if folder.is_dir() else ():
-            if path.stem not in _NO_NAMES:
+            if path.stem not in RESERVED_NAMES:
                 found.setdefault(path.stem, path)
     return found
 
@@ -123,13 +124,17 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def find_board(name: str) -> Path:
-    """Return the config file for a board name or path. Raises UsageError for an unknown board."""
+def find_board(name: str, others: Callable[[], Iterable[str]] = lambda: ()) -> Path:
+    """Return the config file for a board name or path. Raises UsageError for an unknown board.
+
+    Args:
+        others: see :func:`load_board`.
+    """
     if is_file(name):
         return Path(name)
     known = list_boards()
     if name not in known:
-        names = did_you_mean(name, known) + format_expected(known)
+        names = did_you_mean(name, [*known, *others()]) + format_expected(known)
         raise UsageError(
             f"unknown board {name!r}",
             hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",

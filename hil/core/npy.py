@@ -65,13 +65,18 @@ class Header:
 
 
 def save_npy(path: Path, array: Array) -> None:
-    """Write a tensor as .npy without pickling: strings as fixed-width text, bfloat16 and float8 as raw bytes."""
+    """Write a tensor as .npy without pickling: see :func:`make_storable`."""
+    np.save(path, make_storable(array), allow_pickle=False)
+
+
+def make_storable(array: Array) -> Array:
+    """Return an array that numpy's formats can store: strings as fixed-width text, bfloat16 and float8 as raw bytes."""
     if array.dtype.kind == "O":
-        array = array.astype(np.str_)
-    elif array.dtype.name in ML_DTYPES:
+        return array.astype(np.str_)
+    if array.dtype.name in ML_DTYPES:
         # numpy writes special names for some dtypes (float8_e5m2 as "<f1") that it cannot read back.
-        array = array.view(np.dtype(f"V{array.dtype.itemsize}"))
-    np.save(path, array, allow_pickle=False)
+        return array.view(np.dtype(f"V{array.dtype.itemsize}"))
+    return array
 
 
 def load_npy(path: Path, dtype: str = "", *, mmap: bool = False, fits: Fits | None = None) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name, parse_dtype
-from hil.errors import LoadFailed, RunFailed
+from hil.errors import LoadFailed, RunFailed, did_you_mean
 from hil.formats.executorch_file import get_root_table, map_program
 
 PACKAGE = "ai-edge-litert"
@@ -250,7 +250,7 @@ def _choose(file: str, function: str, signatures: tuple[str, ...]) -> str:
     if function and function not in signatures:
         raise LoadFailed(
             f"function {function!r} not found in {file}",
-            hint=f"use --function with one of: {listed}"
+            hint=f"{did_you_mean(function, signatures)}use --function with one of: {listed}"
             if signatures
             else "the file has no signatures: omit --function",
             option="--function",

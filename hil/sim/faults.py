@@ -69,10 +69,10 @@ from typing import Any
 
 from hil.core import clock
 from hil.core.files import open_file
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
-# name -> key -> default. A value has the type of the default.
-_KEYS: dict[str, dict[str, Any]] = {
+# Name of a fault -> key -> default. A value has the type of the default.
+FAULTS: dict[str, dict[str, Any]] = {
     "crash": {"signal": "SIGSEGV", "at": "run", "position": -1, "needs": "", "times": 0},
     "hang": {"at": "run", "position": -1, "needs": "", "times": 0},
     "corrupt": {
@@ -187,16 +187,17 @@ class Fault:
 def parse(text: str) -> Fault:
     """Parse a fault. Raises UsageError for an unknown name or key, or an invalid value."""
     name, _, rest = text.partition(":")
-    if name not in _KEYS:
-        raise UsageError(f"unknown fault {name!r}", hint=f"expected one of {', '.join(_KEYS)}")
-    keys = dict(_KEYS[name])
+    if name not in FAULTS:
+        hint = f"{did_you_mean(name, FAULTS)}expected one of {', '.join(FAULTS)}"
+        raise UsageError(f"unknown fault {name!r}", hint=hint)
+    keys = dict(FAULTS[name])
     example = f"for example {Fault(name, keys)}"
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"fault {name}: expected KEY=VALUE, got {part!r}", hint=example)
         if key not in keys:
-            raise UsageError(f"fault {name}: unknown key {key!r}", hint=example)
+            raise UsageError(f"fault {name}: unknown key {key!r}", hint=f"{did_you_mean(key, keys)}{example}")
         allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]
         try:
             keys[key] = _READ.get(key, type(keys[key]))(value)

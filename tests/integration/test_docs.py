@@ -455,7 +455,7 @@ def test_fault_outcome_and_board_key_tables_match_code():
     from hil.sim import faults
 
     simulator = (ROOT / "docs/simulator.md").read_text()
-    for name, keys in faults._KEYS.items():
+    for name, keys in faults.FAULTS.items():
         (row,) = re.findall(rf"^\| `{name}` \|.*$", simulator, re.M)
         for key, default in keys.items():
             shown = f"{default:g}" if isinstance(default, float) and default < 1 else str(default).removesuffix(".0")

@@ -21,7 +21,7 @@ from hil.core.clock import CLOCK_FILE, get_time_ns
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import PORTABLE, Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype
-from hil.errors import ErrorCode, HilError, LoadFailed, PartMissing, RunFailed
+from hil.errors import ErrorCode, HilError, LoadFailed, PartMissing, RunFailed, did_you_mean
 from hil.formats.etdump import EXECUTE, FILE, read_etdump
 from hil.formats.executorch_file import (
     Damaged,
@@ -89,7 +89,7 @@ class ExecuTorchRuntime(Runtime):
             if method is None:
                 raise LoadFailed(
                     f"method {function!r} not found in {main}" if function else f"{main} has {len(methods)} methods",
-                    hint=f"use --function with one of: {', '.join(methods) or 'none'}",
+                    hint=f"{did_you_mean(function, methods)}use --function with one of: {', '.join(methods) or 'none'}",
                     option="--function",
                 )
             _check_needs(library, main, method)

@@ -17,7 +17,7 @@ from hil.core.files import copy_file, open_file
 from hil.core.installed import get_version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
-from hil.errors import LoadFailed, RunFailed
+from hil.errors import LoadFailed, RunFailed, did_you_mean
 from hil.formats.iree_buffers import make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
@@ -65,9 +65,10 @@ class IreeRuntime:
         except Exception as error:
             raise LoadFailed(f"IREE cannot open device {name!r}: {error}") from error
         if name not in self._devices:
+            drivers = rt.query_available_drivers()
             raise LoadFailed(
                 f"IREE driver for device {name!r} not found",
-                hint=f"available: {', '.join(rt.query_available_drivers())}",
+                hint=f"{did_you_mean(name.split('://')[0], drivers)}available: {', '.join(drivers)}",
             )
         hal_device = self._devices[name]
         path = folder / main

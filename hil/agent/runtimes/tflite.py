@@ -11,7 +11,7 @@ from hil.agent.runtimes import Runtime
 from hil.core.installed import get_version
 from hil.core.results import Placement
 from hil.core.tensors import Array
-from hil.errors import LoadFailed
+from hil.errors import LoadFailed, did_you_mean
 from hil.formats.litert import KERNELS, PACKAGE, LiteRtSignature, open_signature
 
 DEFAULT_DEVICE = "xnnpack"
@@ -38,7 +38,8 @@ class TfLiteRuntime(Runtime):
     def load(self, folder: Path, main: str, device: str, function: str) -> TfLiteProgram:
         """Open a signature of the model, or its main graph."""
         if (device or DEFAULT_DEVICE) not in KERNELS:
-            raise LoadFailed(f"unsupported LiteRT device {device!r}", hint=f"supported: {', '.join(KERNELS)}")
+            hint = f"{did_you_mean(device, KERNELS)}supported: {', '.join(KERNELS)}"
+            raise LoadFailed(f"unsupported LiteRT device {device!r}", hint=hint)
         return TfLiteProgram(lambda: open_signature(folder / main, function, kernels=device or DEFAULT_DEVICE))
 
 

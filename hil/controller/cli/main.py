@@ -20,7 +20,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.lazy import LazyGroup
 from hil.core.text import show_visibly
-from hil.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HilError
+from hil.errors import EXIT_INTERRUPTED, EXIT_USAGE, HilError
 
 # Verb -> module in hil.controller.cli and line in `hil --help`. The module has a command with the verb's name.
 VERBS = {
@@ -41,7 +41,7 @@ VERBS = {
     "bundle": ("running.bundle", "Bundle a program with test cases in a file, and check boards with it."),
     "new-plugin": ("plugins.new_plugin", "Create a package that adds a chip, board or reference."),
     "plugin": ("plugins.plugin", "Check packages that extend hil."),
-    "board": ("board.board", "List, check, set up and reset boards."),
+    "board": ("board.board", "Add, list, check, set up and reset boards."),
     "farm": ("farm.farm", "Share boards: one queue for many boards and many users."),
     "profile": ("stored.profile", "View profiles in the terminal, in Perfetto, or with SQL."),
     "runs": ("stored.runs", "List, show, export and delete stored runs."),
@@ -53,12 +53,13 @@ VERBS = {
     "config": ("project.config", "Show the effective settings and their sources."),
     "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),
     "cache": ("stored.cache", "List and clean the cache of compiled programs and reference results."),
-    "completion": ("completion", "Print the shell's completion script."),
+    "help": ("usage.help", "Show the help of a command."),
+    "completion": ("usage.completion", "Print the shell's completion script."),
 }
 
 
 _DETAIL_LINES = 12
-# Click's environment variable for shell completion.
+# Environment variable that the script of `hil completion` sets.
 _COMPLETE = "_HIL_COMPLETE"
 # Unix exit code after SIGPIPE (`hil cache ls | head -1`), which is not a result of a model.
 _EXIT_UNREAD = 128 + signal.SIGPIPE
@@ -112,7 +113,7 @@ def cli() -> None:
 
     \b
     Example:
-      hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim
+      hil run example:digits_cnn --runtime-hw-type sim
 
     \b
     Exit codes:
@@ -200,6 +201,10 @@ def _run() -> int:
     """Run the command and return the exit code."""
     wants_json = "--json" in sys.argv
     try:
+        if instruction := os.environ.get(_COMPLETE):
+            from hil.controller.cli.usage.completion import print_completion
+
+            return print_completion(cli, instruction)
         code = cli.main(prog_name="hil", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = _report("interrupted", wants_json, EXIT_INTERRUPTED, kind="Interrupted")
@@ -211,10 +216,7 @@ def _run() -> int:
     except HilError as error:
         code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
-        # Click raises this after shell completion. Click and rich also raise this if the reader of stdout has exited.
-        # Commands do not raise this.
-        if _COMPLETE in os.environ:
-            return EXIT_OK if ended.code in (0, None) else EXIT_USAGE
+        # Click and rich raise this if the reader of stdout has exited. Commands do not raise this.
         raise BrokenPipeError from ended
     return code if isinstance(code, int) else 0
 

@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hil.controller.cli.commands import PROJECT, ProjectOption, RunOption, use_project_board
+from hil.controller.cli.usage.candidates import (
+    OF_SETTINGS,
+    ModelPath,
+    complete_boards,
+    complete_faults,
+    complete_flows,
+    complete_runtimes,
+    complete_types,
+)
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
@@ -33,6 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=CaseSettings)
 
 FILE = click.Path(path_type=Path)
+MODEL = ModelPath(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 # SSH connection settings.
 SSH = ("identity", "known_hosts", "accept_new_host_key")
@@ -70,6 +80,8 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     """
     spec, default = _SPECS[name], getattr(_DEFAULTS, name)
     settings: dict[str, Any] = {"help": spec.help, "metavar": spec.metavar}
+    if complete := OF_SETTINGS.get(name):
+        settings["shell_complete"] = complete
     if isinstance(default, bool):
         settings = {"help": spec.help, "is_flag": True}
     elif spec.repeats:
@@ -79,7 +91,10 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     else:
         settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
     if of_text := spec.of_text:
-        settings["callback"] = lambda _, option, value: of_text(value, option.opts[0])
+        # Shell completion must not load the Python files of the command line.
+        settings["callback"] = lambda context, option, value: (
+            value if context.resilient_parsing else of_text(value, option.opts[0])
+        )
     return click.option(flag or flag_of(name, spec), name, cls=RunOption, **{**settings, **more})
 
 
@@ -118,6 +133,7 @@ def _make_hardware_options(board: Callable[[F], F], *, repeats: bool = False) ->
             multiple=repeats,
             is_eager=True,
             metavar="TYPE",
+            shell_complete=complete_types,
             help=f"Hardware type: sim, sim-f16, ... (default sim){more}.",
         ),
         click.option("--identity", type=FILE, metavar="FILE", help="Private key for SSH."),
@@ -162,6 +178,7 @@ def _make_board_option(name: str, more: str, *, is_stored: bool = False, **setti
         callback=_default_board,
         metavar="ADDR|NAME",
         help=f"{_BOARD_FORMS} (default: {default}){more}.",
+        shell_complete=complete_boards,
         **settings,
     )
 
@@ -209,6 +226,7 @@ fault_option = combine_options(
         "faults",
         multiple=True,
         metavar="FAULT",
+        shell_complete=complete_faults,
         help="Simulator fault: crash, hang, corrupt, drop, slow, ... (docs/simulator.md). Repeatable.",
     ),
     click.option(
@@ -294,7 +312,13 @@ target_program_options = combine_options(
     run_options("function", "dims", "compile_flags"),
 )
 # The option --runtime of suites. The project file does not set it, because flows have a runtime.
-flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
+flow_runtime_option = click.option(
+    "--runtime",
+    multiple=True,
+    metavar="NAME",
+    help=_RUNTIMES_HELP.format("the flow's"),
+    shell_complete=complete_runtimes,
+)
 
 
 def _load_known(_: click.Context, __: click.Parameter, value: str | None) -> TriageList | None:
@@ -336,6 +360,7 @@ def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]
         default=[default] if default else [],
         show_default=bool(default),
         metavar="F",
+        shell_complete=complete_flows,
         help=f"Flow name (hil flows), FILE or FILE:NAME{more}.",
     )
 

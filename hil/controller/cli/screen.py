@@ -66,6 +66,15 @@ def print_web_link(folder: str | Path | None) -> None:
         print_message(f"open {link}" if link else f"hil: no link: {VARIABLE} is not an http URL")
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask a question on the terminal, unless ``yes``. Without a terminal, do not ask.
+
+    Raises click.Abort if the answer is not yes.
+    """
+    if not yes and prompts.can_ask() and prompts.ask(f"{question} [y/N] ", echo=True).lower() not in ("y", "yes"):
+        raise click.Abort
+
+
 def print_cases(record: RunRecord) -> None:
     """Print the results of a run's cases."""
     from hil.controller.pipeline.records.print_case import print_case

@@ -28,6 +28,7 @@ class BoardChoice:
 
     config: BoardConfig
     address: str = ""  # value of ``--board``; "" to use the config's address
+    alias: str = ""  # the user's name of the board, if it is a host of the ssh config instead of a board config
     faults: tuple[str, ...] = ()
     runtime: str = ""  # runtime to use; "" for the config's runtime
     purpose: str = ""  # shown to other users who wait for the board
@@ -41,6 +42,11 @@ class BoardChoice:
     def name(self) -> str:
         """Name of the board in results and errors."""
         return self.address or self.config.name
+
+    @property
+    def alias_note(self) -> str:
+        """Text for the user that the board is a host of the ssh config, or ""."""
+        return f"board {self.alias} is a host of ~/.ssh/config: using {self.address}" if self.alias else ""
 
     @property
     def target(self) -> str:

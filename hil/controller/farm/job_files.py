@@ -18,6 +18,7 @@ from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.generation.spec import GENERATE, read_file_names
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.origin import find_origin
@@ -127,7 +128,7 @@ class JobFiles:
 def pack_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
     """Return the spec and files of a `hil run` job for one model. ``job`` must not have a flag file."""
     parcel = JobFiles()
-    job = apply_model_settings(job, model.path)
+    job = add_inputs_file(apply_model_settings(job, model.path), model.path)
     main = parcel.add_model(model, "model")
     options = {
         **_select_portable_fields(job),

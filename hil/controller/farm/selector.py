@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 Labels: TypeAlias = Mapping[str, Any]
 Selector: TypeAlias = "Term | TermGroup"
@@ -74,6 +74,11 @@ class Term:
         wanted = f", not {self.op + ' ' if self.op in _ORDER else ''}{' or '.join(self.values)}"
         return [f"{self.label} is {format_value(value, self.values)}{'' if self.negated else wanted}"]
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the labels in the condition."""
+        return {self.label}
+
     def __invert__(self) -> Term:
         return replace(self, negated=not self.negated)
 
@@ -105,6 +110,11 @@ class TermGroup:
             return [miss for some in misses for miss in some]
         return [", or ".join(" and ".join(some) for some in misses)] if all(misses) else []
 
+    @property
+    def names(self) -> set[str]:
+        """Names of the labels in the conditions."""
+        return {name for part in self.parts for name in part.names}
+
     def __invert__(self) -> TermGroup:
         return TermGroup(tuple(~part for part in self.parts), not self.any)
 
@@ -127,6 +137,12 @@ def find_nearest(selector: Selector, boards: Mapping[str, Labels], most: int = 3
     """Return the ``most`` boards with the fewest mismatches: name and reasons, best first."""
     found = [(name, selector.misses(labels)) for name, labels in boards.items()]
     return sorted(found, key=lambda one: (len(one[1]), one[0]))[:most]
+
+
+def suggest_labels(selector: Selector, boards: Iterable[Labels]) -> str:
+    """Return the start of a hint for labels that no board has: ``did you mean 'chip'? ``. "" without similar labels."""
+    known = {name for labels in boards for name in labels}
+    return "".join(did_you_mean(name, known) for name in sorted(selector.names - known))
 
 
 _LONGEST, _DEEPEST = 2000, 40

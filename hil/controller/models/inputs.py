@@ -31,7 +31,7 @@ from hil.core.tensors import (
     type_text,
     unpack,
 )
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 from hil.formats.iree_values import parse_mlir_dtype
 
 _IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<f\d+>)?)(?:=(?P<value>.*))?$", re.S)
@@ -75,7 +75,7 @@ def make_inputs(
             chosen |= parse_input(text, [spec for spec in specs if spec.name not in chosen], strict=True)
     for name, array in chosen.items():
         if name not in by_name:
-            raise UsageError(f"the model has no input {name!r}", hint=_format_signature(specs))
+            raise UsageError(f"the model has no input {name!r}", hint=_format_signature(specs, name))
         refuse_misfit(by_name[name], array)
         _bind(by_name[name], array.shape, sizes)
     if unknown := [spec for spec in specs if not spec.dtype and spec.name not in chosen]:
@@ -138,7 +138,7 @@ def parse_input(text: str, specs: Sequence[TensorSpec], *, strict: bool = False)
     name, equals, _ = text.partition("=")
     # The text starts with a name, not with a type, file or number.
     if equals and not text.startswith("@") and not (form and parse_mlir_dtype(form["type"])):
-        raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_format_signature(specs))
+        raise UsageError(f"unknown or duplicate tensor {name!r}", hint=_format_signature(specs, name))
     if not specs:
         raise UsageError(f"unexpected tensor value {text[:80]!r}: every tensor of the model already has a value")
     return {specs[0].name: _parse_value(text, specs[0], strict)}
@@ -229,12 +229,14 @@ def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
         raise OpenDimensions(f"{', '.join(texts)}: missing size for {what}", list(needs))
 
 
-def _format_signature(specs: Sequence[TensorSpec]) -> str:
+def _format_signature(specs: Sequence[TensorSpec], name: str = "") -> str:
+    """Return the hint with the expected tensors, and the names that are similar to ``name``."""
     if not specs:
         return "expected tensors: none"
     if not specs[0].dtype:
         return "only the board knows the names: pass the files in order, without names"
-    return f"expected tensors: {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
+    similar = did_you_mean(name, [spec.name for spec in specs]) if name else ""
+    return f"{similar}expected tensors: {', '.join(map(str, specs[:10]))}{', ...' if len(specs) > 10 else ''}"
 
 
 def _parse_value(text: str, spec: TensorSpec, strict: bool) -> Array:
@@ -344,7 +346,7 @@ def _read_npz(path: Path, specs: Sequence[TensorSpec], strict: bool) -> dict[str
                 )
             names = dict(zip(archive.keys, by_name, strict=False))
         if unknown := [name for name in names.values() if name not in by_name]:
-            raise UsageError(f"unknown tensor {unknown[0]!r} in {path}", hint=_format_signature(specs))
+            raise UsageError(f"unknown tensor {unknown[0]!r} in {path}", hint=_format_signature(specs, unknown[0]))
         return {
             name: restore_dtype(archive.read(key, make_spec_check(by_name[name], strict)), by_name[name].dtype)
             for key, name in names.items()

@@ -22,6 +22,7 @@ from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
@@ -51,7 +52,9 @@ class Runner(Tools):
     of_usage: Callable[[errors.UsageError, Stage], errors.HilError] = raise_usage_error
 
     def begin(self, path: Path, options: Options, folder: Path, *, name: str = "", want_inputs: bool = True) -> Case:
-        """Import a model and validate the user's inputs, so that later stages do not fail because of invalid inputs.
+        """Import a model and validate the inputs, so that later stages do not fail because of invalid inputs.
+
+        The inputs are from the user, or from the file next to the model (:func:`add_inputs_file`).
 
         An unreadable model results in an outcome of the case. Invalid usage is raised.
 
@@ -63,6 +66,8 @@ class Runner(Tools):
         """
         options = apply_model_settings(options, path)
         refuse_ranges(options)
+        if want_inputs:
+            options = add_inputs_file(options, path)
         case = self._run_step(Case(name or path.stem, path, options, folder), _STEPS[Stage.IMPORT])
         if not want_inputs or case.model is None:
             return case

@@ -75,7 +75,8 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     if not choice.config.has_runtime(runtime):
         raise errors.UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
-            hint=f"configured runtimes: {', '.join(choice.config.devices)}",
+            hint=f"{errors.did_you_mean(runtime, choice.config.devices)}"
+            f"configured runtimes: {', '.join(choice.config.devices)}",
         )
 
 

@@ -20,6 +20,7 @@ from hil.controller.storage.run_context import open_context
 from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
 from hil.core.config_files import parse_toml, read_trusted, trust
+from hil.core.examples import find_examples_folder
 from hil.core.files import copy_file, read_text
 from hil.core.storage_errors import convert_os_errors
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
@@ -213,9 +214,7 @@ def _find_sizes(model: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def _find_example() -> Path:
-    from hil.controller.workloads.suites.zoo import find_digits_folder
-
-    return find_digits_folder() / EXAMPLE
+    return find_examples_folder() / EXAMPLE
 
 
 def _copy_new(folder: Path, name: PurePosixPath, source: Path) -> ProjectFile:

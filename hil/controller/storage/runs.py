@@ -13,7 +13,7 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from hil.core.npy import load_npy
 from hil.core.storage_errors import convert_os_errors
 from hil.core.tensors import Array
 from hil.core.text import convert_to_json
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 RECORD = "run.json"
 # A directory with this file contains a run for each target: hil.controller.workloads.matrix.
@@ -43,12 +43,12 @@ COMPILE_FAILURE = "compile-failure"
 DEFAULT_ROOT = Path("hil-runs")
 _LOCK = ".lock"
 # File name of the index. Increase the number when columns change.
-_INDEX = "index-2.sqlite"
+_INDEX = "index-3.sqlite"
 # File names are limited to 255 bytes. This leaves room for prefixes and suffixes.
 _NAME_BYTES = 80
 _TABLE = """create table if not exists runs (
     id text primary key, created real, models text, board text, outcome text, exit_code integer, finished integer,
-    origin text, stamp integer)"""
+    origin text, labels text, stamp integer)"""
 
 
 class Run:
@@ -192,12 +192,18 @@ class RunStore:
         for folder in (Path(name), self.root / name):
             if any(is_file(folder / file) for file in (RECORD, MATRIX)):
                 return folder
-        ids = sorted(path.parent.name for file in (RECORD, MATRIX) for path in self.root.glob(f"*/{file}"))
+        ids = self.list_ids()
         found = ids[-1:] if name == "latest" else [one for one in ids if one.startswith(name)]
         if len(found) != 1:
             what = f"ambiguous run {name!r}: {', '.join(found)}" if found else f"run {name!r} not found"
-            raise UsageError(f"{what} in {self.root}", hint="list them with hil runs list")
+            hint = f"{'' if found else did_you_mean(name, ids)}list them with hil runs list"
+            raise UsageError(f"{what} in {self.root}", hint=hint)
         return self.root / found[0]
+
+    def list_ids(self, *records: str) -> list[str]:
+        """Return the names of the directories with these records (default: runs and matrices), oldest first."""
+        files = records or (RECORD, MATRIX)
+        return sorted({path.parent.name for file in files for path in self.root.glob(f"*/{file}")})
 
     def list_summaries(self) -> list[RunSummary]:
         """Return the stored runs, oldest first."""
@@ -241,25 +247,67 @@ class RunStore:
                         head.exit_code,
                         head.finished,
                         format_origin(head.origin),
+                        json.dumps(head.origin.labels if head.origin else []),
                         stamp,
                     )
-                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+                    database.execute("insert or replace into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             database.executemany("delete from runs where id = ?", [(gone,) for gone in known])
             rows = database.execute(f"select {', '.join(RunSummary.__struct_fields__)} from runs order by created")
-            return [RunSummary(**{**dict(row), "finished": bool(row["finished"])}) for row in rows]
+            try:
+                return [
+                    RunSummary(
+                        **{**dict(row), "finished": bool(row["finished"]), "labels": _parse_labels(row["labels"])}
+                    )
+                    for row in rows
+                ]
+            except ValueError as error:
+                raise sqlite3.DatabaseError(f"not an index of hil: {error}") from error
 
-    def gc(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
-        """Delete finished runs that are older than ``older_than_s``, except the newest ``keep``. Return the ids."""
+    def list_old(self, keep: int = 0, older_than_s: float = 0.0) -> list[str]:
+        """Return the ids of finished runs that are older than ``older_than_s``, except the newest ``keep`` runs."""
         runs = self.list_summaries()
-        gone = []
-        for run in runs[: max(len(runs) - keep, 0)]:
-            if (self.root / run.id).is_symlink():
-                continue  # do not delete the target of a symlink
-            if run.finished and time.time() - run.created >= older_than_s:
-                with convert_write_errors(self.root):
-                    shutil.rmtree(self.root / run.id)
-                gone.append(run.id)
-        return gone
+        return [
+            run.id
+            for run in runs[: max(len(runs) - keep, 0)]
+            if self._is_deletable(run) and time.time() - run.created >= older_than_s
+        ]
+
+    def find_deletable(self, name: str) -> str:
+        """Return the id of a finished run in this store.
+
+        Args:
+            name: An id, an unambiguous prefix of an id, or ``latest``.
+
+        Raises:
+            UsageError: no run or several runs match, or the run is not finished or not in this store.
+        """
+        folder = self.find_folder(name)
+        found = next((run for run in self.list_summaries() if self.root / run.id == folder), None)
+        if found is None:
+            raise UsageError(f"{folder} is not a run in {self.root}", hint="specify the ID of a run: hil runs list")
+        if not self._is_deletable(found):
+            why = "is a link" if folder.is_symlink() else "is not finished"
+            raise UsageError(
+                f"run {found.id} {why}", hint="hil deletes only finished runs; delete the directory to discard the run"
+            )
+        return found.id
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Delete the directories of runs. Raises StorageError."""
+        for one in ids:
+            with convert_write_errors(self.root):
+                shutil.rmtree(self.root / one)
+
+    def _is_deletable(self, run: RunSummary) -> bool:
+        # Do not delete the target of a symlink.
+        return run.finished and not (self.root / run.id).is_symlink()
+
+
+def _parse_labels(text: str) -> list[str]:
+    labels = json.loads(text)
+    if not isinstance(labels, list) or not all(isinstance(one, str) for one in labels):
+        raise ValueError("invalid labels")
+    return labels
 
 
 def _read(folder: Path, file: str) -> Run:

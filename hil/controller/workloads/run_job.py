@@ -19,6 +19,7 @@ from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
+from hil.controller.pipeline.settings.given_inputs import describe_inputs_file
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import STAGES, choose_board
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
@@ -98,11 +99,14 @@ def run_job(
 
         def begin(one: SizedCase) -> Case:
             try:
-                return Runner(context).begin(one.path, one.options, Path(), name=one.name)
+                case = Runner(context).begin(one.path, one.options, Path(), name=one.name)
             except UsageError as error:
                 if len(job.models) == 1:
                     raise
                 raise UsageError(f"{one.path}: {error.message}", hint=error.hint) from error
+            if note := describe_inputs_file(one.options, case.options, one.path):
+                screen.note(note)
+            return case
 
         # Import before storing anything, because the import may detect an invalid command line.
         cases = [begin(one) for one in planned if one.name not in kept]

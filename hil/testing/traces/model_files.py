@@ -19,7 +19,7 @@ from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import list_known_runtimes
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import get_dtype_name
-from hil.errors import NotRun, UsageError
+from hil.errors import NotRun, UsageError, did_you_mean
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import BackendRunner, CallResult, Inputs, ProgramResult
 from hil.testing.traces.target import BoardTarget
@@ -50,7 +50,8 @@ class FileSubject:
             self._folder = Path.cwd()
         for name in exported_names or ():
             if name not in files:
-                raise UsageError(f"method {name!r} not found in {self.name}", hint=f"known methods: {', '.join(files)}")
+                hint = f"{did_you_mean(name, files)}known methods: {', '.join(files)}"
+                raise UsageError(f"method {name!r} not found in {self.name}", hint=hint)
         self._files = {name: files[name] for name in exported_names or files}
         self._models: dict[str, Model] = {}
         self.methods = tuple(self._files)

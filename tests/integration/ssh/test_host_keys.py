@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import time
@@ -122,3 +123,15 @@ def test_ssh_config_cannot_allow_changed_key(sshd: Sshd, log_in, home: Path, tmp
     sshd.pin(tmp_path / "old", key=make_key(tmp_path / "key"))
     with pytest.raises(HostKeyRefused, match="has changed"):
         log_in(known_hosts=str(tmp_path / "old"))
+
+
+def test_required_fingerprint_pins_only_this_key(sshd: Sshd, log_in, tmp_path: Path) -> None:
+    known, wrong = tmp_path / "known_hosts", "SHA256:" + "A" * 43
+    shown = log_in().fingerprint
+    with pytest.raises(HostKeyRefused, match=f"the host key of .* is ssh-ed25519 {re.escape(shown)}, expected {wrong}"):
+        log_in(known_hosts=str(known), host_key=wrong)
+    assert not known.exists()
+    assert log_in(known_hosts=str(known), host_key=shown).fingerprint == shown
+    assert known.exists()
+    with pytest.raises(HostKeyRefused, match="expected"):
+        log_in(known_hosts=str(known), host_key=wrong)

@@ -122,4 +122,4 @@ def test_wedge_begins_at_run_and_ends_with_reset(tmp_path):
 def test_faults_docstring_lists_every_fault():
     rows = (faults.__doc__ or "").split("\n\n")[2].splitlines()
     lines = [row.split("``")[1] for row in rows if row.startswith("``")]
-    assert lines == list(faults._KEYS)
+    assert lines == list(faults.FAULTS)

@@ -32,6 +32,7 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.records.restored import copy_board_options, restore_board
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file, describe_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, check_value, make_count_kind
 from hil.controller.pipeline.stages import STAGES, choose_board
@@ -206,6 +207,10 @@ class _BenchRun:
             for options, case_name in zip(prompts, case_names, strict=True):
                 self.labels.append(label)
                 self.jobs.append(job)
+                # Without the check, the board also runs with inputs from the file.
+                before, options = options, add_inputs_file(options, path)
+                if note := describe_inputs_file(before, options, path):
+                    self.screen.note(note)
                 self.cases.append(
                     self.runner.begin(path, options, Path(), name=case_name, want_inputs=self.bench.check)
                 )

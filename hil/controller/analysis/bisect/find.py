@@ -31,6 +31,7 @@ from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import record_comparison, record_verdict
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file, describe_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, DEFAULT_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
@@ -92,7 +93,10 @@ def bisect(
         StorageError: the directory cannot be written.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
-    asked, begun = apply_model_settings(options or Options(), model), time.time()
+    given, begun = apply_model_settings(options or Options(), model), time.time()
+    asked = add_inputs_file(given, model)
+    if note := describe_inputs_file(given, asked, model):
+        screen.note(note)
     chosen = apply_flow(asked, flow)
     check_options(chosen, choice)
 

@@ -19,6 +19,7 @@ from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.record import record_specs
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
@@ -65,7 +66,7 @@ def check_dispatches(
         BoardRefused, BoardUnreachable: the board was never reached.
         StorageError: the directory cannot be written.
     """
-    options = replace(apply_model_settings(options, model), runtime=DEFAULT_RUNTIME)
+    options = replace(add_inputs_file(apply_model_settings(options, model), model), runtime=DEFAULT_RUNTIME)
     check_options(options, choice)
     used = choice.name
 

@@ -9,7 +9,7 @@ from typing import Any
 from hil.controller.models.inputs import as_array, parse_input
 from hil.core.results import RunResult
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # Texts with which iree-run-module excludes an output from the comparison.
 _IGNORED = ("(ignored)", "(null)")
@@ -39,7 +39,8 @@ def read_expected(given: Sequence[str | Path] | Mapping[str, Array], outputs: Se
         named = {spec.name: spec for spec in specs}
         for name, value in given.items():
             if outputs is not None and name not in named:
-                raise UsageError(f"unknown output {name!r}", hint=f"outputs of the model: {', '.join(map(str, specs))}")
+                hint = f"{did_you_mean(name, named)}outputs of the model: {', '.join(map(str, specs))}"
+                raise UsageError(f"unknown output {name!r}", hint=hint)
             found[name] = as_array(f"expected output {name!r}", value, named.get(name))
         return RunResult("expected", _sort_outputs(found, specs), provenance={"expected": ["given as arrays"]})
     texts = [str(item) for item in given]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.storage.packages import load_registered
 from hil.controller.storage.tensor_files import call_on_files
+from hil.core.installed import list_entry_points
 from hil.core.named import defer_import
 from hil.core.results import Model
 
@@ -51,6 +52,11 @@ class Reference:
 def load_references() -> dict[str, Reference]:
     """Return all references by name: built-in references and the entry points of the group ``hil.references``."""
     return load_registered(GROUP, _BUILT_IN, Reference)
+
+
+def list_reference_names() -> list[str]:
+    """Return the names of all references without loading them."""
+    return [*_BUILT_IN, *(point.name for point in list_entry_points(GROUP))]
 
 
 def _make_compute(run: str, *fields: str, **settings: Any) -> Compute:

@@ -10,18 +10,20 @@ from typing import Any
 import click
 
 from hil.controller.cli.board.maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
-from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, open_shell
+from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, open_shell, print_checks
+from hil.controller.cli.board.registration import add, remove, rename
 from hil.controller.cli.board.trust import trust
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_runtimes, complete_types
 from hil.core.runtimes import RUNTIMES
 from hil.errors import EXIT_BOARD, EXIT_OK, UsageError
 
 
 @group(epilog="Example: hil board check root@192.168.7.2")
 def board() -> None:
-    """List, check, set up and reset boards."""
+    """Add, list, check, set up and reset boards."""
 
 
 @board.command("list", epilog="Example: hil board list --json")
@@ -47,18 +49,19 @@ def list_boards(as_json: bool) -> None:
 
 
 @board.command(epilog="Example: hil board show sim-f16")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_types)
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
-    from hil.controller.devices.choosing.board_resolver import is_address
+    from hil.controller.devices.choosing.board_resolver import is_address, is_alias
     from hil.controller.records.base import make_record
     from hil.controller.records.commands.boards import BoardDescription, BoardSettings
     from hil.core.boards import find_board, read_board
 
-    if is_address(name):
+    if is_address(name) or is_alias(name):
+        what = "an address" if is_address(name) else "a host of ~/.ssh/config"
         hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
-        raise UsageError(f"{name} is an address, so it has no config", hint=hint)
+        raise UsageError(f"{name} is {what}, so it has no config", hint=hint)
     config = read_board(find_board(name)).config
     shown = BoardDescription(board=make_record(asdict(config), BoardSettings))
     answer(as_json, shown, config.text.rstrip())
@@ -67,7 +70,11 @@ def show(name: str, as_json: bool) -> None:
 @board.command(epilog="Example: hil board check root@192.168.7.2")
 @add_board_place
 @click.option(
-    "--runtime", default="", metavar="NAME", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's).",
+    shell_complete=complete_runtimes,
 )
 @json_option
 def check(as_json: bool, runtime: str, **settings: Any) -> int:
@@ -81,14 +88,7 @@ def check(as_json: bool, runtime: str, **settings: Any) -> int:
     from hil.controller.workloads.board_checks import check_board
 
     choice = choose_place(settings)
-    done = []
-    for one in check_board(choice, runtime=runtime, say=print_message):
-        done.append(one)
-        if not as_json:
-            word = one.state.upper() if one.state == FAIL else one.state
-            click.echo(f"{word:5} {one.name:19} {one.found}")
-            if one.fix:
-                click.echo(f"{'':25} fix: {one.fix}")
+    done = print_checks(check_board(choice, runtime=runtime, say=print_message), quiet=as_json)
     failed = [one.name for one in done if one.state == FAIL]
     if failed and not as_json:
         print_message(f"FAIL: {', '.join(failed)}")
@@ -198,5 +198,5 @@ def _describe_target(machine: dict[str, Any]) -> str:
         return ""
 
 
-for command in (check, ping, info, logs, shell, reset, recover, deploy, clean, reset_fence, trust):
+for command in (add, remove, rename, check, ping, info, logs, shell, reset, recover, deploy, clean, reset_fence, trust):
     board.add_command(command)

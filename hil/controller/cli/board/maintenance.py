@@ -14,6 +14,7 @@ from hil.controller.cli.board.options import add_board_place, choose_place, conn
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_runtimes
 from hil.core.files import open_file
 from hil.core.runtimes import list_known_runtimes
 from hil.core.scratch import make_temporary_folder
@@ -112,7 +113,13 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
 
 @make_command(epilog="Example: hil board recover rpi5")
 @add_board_place
-@click.option("--runtime", default="", metavar="NAME", help="Runtime of the check (default: the board's).")
+@click.option(
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help="Runtime of the check (default: the board's).",
+    shell_complete=complete_runtimes,
+)
 @click.option(
     "--timeout",
     default=60.0,

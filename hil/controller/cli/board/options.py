@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,19 +12,23 @@ import click
 from hil.controller.cli.commands import read_project_board
 from hil.controller.cli.options import choose_board, list_given_options, stored_board_options
 from hil.controller.cli.screen import print_message
+from hil.controller.cli.usage.candidates import complete_boards
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.devices.agent_client.client import AgentClient
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.devices.ssh.shell import Shell
+    from hil.controller.records.commands.boards import BoardCheck
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def add_board_place(command: F) -> F:
     """Add the argument ``[ADDR]`` to the options that select a board."""
-    return click.argument("addr", default="", metavar="[ADDR|NAME]")(stored_board_options(command))
+    return click.argument("addr", default="", metavar="[ADDR|NAME]", shell_complete=complete_boards)(
+        stored_board_options(command)
+    )
 
 
 def choose_place(settings: dict[str, Any]) -> BoardChoice:
@@ -57,7 +61,24 @@ def open_shell(choice: BoardChoice) -> Shell:
             f"{choice.name} is not reached over SSH",
             hint="specify USER@HOST, ssh:ALIAS, or a board config with such an address",
         )
+    if choice.alias_note:
+        print_message(choice.alias_note)
     return open_shell(choice.target, choice.config.connection, board=choice.name, base=choice.config.path.parent)
+
+
+def print_checks(checks: Iterable[BoardCheck], *, quiet: bool) -> list[BoardCheck]:
+    """Print each check when it is done, unless ``quiet``. Return all checks."""
+    from hil.controller.devices.health import FAIL
+
+    done = []
+    for one in checks:
+        done.append(one)
+        if not quiet:
+            word = one.state.upper() if one.state == FAIL else one.state
+            click.echo(f"{word:5} {one.name:19} {one.found}")
+            if one.fix:
+                click.echo(f"{'':25} fix: {one.fix}")
+    return done
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_folder
 from hil.controller.storage.paths import is_folder
 from hil.core.files import read_file
 from hil.errors import UsageError
@@ -18,16 +19,17 @@ _PROJECT = "hil.toml"
 
 
 @make_command(epilog="Example: hil board trust board_configs")
-@click.argument("folder", default="", metavar="[DIR]")
+@click.argument("folder", default="", metavar="[DIR]", shell_complete=complete_folder)
 @click.option("--list", "lists", is_flag=True, help="List trusted directories and modified files.")
-@click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.")
+@click.option("--remove", default="", metavar="DIR", help="Stop trusting a directory.", shell_complete=complete_folder)
 @json_option
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.
 
     DIR contains configs, board_configs, flows.toml or hil.toml. The flags, Python functions, boards and other settings
-    of these files that need trust are then trusted too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
-    labels and simulator. Modified files require trust again. hil's configs, configs in the user's config directory, and
+    of these files that need trust are then trusted too. Without trust, a config of the working directory may only
+    describe a board: type, runtime, devices, labels and simulator. Modified files require trust again. hil's configs,
+    configs of installed packages, configs in the user's config directory, and
     configs specified as files need no trust.
     """
     from hil.controller.records.commands.boards import RemovedTrust, TrustedFile, TrustedFolder

@@ -41,7 +41,7 @@ _GRACE_SECONDS = 10.0
 
 @make_command(
     context_settings={"allow_interspersed_args": False},
-    epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench examples/digits/digits_cnn.onnx",
+    epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench example:digits_cnn",
 )
 @select_option
 @click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00', 2026-11-30.")

@@ -32,9 +32,11 @@ from hil.controller.cli.options import (
 )
 from hil.controller.cli.running.suite import case_options
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_models
 from hil.controller.farm.messages import Kind
 from hil.controller.pipeline.settings.options import CaseSettings, Job, list_specs
 from hil.controller.records.commands.farm import SubmittedJobs, SubmittedTarget, SubmittedTargets
+from hil.core.examples import locate_example
 from hil.errors import EXIT_NOTHING_RAN, UsageError
 
 if TYPE_CHECKING:
@@ -122,11 +124,11 @@ _OWN = {
     cls=SubmitCommand,
     epilog="""\b
 Examples:
-  hil farm submit examples/digits/digits_cnn.onnx --select "arch=aarch64" --wait
+  hil farm submit example:digits_cnn --select "arch=aarch64" --wait
   hil farm submit @models --flow onnxruntime --filter '*digits*'
   hil farm submit --select chip=a76 --keep '*.log' --wait -- ./flash.sh image.bin""",
 )
-@click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE|-- CMD...")
+@click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE|-- CMD...", shell_complete=complete_models)
 @schedule_options
 @click.option("--wait", is_flag=True, help="Show output until the jobs end, and exit with their exit code.")
 @target_program_options
@@ -171,6 +173,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         )
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
+    words = tuple(map(locate_example, words))
     kind = choose_kind(words, suite=as_suite) if words else Kind.RUN
     _refuse_foreign(kind)
     if settings["timeout_s"] <= 0:

@@ -31,15 +31,17 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import complete_models
+from hil.core.examples import locate_example
 from hil.errors import UsageError
 
 
 @make_command(
-    epilog="Example: hil bench examples/digits/digits_cnn.onnx --runtime-hw-type sim --min-time 0.5",
+    epilog="Example: hil bench example:digits_cnn --runtime-hw-type sim --min-time 0.5",
     # flags of IREE's tools may follow --flagfile
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]")
+@click.argument("arguments", nargs=-1, metavar="[MODEL [MODEL_B]]", shell_complete=complete_models)
 @board_options
 @click.option(
     "--flagfile",
@@ -149,7 +151,7 @@ def _separate_arguments(arguments: tuple[str, ...], has_flagfile: bool) -> tuple
         known = [name for option in context.command.params for name in option.opts]
         name = flags[0].partition("=")[0]
         raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known), ctx=context)
-    models = tuple(Path(one) for one in arguments if not one.startswith("-"))
+    models = tuple(Path(locate_example(one)) for one in arguments if not one.startswith("-"))
     if not models and not has_flagfile:
         raise click.MissingParameter(ctx=click.get_current_context(), param_type="argument", param_hint="'MODEL'")
     return models, flags

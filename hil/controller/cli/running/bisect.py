@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     board_options,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Options
 
 
-@make_command(epilog="Example: hil bisect examples/digits/digits_cnn.onnx --runtime-hw-type sim-f16 --plot growth.png")
-@click.argument("model", type=FILE)
+@make_command(epilog="Example: hil bisect example:digits_cnn --runtime-hw-type sim-f16 --plot growth.png")
+@click.argument("model", type=MODEL)
 @board_options
 @model_options
 @make_flow_option("")

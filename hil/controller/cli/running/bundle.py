@@ -12,6 +12,7 @@ from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     board_options,
@@ -32,6 +33,7 @@ from hil.controller.cli.options import (
     wait_option,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_message
+from hil.controller.cli.usage.candidates import choose_names
 from hil.controller.storage.paths import path_exists
 from hil.errors import UsageError
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from hil.bundles import Bundle
     from hil.controller.devices.board import Board
 
+_complete_format = choose_names("onnx", "flagfile", "golden", "bpte")
 _sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 
 _BUNDLE = click.argument("bundle", type=FILE)
@@ -49,13 +52,13 @@ _case = click.option(
 _key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
 
-@group(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3")
+@group(epilog="Example: hil bundle create example:digits_cnn --cases 3")
 def bundle() -> None:
     """Bundle a program with its test cases in a .hilb file, and check boards with it."""
 
 
-@bundle.command(epilog="Example: hil bundle create examples/digits/digits_cnn.onnx --cases 3 -o digits.hilb")
-@click.argument("model", type=FILE)
+@bundle.command(epilog="Example: hil bundle create example:digits_cnn --cases 3 -o digits.hilb")
+@click.argument("model", type=MODEL)
 @board_options
 @run_option("runtime")
 @click.option(
@@ -155,7 +158,14 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 @bundle.command(epilog="Example: hil bundle export digits.hilb --to flagfile digits_flagfiles")
 @_BUNDLE
 @click.argument("path", type=FILE)
-@click.option("--to", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    metavar="FORMAT",
+    help="Format: onnx, flagfile, golden, bpte.",
+    shell_complete=_complete_format,
+)
 @json_option
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Export a BUNDLE to PATH in another tool's format."""
@@ -181,7 +191,14 @@ def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
 
 @bundle.command("import", epilog="Example: hil bundle import model_dir --from onnx -o model.hilb")
 @click.argument("path", type=FILE)
-@click.option("--from", "form", required=True, metavar="FORMAT", help="Format: onnx, flagfile, golden, bpte.")
+@click.option(
+    "--from",
+    "form",
+    required=True,
+    metavar="FORMAT",
+    help="Format: onnx, flagfile, golden, bpte.",
+    shell_complete=_complete_format,
+)
 @click.option(
     "-o",
     "--output",

@@ -10,6 +10,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     board_options,
     choose_board,
     compile_profile_option,
@@ -26,7 +27,7 @@ from hil.errors import UsageError
 
 
 @make_command(epilog="Example: hil compile model.onnx --runtime-hw-type sim -o model.vmfb")
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @board_options
 @model_options
 @compile_profile_option

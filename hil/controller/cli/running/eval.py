@@ -10,7 +10,7 @@ import click
 from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
-    FILE,
+    MODEL,
     add_project_settings,
     board_options,
     json_option,
@@ -22,21 +22,23 @@ from hil.controller.cli.options import (
     runs_option,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import choose_names, complete_stored
 from hil.errors import UsageError
 
 
 @make_command(
     "eval",
-    epilog="Example: hil eval examples/digits/digits_cnn.onnx --dataset examples/digits/digits_test.npz --metric top1",
+    epilog="Example: hil eval example:digits_cnn --dataset example:digits_test --metric top1",
 )
-@click.argument("model", required=False, type=FILE)
+@click.argument("model", required=False, type=MODEL)
 @click.option(
-    "--dataset", type=FILE, metavar="DIR|FILE", help="Samples with labels: a directory, .npz, .csv or .jsonl."
+    "--dataset", type=MODEL, metavar="DIR|FILE", help="Samples with labels: a directory, .npz, .csv or .jsonl."
 )
 @click.option(
     "--metric",
     default="",
     metavar="NAME|FILE.py",
+    shell_complete=choose_names("top1", "top5", "map", "wer", "mse", files=True),
     help="top1, top5, map, wer, mse, or a Python file: FILE.py[:FUNCTION].",
 )
 @click.option(
@@ -53,7 +55,7 @@ from hil.errors import UsageError
 @run_option("seed", help="Seed for the sample order and the bootstrap.")
 @click.option(
     "--reference-model",
-    type=FILE,
+    type=MODEL,
     metavar="FILE",
     help="Model of the reference, such as the model before quantization (default: MODEL).",
 )
@@ -61,7 +63,13 @@ from hil.errors import UsageError
 @limit_options
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Continue an interrupted evaluation.")
+@click.option(
+    "--resume",
+    default="",
+    metavar="ID",
+    help="Continue an interrupted evaluation.",
+    shell_complete=complete_stored("eval.json"),
+)
 @json_option
 def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) -> int:
     """Run the samples of a dataset on a board and on a CPU reference, and compare the scores of MODEL.

@@ -20,6 +20,7 @@ from hil.controller.cli.options import (
 )
 from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.controller.cli.stored.history import history_option
+from hil.controller.cli.usage.candidates import complete_list, complete_stored
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
     from hil.controller.workloads.triage.entries import TriageList
 
 
-def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    """Parse --fail-on."""
+def _list_verdicts() -> tuple[str, ...]:
     from hil.controller.records.gate import GATE_VERDICTS
     from hil.controller.workloads.gate.run import UNMEASURED
 
-    known = (*GATE_VERDICTS, UNMEASURED)
+    return (*GATE_VERDICTS, UNMEASURED)
+
+
+def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    """Parse --fail-on."""
+    known = _list_verdicts()
     named = tuple(filter(None, (one.strip() for one in value.split(","))))
     for one in named:
         if one not in known:
@@ -55,6 +60,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
     show_default=True,
     callback=_parse_verdicts,
     metavar="VERDICTS",
+    shell_complete=complete_list(_list_verdicts),
     help="Verdicts that cause exit code 1, separated by commas.",
 )
 @known_option
@@ -103,7 +109,13 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
 @click.option("--markdown", type=FILE, metavar="FILE", help="Write a summary for a pull request to FILE.")
 @click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML to FILE.")
 @click.option("--sarif", type=FILE, metavar="FILE", help="Write SARIF 2.1.0 for code scanning to FILE.")
-@click.option("--resume", default="", metavar="RUN", help="Continue an interrupted gate.")
+@click.option(
+    "--resume",
+    default="",
+    metavar="RUN",
+    help="Continue an interrupted gate.",
+    shell_complete=complete_stored(root="hil-gates"),
+)
 @click.option("--out", type=FILE, metavar="DIR", help="Directory for gates (default: hil-gates).")
 @json_option
 def gate(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, FOLDER, group_option, json_option, run_options
+from hil.controller.cli.options import FILE, FOLDER, MODEL, group_option, json_option, run_options
 from hil.controller.cli.running.dispatches import dispatch_options, run_dispatches, split_dispatch_settings
 from hil.controller.cli.running.node_data import export_layers, make_node_data_options
 from hil.controller.cli.screen import answer
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hil.core.tensors import TensorSpec
 
 
-@make_command(epilog="Example: hil layers examples/digits/digits_cnn.onnx --group fused --save layers")
-@click.argument("model", type=FILE)
+@make_command(epilog="Example: hil layers example:digits_cnn --group fused --save layers")
+@click.argument("model", type=MODEL)
 @group_option
 @click.option(
     "--from", "start", default="", metavar="A", help="Cut out one part that starts at this tensor, node or layer."
@@ -66,6 +66,7 @@ def layers(
     from hil.controller.analysis.layers.values import save_layer
     from hil.controller.models.importers import import_model
     from hil.controller.models.inputs import make_inputs
+    from hil.controller.pipeline.settings.given_inputs import find_inputs_file
     from hil.controller.records.commands.models import LayerList
     from hil.controller.storage.run_context import open_context
 
@@ -79,9 +80,9 @@ def layers(
         read = import_model(model, dims=settings["dims"], isolated=tools.isolated, cache=tools.cache)
         inputs = None
         if read.inputs is not None and (save is not None or settings["inputs"]):
-            inputs = make_inputs(
-                read.inputs, settings["inputs"], seed=settings["seed"], ranges=read.ranges, dims=read.dims
-            )
+            file = find_inputs_file(model)
+            given = settings["inputs"] or ((str(file),) if file else ())
+            inputs = make_inputs(read.inputs, given, seed=settings["seed"], ranges=read.ranges, dims=read.dims)
         if start or end:
             found: tuple[Layer, ...] = (cut(read, start, end, group=settings["group"], inputs=inputs, **how),)
         else:

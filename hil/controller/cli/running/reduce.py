@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     board_options,
@@ -27,6 +28,7 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import complete_runs, complete_stored
 from hil.errors import UsageError
 
 # Options that a stored run does not define.
@@ -36,11 +38,11 @@ _OF_REDUCTION = frozenset({"source", "case", "max_runs", "out", "signing_key", "
 @make_command(
     epilog="""\b
 Examples:
-  hil reduce examples/digits/digits_cnn.onnx --runtime onnxruntime --fault crash:needs=conv2
+  hil reduce example:digits_cnn --runtime onnxruntime --fault crash:needs=conv2
   hil reduce latest --max-runs 20
-  hil reduce examples/digits/digits_cnn.onnx --slow 0.6"""
+  hil reduce example:digits_cnn --slow 0.6"""
 )
-@click.argument("source", required=False, type=FILE, metavar="MODEL|RUN")
+@click.argument("source", required=False, type=MODEL, metavar="MODEL|RUN", shell_complete=complete_runs)
 @board_options
 @model_options
 @input_options
@@ -70,7 +72,13 @@ Examples:
 @click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Private ed25519 key to sign the bundle.")
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Continue an interrupted reduction.")
+@click.option(
+    "--resume",
+    default="",
+    metavar="ID",
+    help="Continue an interrupted reduction.",
+    shell_complete=complete_stored("reduce.json"),
+)
 @json_option
 def reduce(
     source: Path | None,

@@ -9,13 +9,14 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import add_project_settings, json_option, runs_option, stored_board_options
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import complete_stored
 
 if TYPE_CHECKING:
     from hil.controller.records.rerun import RerunRecord
 
 
 @make_command(epilog="Example: hil rerun latest --settle 60")
-@click.argument("run")
+@click.argument("run", shell_complete=complete_stored("bench.json"))
 @stored_board_options
 @click.option(
     "--settle", "settle_s", type=float, metavar="S", help="Wait until the board is steady, at most S seconds."

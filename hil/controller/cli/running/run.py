@@ -11,6 +11,7 @@ from hil.controller.cli.automatic_history import add_to_history
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import (
     FILE,
+    MODEL,
     add_project_settings,
     arithmetic_option,
     cache_options,
@@ -32,15 +33,16 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_cases
+from hil.controller.cli.usage.candidates import complete_runs
 
 
 @make_command(
     epilog="""\b
 Examples:
-  hil run examples/digits/digits_cnn.onnx --runtime-hw-type sim --iterations 20 --warmup 3
-  hil run examples/digits/digits_cnn.onnx --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
+  hil run example:digits_cnn --runtime-hw-type sim --iterations 20 --warmup 3
+  hil run example:digits_cnn --runtime iree --runtime onnxruntime --board rpi4 --board rpi5"""
 )
-@click.argument("models", nargs=-1, type=FILE, metavar="MODEL...")
+@click.argument("models", nargs=-1, type=MODEL, metavar="MODEL...")
 @target_options
 @target_program_options
 @cache_options
@@ -56,7 +58,7 @@ Examples:
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @label_option
 @runs_option
-@click.option("--resume", default="", metavar="ID", help="Continue an interrupted run.")
+@click.option("--resume", default="", metavar="ID", help="Continue an interrupted run.", shell_complete=complete_runs)
 @json_option
 def run(models: tuple[Path, ...], resume: str, as_json: bool, **settings: Any) -> int:
     """Compile MODELs, run them on a board, and compare the outputs with a CPU reference.

@@ -22,6 +22,7 @@ from hil.controller.cli.options import (
     wait_option,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.usage.candidates import complete_list
 from hil.errors import UsageError, did_you_mean
 
 
@@ -41,6 +42,7 @@ def study() -> None:
     default="tfcompile,iree",
     show_default=True,
     metavar="NAME,...",
+    shell_complete=complete_list(lambda: ("tfcompile", "iree")),
     help="Compilers (tfcompile, iree); the table lists them in this order.",
 )
 @click.option("--experiment", "only", multiple=True, metavar="NAME", help="Run only this experiment. Repeatable.")

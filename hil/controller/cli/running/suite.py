@@ -37,12 +37,15 @@ from hil.controller.cli.options import (
     wait_option,
 )
 from hil.controller.cli.screen import SuiteScreen, answer, answer_matrix, print_message
+from hil.controller.cli.usage.candidates import choose_names, complete_runtimes
+from hil.core.examples import locate_example
 from hil.errors import EXIT_NOTHING_RAN, EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.workloads.matrix.targets import MatrixTarget
     from hil.controller.workloads.triage.entries import TriageList
 
+_complete_source = choose_names("@operators", "@models", files=True)
 # Options that select a suite's cases: fields of hil.controller.workloads.suites.request.SuiteRequest.
 case_options = combine_options(
     click.option(
@@ -84,7 +87,7 @@ Examples:
   hil suite run @operators --flow onnxruntime --filter 'conv*' --out hil-suites/conv
   hil suite run @models --flow iree --flow onnxruntime --runtime-hw-type sim --runtime-hw-type sim-f16"""
 )
-@click.argument("source", required=False, metavar="@operators|@models|PATH")
+@click.argument("source", required=False, metavar="@operators|@models|PATH", shell_complete=_complete_source)
 @make_flow_option("iree", repeats=True)
 @flow_runtime_option
 @run_options("compile_flags")
@@ -197,13 +200,19 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     names = list_specs(CaseSettings)
     how = add_project_settings(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return SuiteRequest(source, **settings, ssh=given, settings=how, profiles=profiles)
+    return SuiteRequest(locate_example(source), **settings, ssh=given, settings=how, profiles=profiles)
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
-@click.argument("source", metavar="@operators|@models|PATH")
+@click.argument("source", metavar="@operators|@models|PATH", shell_complete=_complete_source)
 @make_flow_option("iree")
-@click.option("--runtime", default="", metavar="NAME", help="Runtime (default: the flow's).")
+@click.option(
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help="Runtime (default: the flow's).",
+    shell_complete=complete_runtimes,
+)
 @suite_options
 @json_option
 def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
@@ -213,7 +222,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
-    request = SuiteRequest(source, flow, **settings)
+    request = SuiteRequest(locate_example(source), flow, **settings)
     with open_context() as context:
         found = open_suite(request, choose_flow(request), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

@@ -10,12 +10,13 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FILE, json_option, run_option, run_options, runs_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_runs
 from hil.errors import UsageError
 
 
 @make_command(epilog="Example: hil compare actual.npy expected.npy --rtol 1e-3 --plot diff.png")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_runs)
+@click.argument("b", shell_complete=complete_runs)
 @run_option("rtol", help="Relative tolerance (default: by dtype).")
 @run_option("atol", help="Absolute tolerance (default: by dtype).")
 @run_options("accept", "allow_blind", "allow_flush")

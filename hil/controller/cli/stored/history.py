@@ -14,6 +14,7 @@ from hil.controller.cli.commands import group, read_project_runs
 from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, combine_options, json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_runs
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def history() -> None:
 
 
 @history.command(epilog="Example: hil history add latest --commit 1a2b3c4 --branch main")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
 @source_options
 @history_option
 @json_option

@@ -11,6 +11,7 @@ from hil.controller.cli.commands import group
 from hil.controller.cli.options import check_seconds, combine_options, json_option, runs_option
 from hil.controller.cli.running.node_data import export_values, make_node_data_options
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_runs
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _read(text: str, case: str, out: Path | None) -> Profile:
 
 
 @profile.command("open", epilog="Example: hil profile open latest")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port to listen on (default: any free port).")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening a browser.")
 @_choice
@@ -75,7 +76,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 
 
 @profile.command(epilog="Example: hil profile show latest --by type --plot profile.png")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @_top
 @click.option(
     "--by",
@@ -113,7 +114,7 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
 @profile.command(
     epilog="""Example: hil profile query latest "select name, dur from slice order by dur desc limit 5" """
 )
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @click.argument("sql", metavar="SQL")
 @click.option(
     "--timeout",
@@ -139,8 +140,8 @@ def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_js
 
 
 @profile.command(epilog="Example: hil profile diff monday tuesday --trace both.pftrace.gz")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", shell_complete=complete_runs)
+@click.argument("b", metavar="B", shell_complete=complete_runs)
 @_top
 @_plot
 @click.option("--trace", type=_FILE, metavar="FILE", help="Write a trace with both profiles, which start at time 0.")
@@ -170,7 +171,7 @@ def diff(
 
 
 @profile.command(epilog="Example: hil profile merge rpi4 rpi5 --trace boards.pftrace.gz")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_runs)
 @click.option(
     "--trace", required=True, type=_FILE, metavar="FILE", help="Trace file to write: .pftrace or .pftrace.gz."
 )
@@ -189,7 +190,7 @@ def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_js
 
 
 @profile.command(epilog="Example: hil profile export latest --node-data times.json --model net.onnx")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @make_node_data_options("time_ns", required=True)
 @click.option(
     "--model",

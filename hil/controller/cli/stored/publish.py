@@ -7,10 +7,11 @@ import click
 from hil.controller.cli.commands import ProjectOption, make_command, read_project_runs
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import Bars, answer, print_message
+from hil.controller.cli.usage.candidates import complete_runs
 
 
 @make_command(epilog="Example: hil publish latest --to http://localhost:8790")
-@click.argument("session", metavar="RUN")
+@click.argument("session", metavar="RUN", shell_complete=complete_runs)
 @click.option(
     "--to",
     "address",

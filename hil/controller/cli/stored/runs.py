@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable, Sized
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import json_option, runs_option
-from hil.controller.cli.screen import answer, answer_matrix, print_cases
+from hil.controller.cli.options import json_option, parse_duration, runs_option
+from hil.controller.cli.screen import answer, answer_matrix, confirm, print_cases, print_message
+from hil.controller.cli.usage.candidates import complete_runs
+from hil.errors import UsageError, did_you_mean, format_expected
+
+if TYPE_CHECKING:
+    from hil.controller.records.commands.stored import RunSummary
 
 
 @group(epilog="Example: hil runs show latest")
@@ -17,15 +26,45 @@ def runs() -> None:
     """List, show, export and delete stored runs."""
 
 
-@runs.command("list", epilog="Example: hil runs list --json")
+def _parse_since(_: click.Context, option: click.Parameter, value: str) -> float:
+    """Return a time in seconds since the epoch: a time ago, or a date and time, by default in UTC as in IDs."""
+    if not value:
+        return 0.0
+    name = option.opts[0]
+    try:
+        found = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        try:
+            return time.time() - parse_duration(value, name)
+        except UsageError as error:
+            raise UsageError(
+                f"invalid {name} {value!r}: expected a duration or a date", hint="for example 2d, 12h, 2026-11-30"
+            ) from error
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+
+
+@runs.command("list", epilog="Example: hil runs list --label nightly --since 2d --limit 10")
+@click.option("--label", "labels", multiple=True, metavar="TEXT", help="List only runs with this label. Repeatable.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="List only the N newest of these runs.")
+@click.option(
+    "--since",
+    default="",
+    callback=_parse_since,
+    metavar="WHEN",
+    help="List only newer runs: 2d, 12h, 2026-11-30 (UTC).",
+)
 @runs_option
 @json_option
-def list_runs(out: Path | None, as_json: bool) -> None:
+def list_runs(labels: tuple[str, ...], limit: int | None, since: float, out: Path | None, as_json: bool) -> None:
     """List the stored runs, oldest first."""
     from hil.controller.records.commands.stored import RunList
     from hil.controller.storage.runs import RunStore
 
-    rows = RunStore(out).list_summaries()
+    stored = RunStore(out).list_summaries()
+    if unknown := set(labels) - {label for row in stored for label in row.labels}:
+        _note_unknown_label(unknown, stored)
+    rows = [row for row in stored if row.created >= since and set(labels) <= set(row.labels)]
+    rows = rows[-limit:] if limit else rows
     width = max((len(row.id) for row in rows), default=0)
     # The run's name contains the time in UTC.
     lines = [
@@ -36,8 +75,16 @@ def list_runs(out: Path | None, as_json: bool) -> None:
     answer(as_json, RunList(runs=rows), *lines)
 
 
+def _note_unknown_label(unknown: Iterable[str], stored: Iterable[RunSummary]) -> None:
+    """Print a message for labels without runs: a script may expect no runs, so this is not an error."""
+    known = sorted({label for row in stored for label in row.labels})
+    for label in sorted(unknown):
+        hint = did_you_mean(label, known) or format_expected(known, "known labels: ")
+        print_message(f"hil: no run has the label {label!r}" + (f"\n  hint: {hint.rstrip()}" if hint else ""))
+
+
 @runs.command(epilog="Example: hil runs show latest")
-@click.argument("run", metavar="ID")
+@click.argument("run", metavar="ID", shell_complete=complete_runs)
 @runs_option
 @json_option
 def show(run: str, out: Path | None, as_json: bool) -> None:
@@ -73,7 +120,7 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
 
 @runs.command(epilog="Example: hil runs export latest --to llama-bench > bench.json")
-@click.argument("run", metavar="ID")
+@click.argument("run", metavar="ID", shell_complete=complete_runs)
 @click.option(
     "--to", required=True, type=click.Choice(["llama-bench"]), help="Format: llama-bench, for timed generations."
 )
@@ -94,12 +141,38 @@ def export(run: str, to: str, out: Path | None) -> None:
     "--keep", default=20, show_default=True, type=click.IntRange(min=0), help="Number of newest runs to keep."
 )
 @click.option("--older-than", default=0.0, metavar="DAYS", help="Delete only runs older than this.")
+@click.option("--dry-run", is_flag=True, help="List the runs that hil would delete.")
 @runs_option
 @json_option
-def gc(keep: int, older_than: float, out: Path | None, as_json: bool) -> None:
+def gc(keep: int, older_than: float, dry_run: bool, out: Path | None, as_json: bool) -> None:
     """Delete finished runs."""
     from hil.controller.records.commands.stored import DeletedRuns
     from hil.controller.storage.runs import RunStore
 
-    gone = RunStore(out).gc(keep, older_than * 86400)
-    answer(as_json, DeletedRuns(deleted=gone), f"deleted {len(gone)} run{'' if len(gone) == 1 else 's'}")
+    store = RunStore(out)
+    old = store.list_old(keep, older_than * 86400)
+    if not dry_run:
+        store.delete(old)
+    lines = [*(old if dry_run else ()), f"{'would delete' if dry_run else 'deleted'} {_count_runs(old)}"]
+    answer(as_json, DeletedRuns(deleted=old, dry_run=dry_run), *lines)
+
+
+@runs.command(epilog="Example: hil runs rm latest --yes")
+@click.argument("names", nargs=-1, required=True, metavar="ID...", shell_complete=complete_runs)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@runs_option
+@json_option
+def rm(names: tuple[str, ...], yes: bool, out: Path | None, as_json: bool) -> None:
+    """Delete finished runs by ID, start of an ID, or `latest`. If hil cannot delete one of them, hil deletes none."""
+    from hil.controller.records.commands.stored import DeletedRuns
+    from hil.controller.storage.runs import RunStore
+
+    store = RunStore(out)
+    gone = list(dict.fromkeys(map(store.find_deletable, names)))
+    confirm(f"delete {', '.join(gone)}?", yes=yes)
+    store.delete(gone)
+    answer(as_json, DeletedRuns(deleted=gone), f"deleted {_count_runs(gone)}")
+
+
+def _count_runs(ids: Sized) -> str:
+    return f"{len(ids)} run{'' if len(ids) == 1 else 's'}"

@@ -19,9 +19,10 @@ from hil.controller.devices.links.link import Capabilities, Link, LinkKind
 from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
+from hil.controller.devices.ssh.aliases import list_aliases
 from hil.controller.storage.paths import locate
 from hil.core.board_config import BoardConfig
-from hil.core.boards import load_board
+from hil.core.boards import is_file, list_boards, load_board
 from hil.core.installed import list_entry_points
 from hil.errors import UsageError
 
@@ -49,6 +50,11 @@ KINDS = (
 def is_address(text: str) -> bool:
     """Return whether a text is an address rather than a board's name or config file."""
     return any(kind.is_address(text) for kind in KINDS)
+
+
+def is_alias(name: str) -> bool:
+    """Return whether a board's name is only a host of the user's ssh config. Board configs take precedence."""
+    return not (is_address(name) or is_file(name) or name in list_boards()) and name in list_aliases()
 
 
 def _find_kind(choice: BoardChoice) -> LinkKind | None:
@@ -79,6 +85,8 @@ def open_link(choice: BoardChoice) -> Link:
             f"missing address for board type {name}", hint=f"use --board USER@HOST --runtime-hw-type {name}"
         )
     check_faults(choice, choice.faults)
+    if choice.alias_note:
+        choice.say(choice.alias_note)
     if choice.connect is not None:
         return Link(AgentEndpoint(choice.target), connect=choice.connect)
     # If no kind matches, AGENT_KIND reports that the address is invalid.
@@ -103,8 +111,9 @@ def choose(
     """Return the board for ``--board`` and ``--runtime-hw-type``.
 
     Args:
-        board: A board's name, a config file, or an address (``USER@HOST[:PORT]``, ``ssh:ALIAS``, ``unix:PATH``,
-            ``HOST:PORT``, ``farm:SELECTOR``). "" without ``hw_type`` means the value of ``HIL_BOARD``.
+        board: A board's name, a host of the ssh config, a config file, or an address (``USER@HOST[:PORT]``,
+            ``ssh:ALIAS``, ``unix:PATH``, ``HOST:PORT``, ``farm:SELECTOR``). "" without ``hw_type`` means the value of
+            ``HIL_BOARD``.
         hw_type: Hardware type. With an address, the type selects the config (default: ``generic``). Without an address,
             the type selects the simulator (default: ``sim``). For a farm, only boards of this type match. identity,
             known_hosts, accept_new_host_key: SSH settings that override the config.
@@ -114,10 +123,13 @@ def choose(
     """
     board = board or get_named_board(hw_type)
     of_variable = bool(board) and board == os.environ.get(BOARD_VARIABLE)
+    alias = board if board and is_alias(board) else ""
     try:
         # A relative path in an environment variable depends on the current directory. So do not trust it like a path
         # that the user typed.
-        choice = _choose_config(board, hw_type, typed=not of_variable or Path(board).is_absolute())
+        typed = not of_variable or Path(board).is_absolute()
+        choice = _choose_config(f"ssh:{alias}" if alias else board, hw_type, typed=typed)
+        _refuse_ambiguous(board, choice)
     except UsageError as error:
         if of_variable:
             error.add(f"set by the variable {BOARD_VARIABLE}")
@@ -127,12 +139,23 @@ def choose(
     if accept_new_host_key:
         given["accept_new_host_key"] = True
     connection = replace(choice.config.connection, **given)
-    return replace(choice, config=replace(choice.config, connection=connection))
+    return replace(choice, config=replace(choice.config, connection=connection), alias=alias)
+
+
+def _refuse_ambiguous(board: str, choice: BoardChoice) -> None:
+    """Raise UsageError for the name of a board type that is also a host of the ssh config."""
+    name = choice.config.name
+    if board and _find_kind(choice) is None and not choice.target and board in list_aliases():
+        raise UsageError(
+            f"ambiguous board {board!r}: a board type without an address, and a host of ~/.ssh/config",
+            hint=f"use the type on the host: --board ssh:{board} --runtime-hw-type {name}; "
+            f"or only the host: --board ssh:{board}",
+        )
 
 
 def _choose_config(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
     name = _name_config(board, hw_type)
-    config = load_board(name, typed=typed or name != board).config
+    config = load_board(name, typed=typed or name != board, others=list_aliases).config
     if is_provider_address(board):
         return _choose_farm_board(board, hw_type, config)
     if name != board:

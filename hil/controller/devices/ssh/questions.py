@@ -26,13 +26,17 @@ _worked: dict[str, str] = {}
 class Questions:
     """Prompts of one login, answered in the thread that waits for the login.
 
+    Args:
+        host_key: Fingerprint that answers the question for the board's host key; "" to ask the user.
+
     Attributes:
         environment: Environment variables that make ssh forward its prompts.
         can_answer: Whether a terminal, a password, or the user's SSH_ASKPASS is available.
         declined: Required prompt that got no answer; "" for none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host_key: str = "") -> None:
+        self._host_key = host_key
         self.declined = ""
         self._password = os.environ.get(PASSWORD_VARIABLE, "")
         self._typed: dict[str, str] = {}
@@ -93,6 +97,11 @@ class Questions:
             one.close()
 
     def _answer_prompt(self, prompt: str, is_of_board: bool) -> str | None:
+        # After a wrong answer, ssh repeats the question forever.
+        if prompt.startswith("Please type 'yes'"):
+            return "no"
+        if "(yes/no" in prompt and self._host_key and is_of_board:
+            return self._host_key
         if "(yes/no" in prompt:
             return prompts.ask(prompt, echo=True) or "no"
         if self._password and is_of_board and not _is_passphrase(prompt):

@@ -40,7 +40,16 @@ from hil.core.board_parser import parse_board
 from hil.core.compile_flags import is_safe_flag
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.text import TextSink
-from hil.errors import BoardBusy, FarmError, FarmUnreachable, HilError, NoSuchBoard, SessionEnded, UsageError
+from hil.errors import (
+    BoardBusy,
+    FarmError,
+    FarmUnreachable,
+    HilError,
+    NoSuchBoard,
+    SessionEnded,
+    UsageError,
+    did_you_mean,
+)
 from hil.protocol.v1 import farm_pb2 as pb
 
 _BEAT_SECONDS = 1.5
@@ -430,7 +439,8 @@ class FarmProvider:
                 raise NoSuchBoard(
                     f"runtime {runtime!r} not found on this board",
                     board=config.name,
-                    hint=f"available runtimes: {', '.join(config.devices)}; use a narrower selector",
+                    hint=f"{did_you_mean(runtime, config.devices)}available runtimes: {', '.join(config.devices)}; "
+                    "use a narrower selector",
                 )
 
             def renew() -> AgentEndpoint:

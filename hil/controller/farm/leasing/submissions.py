@@ -26,7 +26,7 @@ from hil.controller.farm.messages import (
     parse_job,
 )
 from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
-from hil.controller.farm.selector import find_nearest, parse
+from hil.controller.farm.selector import find_nearest, parse, suggest_labels
 from hil.controller.farm.settings import FarmSettings, UserLimits
 from hil.controller.farm.store.event_log import note_job
 from hil.controller.farm.store.records import (
@@ -251,7 +251,8 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     if not boards:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in find_nearest(selector, boards))
-    raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"nearest: {close}")
+    similar = suggest_labels(selector, boards.values())
+    raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"{similar}nearest: {close}")
 
 
 async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:

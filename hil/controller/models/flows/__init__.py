@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "apply_recipe",
     "check_flow",
     "compute_quantum_atol",
+    "list_flow_names",
     "load_flow",
     "load_flows",
     "load_recipes",
@@ -78,6 +80,15 @@ def load_flows(beside: Path = Path()) -> Registered[Flow]:
         own = read_flows(beside / FLOWS_FILE)
         found = {name: flow for name, flow in own.items() if name not in broken} | found
     return Registered(found, broken)
+
+
+def list_flow_names(beside: Path = Path()) -> list[str]:
+    """Return the names of all flows without checking them. An entry point may define flows with other names."""
+    names: list[str] = []
+    for path in (Path(__file__).with_name("built_in.toml"), beside / FLOWS_FILE):
+        with contextlib.suppress(OSError, UnicodeDecodeError, UsageError):
+            names += parse_toml(read_text(path), path)
+    return [*names, *(point.name for point in list_entry_points(_GROUP))]
 
 
 def load_flow(text: str, beside: Path = Path(), *, trusted: bool = False) -> Flow:

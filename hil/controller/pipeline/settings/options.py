@@ -201,6 +201,16 @@ def parse_accept_option(texts: Sequence[str], option: str = "--accept") -> tuple
     return resolved
 
 
+def parse_tensors_option(texts: Sequence[str], option: str = "--input") -> tuple[str, ...]:
+    """Call the Python functions of ``--input`` or ``--expected``. Raises UsageError if a function fails."""
+    if not any(".py:" in text for text in texts):
+        return tuple(texts)
+    from hil.controller.pipeline.settings.given_inputs import call_functions
+    from hil.controller.pipeline.verdicts.accepting import load_function
+
+    return call_functions(texts, load_function, option)
+
+
 def parse_seconds(value: float, option: str = "--timeout") -> float:
     """Validate a timeout in seconds. Raises UsageError if the timeout is negative, too large or not a number."""
     return float(check_value(option, value, SECONDS))
@@ -409,10 +419,11 @@ class RunSettings(CaseSettings):
     inputs: Sequence[str] | Mapping[str, Array] = _make_option(
         (),
         _TENSORS,
-        "Input file: x.npy, x.npz, x.pb or 4x8xf32=@x.bin (default: random).",
+        "Input: x.npy, x.npz, x.pb, 4x8xf32=@x.bin or load.py:FUNCTION (default: MODEL.inputs.npz, or random).",
         flag="--input",
         metavar="[NAME=]FILE",
         repeats=True,
+        of_text=parse_tensors_option,
         hint="for example {'x': array}, or ['x=x.npy']",
     )
     # texts of ``--expected``, or name -> tensor. hil compares with these first. hil uses references in addition only if
@@ -423,6 +434,7 @@ class RunSettings(CaseSettings):
         "Expected outputs instead of a reference.",
         metavar="[NAME=]FILE",
         repeats=True,
+        of_text=parse_tensors_option,
         hint="for example {'y': array}, or ['y=y.npy']",
     )
     # count the instructions of all iterations: see :mod:`hil.agent.instructions`.

@@ -48,8 +48,11 @@ def check_accepted_outputs(cases: Iterable[tuple[Sequence[str], Model | None]]) 
             check_outputs(load_rules(texts), [spec.name for outputs in found for spec in outputs or ()])
 
 
-def load_function(file: str, name: str) -> Callable[..., Any]:
+def load_function(file: str, name: str, *, form: str = "python:FILE:FUNCTION") -> Callable[..., Any]:
     """Return a function of a Python file.
+
+    Args:
+        form: How the user specifies a function, for the hint.
 
     Raises UsageError if the function does not exist or the file fails to load.
     """
@@ -57,9 +60,7 @@ def load_function(file: str, name: str) -> Callable[..., Any]:
     try:
         modified = path.stat().st_mtime_ns
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror or error}", hint="use python:FILE:FUNCTION"
-        ) from error
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint=f"use {form}") from error
     names = _run_file(path.resolve(), modified)
     function = names.get(name)
     if not callable(function):

@@ -36,6 +36,7 @@ class ConnectionSettings(Record, kw_only=True):
     identity: str
     known_hosts: str
     accept_new_host_key: bool
+    host_key: str
     folder: str
     fence: int
     lease: str
@@ -179,6 +180,32 @@ class CheckReport(Record, kw_only=True):
     ok: Annotated[bool, note("true if no check failed")]
     checks: Annotated[list[BoardCheck], note("from the network to the program; a failure may prevent the following")]
     exit_code: Annotated[int, note("0, or 4 if a check failed")]
+
+
+class AddedBoard(Record, kw_only=True):
+    """Output of `hil board add`."""
+
+    board: str
+    address: Annotated[str, note("address in the config; empty for a simulator")]
+    path: Annotated[str, note("the new config; empty if a check failed")]
+    ok: Annotated[bool, note("true if no check failed")]
+    checks: Annotated[list[BoardCheck], note("empty with --no-check")]
+    exit_code: Annotated[int, note("0, or 4 if a check failed")]
+
+
+class RemovedBoard(Record, kw_only=True):
+    """Output of `hil board remove`."""
+
+    board: str
+    path: Annotated[str, note("deleted config")]
+
+
+class RenamedBoard(Record, kw_only=True):
+    """Output of `hil board rename`."""
+
+    board: str
+    old: str
+    path: Annotated[str, note("the new config")]
 
 
 class RoundTripTimes(Record):

@@ -18,6 +18,7 @@ class RunSummary(Record, kw_only=True):
     exit_code: int | None
     finished: bool
     origin: Annotated[str, note("labels, branch and commit, or empty")]
+    labels: Annotated[list[str], note("from --label and HIL_LABELS")]
 
 
 class RunList(Record, kw_only=True):
@@ -27,9 +28,10 @@ class RunList(Record, kw_only=True):
 
 
 class DeletedRuns(Record, kw_only=True):
-    """Output of `hil runs gc`."""
+    """Output of `hil runs gc` and `hil runs rm`."""
 
     deleted: Annotated[list[str], note("IDs")]
+    dry_run: Annotated[bool, note("true if hil only lists the runs")] = False
 
 
 class CacheEntry(Record, kw_only=True):

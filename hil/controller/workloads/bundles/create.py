@@ -32,6 +32,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoder_calls import list_calls, make_call_inputs
 from hil.controller.pipeline.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
+from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import DEFAULT_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
@@ -214,6 +215,8 @@ class _Cases:
             only: whether this is the only method, so that arguments without a method name belong to this method.
         """
         options, random = self.request.options, self.request.random
+        if only and not self.files:
+            options = add_inputs_file(options, self.request.model)
         found = []
         # With --generate, the given inputs are constant inputs of the decoder, not a case.
         if (options.inputs or options.expected) and options.generate is None:

@@ -321,3 +321,18 @@ def test_farm_jobs_reject_python_functions(here):
             request_of({**request, "settings": {**request["settings"], **own}}, here)
     with pytest.raises(UsageError, match="must be a table"):
         request_of({**request, "settings": {**request["settings"], "per_model": 3}}, here)
+
+
+def test_pack_run_includes_inputs_next_to_model(here):
+    model = shutil.copy(DIGITS / "digits_cnn.onnx", "net.onnx")
+    np.savez("net.inputs.npz", image=np.zeros((1, 1, 8, 8), "float32"))
+    spec, parcel = pack_run(Job(models=(Path(model),)), import_model(Path(model)))
+    ((before, file, after),) = spec.options["inputs"]
+    assert (before, after, parcel.files[file]) == ("", "", Path("net.inputs.npz"))
+
+
+def test_rebuilt_job_never_calls_function_of_submitter(here):
+    Path("load.py").write_text("raise SystemExit('called')")
+    model = DIGITS / "digits_cnn.onnx"
+    spec, parcel = pack_run(Job(models=(model,), inputs=("load.py:make",)), import_model(model))
+    assert rebuild_job(sent(spec, parcel, here / "host").options, here / "host").inputs == ("load.py:make",)

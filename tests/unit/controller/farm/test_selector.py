@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hil.controller.farm.selector import TermGroup, find_nearest, parse
+from hil.controller.farm.selector import TermGroup, find_nearest, parse, suggest_labels
 from hil.errors import UsageError
 
 GIB = 1 << 30
@@ -314,3 +314,10 @@ def test_selector_matches_large_value_lists_quickly():
     assert not selector.matches({"features": [f"feature-{number}" for number in range(20_000)]})
     assert selector.matches({"features": [*(f"feature-{number}" for number in range(20_000)), "v379"]})
     assert time.process_time() - begin < 2
+
+
+def test_suggestion_is_label_that_a_board_has():
+    boards = [{"chip": "a53", "mem": 1 << 30}, {"gpu": True}]
+    assert suggest_labels(parse("chp=a53, mem>=1GiB"), boards) == "did you mean 'chip'? "
+    assert suggest_labels(parse("!gpuu or chip=a53"), boards) == "did you mean 'gpu'? "
+    assert suggest_labels(parse("chip=a5, camera"), boards) == ""

@@ -73,7 +73,7 @@ def test_store_index_follows_files(tmp_path):
     assert store.list_summaries()[1].outcome == "FAIL"
     (first.folder / "run.json").unlink()
     assert [row.id for row in store.list_summaries()] == [second.id]
-    (tmp_path / "index-2.sqlite").write_bytes(b"damaged")
+    (tmp_path / "index-3.sqlite").write_bytes(b"damaged")
     assert [row.id for row in store.list_summaries()] == [second.id]
 
 
@@ -82,7 +82,9 @@ def test_gc_spares_newest_and_unfinished_runs(tmp_path):
     runs = [finished(store, f"run{number}", float(number)) for number in range(4)]
     runs[0].record.finished = False
     runs[0].save()
-    assert store.gc(keep=1) == [runs[1].id, runs[2].id]
+    old = store.list_old(keep=1)
+    assert old == [runs[1].id, runs[2].id]
+    store.delete(old)
     assert [row.id for row in store.list_summaries()] == [runs[0].id, runs[3].id]
 
 

@@ -79,10 +79,11 @@ def test_store_ignores_foreign_index(made, tmp_path):
     run = store.create("a", {})
     run.record.finished = True
     run.save()
-    with sqlite3.connect(tmp_path / "runs" / "index-2.sqlite") as database:
+    with sqlite3.connect(tmp_path / "runs" / "index-3.sqlite") as database:
         database.executescript(made)
     assert [row.id for row in store.list_summaries()] == [run.id]
-    assert store.gc() == [run.id]
+    assert store.list_old() == [run.id]
+    store.delete([run.id])
     assert (tmp_path / "victim").is_dir()
 
 
@@ -91,7 +92,7 @@ def test_store_replaces_symlinked_index_without_writing_target(tmp_path):
         database.execute("create table mine (a)")
     store = RunStore(tmp_path / "runs")
     store.create("a", {})
-    (tmp_path / "runs" / "index-2.sqlite").symlink_to(tmp_path / "precious.sqlite")
+    (tmp_path / "runs" / "index-3.sqlite").symlink_to(tmp_path / "precious.sqlite")
     before = (tmp_path / "precious.sqlite").read_bytes()
     assert len(store.list_summaries()) == 1
     assert (tmp_path / "precious.sqlite").read_bytes() == before
@@ -103,7 +104,10 @@ def test_gc_ignores_symlinked_run(tmp_path):
     elsewhere.save()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / elsewhere.id).symlink_to(elsewhere.folder)
-    assert RunStore(tmp_path / "runs").gc() == []
+    store = RunStore(tmp_path / "runs")
+    assert store.list_old() == []
+    with pytest.raises(UsageError, match="is a link"):
+        store.find_deletable(elsewhere.id)
     assert (elsewhere.folder / "run.json").is_file()
 
 

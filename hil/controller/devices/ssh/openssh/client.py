@@ -96,7 +96,7 @@ class OpenSsh:
         self, address: Address, settings: Connection, board: str, timeout: float, alive_count: int = ALIVE_COUNT
     ) -> None:
         self._folder = make_folder("hil-ssh-", for_sockets=True)
-        self._questions = Questions(self._folder)
+        self._questions = Questions(self._folder, host_key=settings.host_key)
         self._log = Log(address, settings, board)
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -311,14 +311,15 @@ def _write_config(
         # Add the known hosts as global files, so that jump hosts also use their own UserKnownHostsFile.
         places = " ".join(f"/etc/ssh/ssh_known_hosts{number}" for number in ("", "2"))
         forced["GlobalKnownHostsFile"] = f"{_quote_path(settings.known_hosts)} {places}"
-    if settings.accept_new_host_key:
-        forced["StrictHostKeyChecking"] = "accept-new"
+    if settings.host_key or settings.accept_new_host_key:
+        # With a fingerprint, ssh asks whether the key is right, and hil answers with the fingerprint.
+        forced["StrictHostKeyChecking"] = "ask" if settings.host_key else "accept-new"
         if settings.known_hosts:
             _make_folder(Path(settings.known_hosts).parent)
     if not is_interactive:
         # Refuse an unknown host key; the error contains the host name.
         defaults["StrictHostKeyChecking"] = "yes"
-        forced |= {"NumberOfPasswordPrompts": "1"} if can_answer else {"BatchMode": "yes"}
+        forced |= {"NumberOfPasswordPrompts": "1"} if can_answer or settings.host_key else {"BatchMode": "yes"}
     includes = ["~/.ssh/config"]
     own: list[str] = []
     at_home = pwd.getpwuid(os.getuid()).pw_dir

@@ -137,6 +137,8 @@ class Log:
             raise self._make_revoked_error(self._name, f": {self._key}").locate(board=self._board)
         if self._is_changed:
             raise self._make_changed_error(self._name)
+        if self._settings.host_key and self.fingerprint != self._settings.host_key:
+            raise self._make_unexpected_error(self._name)
         if self._settings.accept_new_host_key and (line := self._find(_NOT_PINNED)):
             raise StorageError(
                 f"cannot pin the host key of {self._name}: {line.string}",
@@ -254,6 +256,8 @@ class Log:
             return self._make_revoked_error(name, key)
         if self._find(_CHANGED):
             return self._make_changed_error(name)
+        if own and self._key and self._settings.host_key not in ("", self.fingerprint):
+            return self._make_unexpected_error(name)
         known_hosts = Path(self._settings.known_hosts or "~/.ssh/known_hosts")
         quoted = str(known_hosts) if str(known_hosts).startswith("~") else shlex.quote(str(known_hosts))
         keyscan = f"{self._build_keyscan(name)} >> {quoted}, or with " if own and not self._proxy else ""
@@ -261,6 +265,14 @@ class Log:
             f"unknown host key of {name}{key}",
             hint="compare the fingerprint with the output of `ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub` on the "
             f"board; if both match, pin the key with {keyscan}--accept-new-host-key",
+        )
+
+    def _make_unexpected_error(self, name: str) -> HostKeyRefused:
+        return HostKeyRefused(
+            f"the host key of {name} is {self._key}, expected {self._settings.host_key}",
+            board=self._board,
+            hint="a different machine may be using the address; or use the fingerprint of the key of this type: "
+            "ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub on the board",
         )
 
     def _make_imitated_error(self) -> HostKeyRefused:

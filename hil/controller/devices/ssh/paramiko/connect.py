@@ -106,7 +106,10 @@ class _MachineLogin:
         usual = () if is_board and given else usual
         direct = not via and not host.proxy_command
         accept = settings.accept_new_host_key or host.accept_new_host_key
-        self._known_hosts = KnownHosts([*given, *usual], accept_new=accept, board=board, direct=direct)
+        expected = settings.host_key if is_board else ""
+        self._known_hosts = KnownHosts(
+            [*given, *usual], accept_new=accept, board=board, direct=direct, expected=expected
+        )
 
     def open(self) -> Hop:
         """Log in and return the hop."""

@@ -53,15 +53,19 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
     Args:
         files: The user's files. New keys are written to the first file.
         accept_new: Whether to pin the key of an unknown host.
+        expected: Required fingerprint of the host key, which is pinned; "" for any pinned key.
         direct: Whether the host is reached without a jump host, so that ``ssh-keyscan`` can query it.
 
     Raises:
         UsageError: A file cannot be read.
     """
 
-    def __init__(self, files: Sequence[Path], *, accept_new: bool, board: str, direct: bool = True) -> None:
+    def __init__(
+        self, files: Sequence[Path], *, accept_new: bool, board: str, direct: bool = True, expected: str = ""
+    ) -> None:
         self._files = files
-        self._accept_new = accept_new
+        self._accept_new = accept_new or bool(expected)
+        self._expected = expected
         self._board = board
         self._direct = direct
         self._lines = [line for path in (*files, *_OF_THE_MACHINE) for line in _read_lines(path)]
@@ -78,6 +82,13 @@ class KnownHosts(paramiko.MissingHostKeyPolicy):
             HostKeyRefused: The key is unknown, changed or revoked.
             UsageError: The check needs a host certificate, which hil does not support.
         """
+        if self._expected not in ("", key.fingerprint):
+            raise HostKeyRefused(
+                f"the host key of {hostname} is {_describe(key)}, expected {self._expected}",
+                board=self._board,
+                hint="a different machine may be using the address; or use the fingerprint of the key of this type: "
+                "ssh-keygen -lf /etc/ssh/ssh_host_..._key.pub on the board",
+            )
         for name in _list_names(hostname):
             found = [line for line in self._lines if line.is_for(name)]
             if any(line.marker == _REVOKED and line.key == key for line in found):

@@ -15,6 +15,7 @@ from hil.bundles.signature import add_seal
 from hil.controller.models.generation.spec import GENERATE, read_file_names
 from hil.controller.models.importers import load_importers
 from hil.controller.models.tensorflow import graph_def
+from hil.controller.pipeline.settings import given_inputs
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.storage.paths import path_exists
 from hil.controller.storage.run_context import RunContext
@@ -39,7 +40,7 @@ from hil.core.text import make_names_unique
 from hil.errors import UsageError
 from hil.formats.executorch_file import Damaged, is_bundle, read_buffer, read_cases, read_methods
 
-_INPUTS = ".inputs.npz"
+_INPUTS = given_inputs.SUFFIX
 _EXPECTED = ".expected.npz"
 _CALIBRATION = ".calibration.npz"
 # A TensorFlow SavedModel is a directory with this file.

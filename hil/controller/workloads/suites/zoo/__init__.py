@@ -11,14 +11,13 @@ from hil.controller.storage.tensor_files import load_npz
 from hil.controller.workloads.suites.cases.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
 from hil.core.digest import digest_of
+from hil.core.examples import find_examples_folder
 from hil.core.installed import get_version
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
 
 MAKE_TIMEOUT_SECONDS = 300.0
 _HERE = Path(__file__).parent
-# Possible directories of the models for digits: in a wheel, and in a checkout.
-_DIGITS = (_HERE / "digits", _HERE.parents[4] / "examples" / "digits")
 
 # Name -> function that adds the model to a graph, in the suite's order.
 BUILDERS = {
@@ -82,13 +81,8 @@ def build(folder: str) -> None:
         onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 
 
-def find_digits_folder() -> Path:
-    """Return the directory with the models for digits, and with their licence."""
-    return next((one for one in _DIGITS if one.is_dir()), _DIGITS[0])
-
-
 def _create_digits_model(name: str) -> SuiteModel:
-    folder = find_digits_folder()
+    folder = find_examples_folder()
     count = DIMS.get(name, {}).get("N", 1)
 
     def load_images() -> Array:

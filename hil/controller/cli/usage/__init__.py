@@ -1,0 +1,1 @@
+"""Help and shell completion of hil's commands."""
