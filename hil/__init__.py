@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from hil.controller.models.tensorflow.lower import lower_function as lower_function
     from hil.controller.models.torch_module import export_module as export_module
     from hil.controller.storage.run_context import open_context as open_context
+    from hil.controller.workloads.loaded_run import load_run as load_run
 
-__all__ = ["__version__", "connect", "export_module", "lower_function", "open_context", "run", "traces"]
+__all__ = ["__version__", "connect", "export_module", "load_run", "lower_function", "open_context", "run", "traces"]
 # Name -> module. Names are imported on first use, so `import hil` is fast and agents never load the controller.
 _HOME = {
     "connect": "hil.api",
     "run": "hil.api",
+    "load_run": "hil.controller.workloads.loaded_run",
     "export_module": "hil.controller.models.torch_module",
     "lower_function": "hil.controller.models.tensorflow.lower",
     "open_context": "hil.controller.storage.run_context",

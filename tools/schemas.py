@@ -17,7 +17,7 @@ from hil.controller.records import history
 from hil.controller.records.base import Record
 from hil.controller.records.bench import BenchRecord
 from hil.controller.records.bisect import BisectRecord
-from hil.controller.records.commands import boards, bundles, farm, models, plugins, stored
+from hil.controller.records.commands import boards, bundles, farm, models, plugins, projects, stored
 from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.dispatches import DispatchList
 from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
@@ -77,6 +77,8 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "cache ls": [stored.CacheList],
     "compare": [models.CompareResult],
     "compile": [models.CompiledProgram],
+    "config show": [projects.EffectiveConfig],
+    "doctor": [projects.DoctorReport],
     "eval": [EvaluationRecord],
     "flows": [models.FlowList],
     "gate": [GateRecord],
@@ -86,6 +88,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history import": [history.AddedEntries],
     "history ls": [history.SeriesList],
     "history show": [history.SeriesHistory],
+    "init": [projects.CreatedProject],
     "layers": [models.LayerList, DispatchList],
     "new-plugin": [plugins.NewPlugin],
     "plugin check": [plugins.PluginReport],

@@ -29,7 +29,7 @@ from hil.compare.tolerance import check_tolerance, fit_tolerance, refuse_vacuous
 from hil.compare.values import as_array, choose_common_kind, make_reader
 from hil.core.file_tensor import Tensor
 from hil.core.results import Control, Outcome, Relation, RunResult, Tolerance
-from hil.core.tensors import get_dtype_name
+from hil.core.tensors import get_dtype_name, shape_text
 
 if TYPE_CHECKING:
     from hil.compare.criteria import Rule
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _NOTHING = "0 elements compared: every output is empty"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """Verdict on a result compared with one reference. The verdict is true if every output passes."""
 
@@ -56,6 +56,25 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
+
+    def __repr__(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"<Verdict {self.outcome.value}, compared with {self.named}{reason}>"
+
+    def _repr_html_(self) -> str:
+        from hil.core.html_table import make_html_table
+
+        shown = [one for one in STATISTICS if one.report]
+        columns = ("output", "passed", "dtype", "shape", "mismatches", *(one.heading for one in shown), "reason")
+        rows = [
+            (
+                *(one.name, "yes" if one.passed else "no", one.dtype, shape_text(one.shape), one.mismatches),
+                *(getattr(one, statistic.key) for statistic in shown),
+                one.reason,
+            )
+            for one in self.outputs
+        ]
+        return make_html_table(f"{self.outcome.value}: compared with {self.named}", columns, rows)
 
 
 def compare_output(

@@ -26,6 +26,8 @@ from hil.errors import UsageError, did_you_mean, format_expected
 _GROUP = "hil.board_configs"
 # Address prefixes. A board config with such a name would be ambiguous.
 _NO_NAMES = {"farm", "local", "ssh", "unix"}
+# Directory with the board configs of a project.
+BOARDS_FOLDER = "board_configs"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ class LoadedBoard:
         """
         config = self.config
         return not (self.is_foreign and config.asks) or state_of(config.path, self.digest) == "trusted"
+
+    @property
+    def is_shipped(self) -> bool:
+        """True if the config is included with hil."""
+        return _is_in(self.path, _own_folder())
+
+    @property
+    def is_harmless(self) -> bool:
+        """True if anyone may select the board: a config of hil, or a simulator without settings that need trust."""
+        return self.is_shipped or (self.config.is_simulator and not self.config.asks)
 
 
 def load_board(name: str, *, typed: bool = True) -> LoadedBoard:
@@ -136,7 +148,7 @@ def _iter_folders() -> Iterator[Path]:
     if user := get_user_folder():
         yield user / "boards"
     yield from _list_package_folders()
-    yield Path("board_configs")
+    yield Path(BOARDS_FOLDER)
 
 
 def _list_package_folders() -> list[Path]:
@@ -156,8 +168,8 @@ def _list_package_folders() -> list[Path]:
 def _own_folder() -> Path:
     """Return the directory with hil's board configs: in the package, or next to it in a checkout."""
     here = Path(__file__).resolve().parents[1]
-    inside = here / "board_configs"
-    return inside if inside.is_dir() else here.parent / "board_configs"
+    inside = here / BOARDS_FOLDER
+    return inside if inside.is_dir() else here.parent / BOARDS_FOLDER
 
 
 def _is_trusted_place(path: Path) -> bool:
@@ -172,7 +184,11 @@ def _is_trusted_place(path: Path) -> bool:
         *([user / "boards"] if user else ()),
         *_list_package_folders(),
     ]
-    return any(path.parent.absolute() == place.absolute() or _is_same_file(path.parent, place) for place in places)
+    return any(_is_in(path, place) for place in places)
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    return path.parent.absolute() == folder.absolute() or _is_same_file(path.parent, folder)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

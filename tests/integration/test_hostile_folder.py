@@ -102,6 +102,30 @@ def test_untrusted_board_config_cannot_run_commands(folder, there, marker):
     assert not marker.exists()
 
 
+def test_untrusted_project_file_cannot_select_board(folder, there, environment, marker, tmp_path):
+    power = f'[power]\nreset = ["touch", "{marker}"]\ncycle = ["touch", "{marker}"]\n'
+    boards = tmp_path / "config" / "hil" / "boards"
+    boards.mkdir(parents=True)
+    environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    with listening() as (address, heard):
+        # The user's board, which an author of a project may know by name.
+        (boards / "kitchen.toml").write_text(f'[board]\nhw_type = "k"\n[connection]\naddress = "{address}"\n{power}')
+        (folder / "hil.toml").write_text(f'[defaults]\nboard = "kitchen"\nout = ".."\nweb_url = "http://{address}"\n')
+        for words in (
+            ("run", "doubling.onnx"),
+            ("board", "check"),
+            ("board", "reset"),
+            ("runs", "gc", "--keep", 0),
+            ("publish", "latest", "--token", "secret"),
+        ):
+            done = there(*words)
+            assert done.returncode == 2 and "have not trusted" in done.stderr, done.stderr
+        for words in (("config", "show"), ("doctor", "--quick")):
+            assert there(*words).returncode == 0
+        assert heard == []
+    assert not marker.exists()
+
+
 @pytest.mark.slow
 def test_untrusted_flow_flags_need_trust(folder, there, marker):
     flags = f'compile_flags = ["--iree-hal-dump-executable-sources-to={marker}"]\n'

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hil.controller.pipeline.settings.command_keys import COMMAND_KEYS
 from hil.controller.pipeline.settings.options import RunSettings, Spec, list_specs
 
 PATH = Path(__file__).parents[2] / "docs" / "project.schema.json"
@@ -59,7 +60,8 @@ def schema() -> dict[str, Any]:
         },
         "history of measurements; docs/history.md explains it",
     )
-    defaults = _table(keys, "options that the command line does not give")
+    of_commands = {name: {"type": "string", "minLength": 1, "description": text} for name, text in COMMAND_KEYS.items()}
+    defaults = _table({**of_commands, **keys}, "options that the command line does not give")
     top = _table({"defaults": defaults, "models": models, "history": history}, "")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -6,15 +6,18 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
 from tools.virtual_board.board import VirtualBoard
+from tools.virtual_board.host import end, require, start_namespaces
 from tools.virtual_board.launch import start
-from tools.virtual_board.packages import DEBIAN
+from tools.virtual_board.packages import DEBIAN, find_apt
 from tools.virtual_board.places import make_private, state_folder
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -110,6 +113,24 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
 def down(name: str) -> None:
     """End a board and delete the disk. A missing board is not an error."""
     _find_board(name).down()
+
+
+@cli.command()
+def check() -> None:
+    """Check that this machine can run virtual boards: tools, namespaces and Debian packages.
+
+    Prints a line of JSON: {"found": TEXT, "problem": TEXT, "fix": TEXT}. The exit code is 2 after a problem.
+    """
+    try:
+        require()
+        with tempfile.TemporaryDirectory(prefix="hil-board-") as folder:
+            end(start_namespaces(Path(folder), "true"))
+        apt = find_apt()
+    except UsageError as error:
+        click.echo(json.dumps({"found": "", "problem": error.message, "fix": error.hint}))
+        sys.exit(error.exit_code)
+    found = f"namespaces work; {apt} fetches the boards' packages and emulators"
+    click.echo(json.dumps({"found": found, "problem": "", "fix": ""}))
 
 
 @cli.command("list")

@@ -110,7 +110,7 @@ class Apt:
         return next(iter(sorted(self.folder.glob(f"{package}_*.deb"))))
 
     def _run(self, *arguments: str) -> None:
-        command = [*_make_apt_command(), "-c", str(self.folder / "apt.conf"), *arguments]
+        command = [find_apt(), "-c", str(self.folder / "apt.conf"), *arguments]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=_make_environment())
         if done.returncode:
             raise PackagesUnavailable(
@@ -144,14 +144,15 @@ def unpack(deb: Path, folder: Path, *options: str) -> None:
         raise PackagesUnavailable(f"cannot unpack {deb.name}", detail=done.stderr.strip())
 
 
-def _make_apt_command() -> list[str]:
+def find_apt() -> str:
+    """Return the path of apt-get. Raises UsageError on a machine without Debian packages."""
     found = shutil.which("apt-get")
     if found is None:
         raise UsageError(
             "apt-get not found: virtual boards require Debian packages",
             hint="use a Debian machine or container",
         )
-    return [found]
+    return found
 
 
 def _make_environment() -> dict[str, str]:
@@ -166,7 +167,7 @@ def _list_sources(release: str) -> str:
     """
     if chosen := os.environ.get(SOURCES_VARIABLE):
         return Path(chosen).read_text()
-    command = [*_make_apt_command(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
+    command = [find_apt(), "-o", "Dir::State::lists=/nonexistent", "update", "--print-uris"]
     done = subprocess.run(command, capture_output=True, text=True, env=_make_environment())
     # Use Debian's archive keys if the machine has them at this path, otherwise apt's trusted keys.
     signed = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""

@@ -17,12 +17,94 @@ from hil.controller.storage.origin import note_typed
 from hil.core.text import hide_passwords
 from hil.errors import UsageError
 
-# Key for the project file in a command's context.
+# Key for the project file in a command's context, if its run options apply to the command.
 PROJECT = "hil.project"
+# Key for the project file that sets defaults of ProjectOptions, and for the keys of the file that the command uses.
+_DEFAULTS, _USED, _RESUMES = "hil.project-defaults", "hil.project-keys", "hil.resumes"
 
 
 class RunOption(click.Option):
     """Option of a run with a default that the project file may set."""
+
+
+class ProjectOption(click.Option):
+    """Option with a default from a key of :data:`hil.controller.pipeline.settings.command_keys.COMMAND_KEYS`.
+
+    Args:
+        key: key of ``[defaults]`` in the project file; "" for an option that the file does not set.
+    """
+
+    def __init__(self, *args: Any, key: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.key = key
+
+    def get_default(self, ctx: click.Context, call: bool = True) -> Any:
+        """Return the project file's value, or else the option's default."""
+        if self.key and (value := use_project_key(ctx, self.key)):
+            return (value,) if self.multiple else value
+        return super().get_default(ctx, call)
+
+
+def use_project_key(ctx: click.Context, key: str) -> str:
+    """Return a key of ``[defaults]`` for commands, or "" if the project file does not set it.
+
+    Raises:
+        UsageError: the value needs trust that the user has not given.
+    """
+    project = ctx.meta.get(_DEFAULTS)
+    if project is None or (_is_resuming(ctx) and key != "out"):
+        return ""
+    value: str = project.use(key)
+    _note_used(ctx, **{key: value})
+    return value
+
+
+def use_project_board(ctx: click.Context) -> tuple[str, str]:
+    """Return the board and the hardware type of the project file, "" for a missing key.
+
+    Raises:
+        UsageError: the board is unknown, or needs trust that the user has not given.
+    """
+    project = ctx.meta.get(_DEFAULTS)
+    if project is None or _is_resuming(ctx):
+        return "", ""
+    board, hw_type = project.use_board()
+    _note_used(ctx, board=board, runtime_hw_type=hw_type)
+    return board, hw_type
+
+
+def read_project_board() -> tuple[str, str]:
+    """Return the board and the hardware type of the project file, for a command without a :class:`ProjectOption`.
+
+    Raises:
+        UsageError: the file is invalid, or the board is unknown or needs trust that the user has not given.
+    """
+    from hil.controller.pipeline.settings.project import find_project, read_project
+
+    path = find_project(Path())
+    found = read_project(path).use_board() if path else ("", "")
+    if any(found):
+        names = [name for name, value in zip(("board", "runtime_hw_type"), found, strict=True) if value]
+        click.echo(f"hil: {path}: {', '.join(names)}", err=True)
+    return found
+
+
+def read_project_runs() -> Path | None:
+    """Return the directory for runs of the project file, or None. Raises UsageError if it needs trust."""
+    from hil.controller.pipeline.settings.project import find_project, read_project
+
+    path = find_project(Path())
+    out = read_project(path).use("out") if path else ""
+    return Path(out) if out else None
+
+
+def _note_used(ctx: click.Context, **values: str) -> None:
+    ctx.meta.setdefault(_USED, {}).update({name: value for name, value in values.items() if value})
+
+
+def _is_resuming(ctx: click.Context) -> bool:
+    """Return True if the command continues stored work: then only the place of this work comes from the file."""
+    return bool(ctx.meta.get(_RESUMES))
 
 
 class CliCommand(click.Command):
@@ -35,10 +117,11 @@ class CliCommand(click.Command):
             words = ["hil", *ctx.command_path.split()[1:], *args]
             # Records contain the command, and other users can read them.
             note_typed(shlex.join(hide_passwords(word) for word in words if word != "--json"))
-            if not set(args) & {*ctx.help_option_names, "--resume"}:
+            if not set(args) & set(ctx.help_option_names):
+                ctx.meta[_RESUMES] = "--resume" in args
                 _use_project(self, ctx)
         rest = super().parse_args(ctx, args)
-        if PROJECT in ctx.meta:
+        if _DEFAULTS in ctx.meta and not ctx.resilient_parsing:
             _show_project(self, ctx)
         return rest
 
@@ -69,17 +152,20 @@ def group(cls: type[CliGroup] = CliGroup, **settings: Any) -> Callable[[Callable
 
 
 def _use_project(command: click.Command, ctx: click.Context) -> None:
-    """Set defaults from the project file, if it exists and the command has run options."""
+    """Set defaults from the project file, if it exists and sets options of the command."""
     options = {str(one.name): one for one in command.params if isinstance(one, RunOption)}
-    if not options:
+    if not options and not any(isinstance(one, ProjectOption) for one in command.params):
         return
-    from hil.controller.pipeline.settings.project import find_project, load_project
+    from hil.controller.pipeline.settings.project import find_project, load_project, read_project
 
-    if find_project(Path()) is None:
+    path = find_project(Path())
+    if path is None:
         return
-    project = load_project(Path())
+    if not options or _is_resuming(ctx):
+        ctx.meta[_DEFAULTS] = read_project(path)
+        return
+    ctx.meta[_DEFAULTS] = ctx.meta[PROJECT] = project = load_project(Path())
     assert project is not None
-    ctx.meta[PROJECT] = project
     used = {name: value for name, value in project.defaults.items() if name in options}
     ctx.default_map = {
         name: (value,) if options[name].multiple and not isinstance(value, tuple) else value
@@ -91,7 +177,11 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
     """Print the project settings in effect. Model settings are included if they match the command's files."""
     from hil.controller.pipeline.settings.model_settings import matches
 
-    project = ctx.meta[PROJECT]
+    project, used = ctx.meta[_DEFAULTS], list(ctx.meta.get(_USED, ()))
+    if PROJECT not in ctx.meta:
+        if used:
+            click.echo(f"hil: {project.path}: {', '.join(used)}", err=True)
+        return
     words: list[str] = []
     for one in command.params:
         if isinstance(one, click.Argument) and (value := ctx.params.get(str(one.name))):
@@ -100,7 +190,7 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
     # Models in a directory, suite or stored run are not known yet.
     are_known = bool(files) and all(map(Path.is_file, files))
     patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
-    names = [*(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
+    names = [*used, *(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
     # With an automatic history, the command itself reports the added entries at the end.
     if names or not project.history.auto:
         click.echo(f"hil: {project.path}: {', '.join(names) or 'no settings for this command'}", err=True)

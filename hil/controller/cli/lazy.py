@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.commands import CliGroup
-from hil.errors import did_you_mean
+from hil.errors import UsageError, did_you_mean
 
 
 class LazyGroup(CliGroup):
@@ -24,10 +24,17 @@ class LazyGroup(CliGroup):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load and return the command."""
+        """Load and return the command. Raises UsageError if a package that the command requires is missing."""
         if cmd_name not in self._table:
             return None
-        module = importlib.import_module(self._table[cmd_name][0])
+        try:
+            module = importlib.import_module(self._table[cmd_name][0])
+        except ModuleNotFoundError as error:
+            name = (error.name or "").partition(".")[0]
+            if name in ("", "hil"):
+                raise
+            hint = "`pip check` lists missing packages; reinstall hil in this environment"
+            raise UsageError(f"hil {cmd_name} requires {name}, which is not installed", hint=hint) from error
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 

@@ -24,6 +24,7 @@ from hil.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, HilError
 
 # Verb -> module in hil.controller.cli and line in `hil --help`. The module has a command with the verb's name.
 VERBS = {
+    "init": ("project.init", "Create a project with a test and a CI file."),
     "run": ("running.run", "Compile a model, run it on a board, compare it with a CPU reference."),
     "bench": ("running.bench", "Measure a model's speed on a board, or compare two models."),
     "eval": ("running.eval", "Score a model on a dataset, on a board and on a CPU reference."),
@@ -48,6 +49,8 @@ VERBS = {
     "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
+    "config": ("project.config", "Show the effective settings and their sources."),
+    "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),
     "cache": ("stored.cache", "List and clean the cache of compiled programs and reference results."),
     "completion": ("completion", "Print the shell's completion script."),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.cli.commands import PROJECT, RunOption
+from hil.controller.cli.commands import PROJECT, ProjectOption, RunOption, use_project_board
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
     CaseSettings,
@@ -127,29 +127,49 @@ def _make_hardware_options(board: Callable[[F], F], *, repeats: bool = False) ->
     )
 
 
-def _default_board(context: click.Context, _: click.Parameter, value: Any) -> Any:
-    """Default --board to the board in HIL_BOARD, so that the run records it."""
+def _default_board(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Default --board to HIL_BOARD or to the project file's board and type, so that the run records them."""
     if value or context.resilient_parsing:
         return value
     from hil.controller.devices.choosing.board_resolver import get_named_board
 
-    board = get_named_board("".join(context.params.get("hw_type", "")))
+    hw_type = "".join(context.params.get("hw_type", ""))
+    board = get_named_board(hw_type)
+    if not board and not hw_type and isinstance(option, ProjectOption):
+        board, hw_type = use_project_board(context)
+        if hw_type:
+            context.params["hw_type"] = (hw_type,) if isinstance(value, tuple) else hw_type
     if not board:
         return value
     return (board,) if isinstance(value, tuple) else board
 
 
-def _make_board_option(name: str, more: str, **settings: Any) -> Callable[[F], F]:
-    which = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR (default: HIL_BOARD)"
+_BOARD_FORMS = "USER@HOST, ssh:ALIAS, a name, a config file, unix:PATH, HOST:PORT or farm:SELECTOR"
+
+
+def _make_board_option(name: str, more: str, *, is_stored: bool = False, **settings: Any) -> Callable[[F], F]:
+    """Return the option --board.
+
+    Args:
+        is_stored: True if stored results or an argument select the board, so the project file's board does not apply.
+    """
+    default = "HIL_BOARD" if is_stored else "HIL_BOARD, then hil.toml"
     return click.option(
-        "--board", name, callback=_default_board, metavar="ADDR|NAME", help=f"{which}{more}.", **settings
+        "--board",
+        name,
+        cls=click.Option if is_stored else ProjectOption,
+        callback=_default_board,
+        metavar="ADDR|NAME",
+        help=f"{_BOARD_FORMS} (default: {default}){more}.",
+        **settings,
     )
 
 
 # Options for the board's name and connection, which are arguments of
-# hil.controller.devices.choosing.board_resolver.choose. The other two variants are for commands with multiple targets,
-# and for boards that share the cases.
+# hil.controller.devices.choosing.board_resolver.choose. The other variants are for commands whose stored results or
+# arguments select the board, for commands with multiple targets, and for boards that share the cases.
 board_options = _make_hardware_options(_make_board_option("board", "", default=""))
+stored_board_options = _make_hardware_options(_make_board_option("board", "", is_stored=True, default=""))
 target_options = _make_hardware_options(
     _make_board_option("board", "; repeatable: each value is a target", multiple=True), repeats=True
 )
@@ -275,7 +295,14 @@ target_program_options = combine_options(
 # The option --runtime of suites. The project file does not set it, because flows have a runtime.
 flow_runtime_option = click.option("--runtime", multiple=True, metavar="NAME", help=_RUNTIMES_HELP.format("the flow's"))
 label_option = run_option("labels")
-runs_option = click.option("--out", type=FILE, metavar="DIR", help="Directory for runs (default: hil-runs).")
+runs_option = click.option(
+    "--out",
+    type=FILE,
+    cls=ProjectOption,
+    key="out",
+    metavar="DIR",
+    help="Directory for runs (default: from hil.toml, or hil-runs).",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 
@@ -284,6 +311,9 @@ def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]
     more = "; repeatable: each value is a target" if repeats else ""
     return click.option(
         "--flow",
+        cls=ProjectOption,
+        # Without a default, the option excludes others, such as --runtime.
+        key="flow" if default else "",
         multiple=True,
         callback=None if repeats else check_once,
         default=[default] if default else [],

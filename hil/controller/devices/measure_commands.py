@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import filelock
-
 from hil.controller.devices.power import is_silent, run_command
 from hil.controller.records.base import Record, read_record
 from hil.core.board_config import BoardCommand, Command, MeasureCommands
@@ -124,6 +122,8 @@ class _PendingFile:
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
         """Lock the file during the block. Yield False if a living process has locked it."""
+        import filelock
+
         assert self.path
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hil import errors
 from hil.bundles.cases import Signature
-from hil.compare.generation import GenerationVerdict
 from hil.compare.verdict import Verdict
 from hil.controller.devices.board_client import ProfilePass
-from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.conditions import Conditions, MeasurementGrade
@@ -21,6 +20,10 @@ from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
 from hil.core.steps import FORCED, StepCall
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import InvokeTiming, Sample, Span
+
+if TYPE_CHECKING:
+    from hil.compare.generation import GenerationVerdict
+    from hil.controller.models.generation.roles import Decoder
 
 
 @dataclass(eq=False)
@@ -45,7 +48,7 @@ class ReferenceDecoder:
     decoder: Decoder
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Case:
     """Model with the results of its stages so far. Each stage returns a new case. Missing results are None."""
 
@@ -104,6 +107,31 @@ class Case:
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS
+
+    def __repr__(self) -> str:
+        ended = f"{self.outcome.value}, {self.reason}" if self.reason and self.outcome else self._status
+        return f"<Case {self.name}: {ended}>"
+
+    def _repr_html_(self) -> str:
+        from statistics import median
+
+        from hil.core.html_table import make_html_table
+
+        result = self.result
+        facts = [("outcome", self._status), ("reason", self.reason), ("stage", self.stage)]
+        if result is not None and result.device_ns:
+            facts.append(("device time (ms), median", f"{median(result.device_ns) / 1e6:.4g}"))
+        facts += [
+            (f"{name.removesuffix('_s')} (s)", f"{seconds:.3g}")
+            for name, seconds in vars(self.timings).items()
+            if seconds
+        ]
+        tables = [make_html_table(self.name, ("", ""), [fact for fact in facts if fact[1]])]
+        return "".join([*tables, *(verdict._repr_html_() for verdict in self.verdicts)])
+
+    @property
+    def _status(self) -> str:
+        return self.outcome.value if self.outcome else "not finished"
 
     def with_error(self, error: errors.HilError, stage: Stage) -> Case:
         """Return the case with an error as its end.

@@ -34,6 +34,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.pipeline.case import Case, ReferenceDecoder
+from hil.controller.pipeline.repeated import make_steps_arguments
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.tools import Tools, make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
@@ -61,8 +62,6 @@ from hil.core.steps import (
 )
 from hil.core.tensors import Array, TensorSpec, get_dtype_name, parse_dtype, shape_text
 
-# Minimum number of runs before the timed runs. Between two runs, the board runs another prompt.
-_MIN_WARMUP = 1
 # Number of cache positions for checking a rewrite.
 _PAST = 3
 # Maximum number of outputs that a message names.
@@ -210,19 +209,6 @@ def _make_constant_inputs(model: Model, decoder: Decoder, options: Options) -> M
         user_range=options.input_range,
         dims=options.dims,
     )
-
-
-def make_steps_arguments(case: Case) -> dict[str, Any]:
-    """Return the arguments that make :meth:`LoadedProgram.run` generate tokens; none for a case without a decoder."""
-    decoder = case.decoder
-    if decoder is None:
-        return {}
-    names = (*OUTPUTS, *(one.output for one in decoder.cache))
-    return {
-        "steps": decoder.plan,
-        "names": names,
-        "warmup": max(case.options.warmup, _MIN_WARMUP),
-    }
 
 
 def check_generation(case: Case) -> None:

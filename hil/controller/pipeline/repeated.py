@@ -9,12 +9,16 @@ from typing import Any
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.instructions import merge_counts
 from hil.core.repetition import Answer, Repetition, merge
 from hil.core.results import Artifact, RunResult
-from hil.core.steps import MAX_CALLS
+from hil.core.steps import MAX_CALLS, OUTPUTS
 from hil.core.tensors import Array
+
+# Minimum number of generations before the timed ones. Between two of them, the board runs another prompt.
+_MIN_WARMUP = 1
 
 
 def run_repeatedly(
@@ -63,6 +67,19 @@ def run_repeatedly(
 def load_arguments(options: Options) -> dict[str, Any]:
     """Return the arguments of :meth:`BoardSession.load` for options."""
     return {name: getattr(options, name) for name in ("timeout", "no_fallback", "instructions")}
+
+
+def make_steps_arguments(case: Case) -> dict[str, Any]:
+    """Return the arguments that make :meth:`LoadedProgram.run` generate tokens; none for a case without a decoder."""
+    decoder = case.decoder
+    if decoder is None:
+        return {}
+    names = (*OUTPUTS, *(one.output for one in decoder.cache))
+    return {
+        "steps": decoder.plan,
+        "names": names,
+        "warmup": max(case.options.warmup, _MIN_WARMUP),
+    }
 
 
 def _merge_run(

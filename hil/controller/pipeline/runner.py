@@ -22,7 +22,6 @@ from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.generation import mark_unstable
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.stages import PIPELINE, PipelineStep, make_case_inputs, refuse_ranges
@@ -126,6 +125,8 @@ class Runner(Tools):
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
         if case.generation is not None:
+            from hil.controller.pipeline.generation import mark_unstable
+
             return mark_unstable(case)
         return self._run_step(case, PipelineStep(Stage.COMPARE, judge_repetition, lambda case: True))
 

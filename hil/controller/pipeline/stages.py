@@ -27,7 +27,7 @@ from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.default_inputs import add_given_defaults
-from hil.controller.models.generation.functions import choose_importer
+from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
@@ -35,16 +35,8 @@ from hil.controller.models.sizing.sizes import format_range
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
-from hil.controller.pipeline.generation import (
-    begin_generation,
-    check_generation,
-    compare_generation,
-    make_steps_arguments,
-    refer_generation,
-    run_prefill,
-)
 from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
-from hil.controller.pipeline.repeated import add_profile_pass, load_arguments, run_repeatedly
+from hil.controller.pipeline.repeated import add_profile_pass, load_arguments, make_steps_arguments, run_repeatedly
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Job, Options, check_counts
 from hil.controller.pipeline.tools import Tools, make_reference_settings
 from hil.controller.pipeline.verdicts.accepting import load_rules
@@ -119,6 +111,8 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     options = replace(options, runtime=choose_runtime(model.format, options.runtime), inputs=inputs)
     case = replace(case, model=model, options=options)
     if options.generate is not None:
+        from hil.controller.pipeline.generation import begin_generation
+
         case = begin_generation(case, context)
     yield case.with_timings(import_s=time.monotonic() - start)
 
@@ -234,6 +228,8 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             if watch is not None:
                 case = grade_run(case, watch, call)
             if case.decoder is not None:
+                from hil.controller.pipeline.generation import check_generation, run_prefill
+
                 check_generation(case := replace(case, calls=call.calls, link_ns=call.link_ns))
             yield case
             tools.sink.keep(case, "outputs")
@@ -274,6 +270,8 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     If a reference fails, hil uses the results of the other references.
     """
     if case.decoder is not None:
+        from hil.controller.pipeline.generation import refer_generation
+
         yield from refer_generation(case, tools)
         return
     context, options = tools.context, case.options
@@ -314,7 +312,11 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
 
 def _compare_outputs(case: Case, tools: Tools) -> Iterator[Case]:
     """Compare the board's outputs with the references."""
-    return compare_case(case, tools) if case.decoder is None else compare_generation(case, tools)
+    if case.decoder is None:
+        return compare_case(case, tools)
+    from hil.controller.pipeline.generation import compare_generation
+
+    return compare_generation(case, tools)
 
 
 def _run_plain_reference(

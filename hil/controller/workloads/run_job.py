@@ -15,7 +15,6 @@ from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
-from hil.controller.pipeline.records.generation import digest_generation
 from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
@@ -145,6 +144,8 @@ def _has_changed(record: RunCase, one: SizedCase, context: RunContext) -> bool:
     """
     was, options = record.model and record.model.digest, one.options
     if options.generate is not None and was is not None and is_file(one.path):
+        from hil.controller.pipeline.records.generation import digest_generation
+
         return record.generation_digest != digest_generation(Runner(context).begin(one.path, options, Path()))
     work: dict[str, Any] = {"isolated": context.isolated, "cache": context.cache}
     try:

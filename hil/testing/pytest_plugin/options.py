@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hil.controller.pipeline.settings.command_keys import get_flow_file
 from hil.controller.pipeline.settings.option_names import make_renamer, rename_options
 from hil.controller.pipeline.settings.options import (
     PROFILED_COUNTS,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MODELS = "hil_models"
 FLOW = "hil_flow"
+_DEFAULT_FLOW = "iree"
 OUT = ".hil"
 # Options that define targets.
 _TARGETS = ("hil_flow", "hil_runtime", "hil_runtime_hw_type")
@@ -119,7 +121,8 @@ OPTIONS = (
     ),
     Option(
         "--hil-flow",
-        f"Flow to compile and run models (default: ini {FLOW}, else iree). Repeatable: each flow is a target.",
+        f"Flow to compile and run models (default: ini {FLOW}, hil.toml, or {_DEFAULT_FLOW}). "
+        "Repeatable: each flow is a target.",
         metavar="NAME|FILE",
         repeats=True,
     ),
@@ -224,7 +227,7 @@ TAKEN = pytest.StashKey[list[str]]()
 def add_options(parser: pytest.Parser, config: Any) -> None:
     """Add the ini settings and options. Short names are added only if ``hil_models`` is set."""
     parser.addini(MODELS, "Directories of models to test on boards, relative to this file.", "paths", default=[])
-    parser.addini(FLOW, "Flow to compile and run the models.", "string", default="iree")
+    parser.addini(FLOW, f"Flow to compile and run the models (default: from hil.toml, or {_DEFAULT_FLOW}).", "string")
     group = parser.getgroup("hil", "models on boards")
     taken = config.stash.setdefault(TAKEN, [])
     for option in OPTIONS:
@@ -320,8 +323,7 @@ def request_of(config: pytest.Config) -> SuiteRequest:
     return SuiteRequest(
         "",
         list_flows(config)[0],
-        # The command line may repeat a board from pytest's `addopts`.
-        tuple(dict.fromkeys(get_option("board") or ())),
+        list_boards(config)[0],
         "",
         {
             "identity": get_path("identity"),
@@ -422,7 +424,32 @@ def list_flows(config: pytest.Config) -> list[str]:
 
 
 def _read_ini_flow(config: pytest.Config) -> str:
-    """Return the flow in the ini file. A path (``FILE.toml``, ``FILE.toml:NAME``) is relative to the ini file."""
+    """Return the flow in the ini file, or else in the project file.
+
+    A path (``FILE.toml``, ``FILE.toml:NAME``) is relative to its file.
+    """
     flow: str = config.getini(FLOW)
-    is_file = flow.endswith(".toml") or ".toml:" in flow
-    return str(config.inipath.parent / flow) if is_file and config.inipath else flow
+    if not flow:
+        project = load_project(config.invocation_params.dir)
+        return (project.use("flow") if project else "") or _DEFAULT_FLOW
+    return str(config.inipath.parent / flow) if get_flow_file(flow) and config.inipath else flow
+
+
+def list_boards(config: pytest.Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the requested boards and hardware types.
+
+    Without options and without HIL_BOARD, the project file selects them.
+
+    Raises:
+        UsageError: the project file's board is unknown or not trusted.
+    """
+    from hil.controller.devices.choosing.board_resolver import get_named_board
+
+    # The command line may repeat a board from pytest's `addopts`.
+    boards = tuple(dict.fromkeys(config.getoption("hil_board") or ()))
+    hw_types = tuple(config.getoption("hil_runtime_hw_type") or ())
+    if boards or hw_types or get_named_board(""):
+        return boards, hw_types
+    project = load_project(config.invocation_params.dir)
+    board, hw_type = project.use_board() if project else ("", "")
+    return (board,) if board else (), (hw_type,) if hw_type else ()

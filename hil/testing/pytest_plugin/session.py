@@ -45,6 +45,7 @@ from hil.testing.pytest_plugin.options import (
     MODELS,
     OUT,
     choose_out_folder,
+    list_boards,
     list_flows,
     make_absolute,
     make_simulator_settings,
@@ -337,7 +338,7 @@ class PluginSession:
         boards = self.request.boards
         each = boards if self.config.getoption("hil_each_board") and len(boards) > 1 else ()
         flow_names, runtime_names = list_flows(self.config), self.config.getoption("hil_runtime") or [""]
-        hw_types = self.config.getoption("hil_runtime_hw_type")
+        _, hw_types = list_boards(self.config)
         axes = {"flow": flow_names, "runtime": runtime_names, "board": each, "hw_type": hw_types}
         asked = combine_targets(axes)
         # Use the flows.toml in the ini file's directory, independent of the working directory. Trust it, because pytest

@@ -32,8 +32,8 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import check_generation, make_steps_arguments
-from hil.controller.pipeline.repeated import load_arguments
+from hil.controller.pipeline.generation import check_generation
+from hil.controller.pipeline.repeated import load_arguments, make_steps_arguments
 from hil.controller.records.bench import SpeedComparison
 from hil.controller.records.conditions import Conditions, Settling
 from hil.core import clock

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.cli.options import board_options, choose_board, list_given_options
+from hil.controller.cli.commands import read_project_board
+from hil.controller.cli.options import choose_board, list_given_options, stored_board_options
 from hil.controller.cli.screen import print_message
 from hil.errors import UsageError
 
@@ -23,11 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def add_board_place(command: F) -> F:
     """Add the argument ``[ADDR]`` to the options that select a board."""
-    return click.argument("addr", default="", metavar="[ADDR|NAME]")(board_options(command))
+    return click.argument("addr", default="", metavar="[ADDR|NAME]")(stored_board_options(command))
 
 
 def choose_place(settings: dict[str, Any]) -> BoardChoice:
-    """Return the board selected by the options of :func:`add_board_place`.
+    """Return the board selected by the options of :func:`add_board_place`, or else the project file's board.
 
     Remove their values from a command's settings.
     """
@@ -35,6 +36,8 @@ def choose_place(settings: dict[str, Any]) -> BoardChoice:
     if addr and "board" in list_given_options():
         raise UsageError(f"two boards specified: {addr} and {settings['board']}", hint="specify only one")
     settings["board"] = addr or settings["board"]
+    if not settings["board"] and not settings["hw_type"]:
+        settings["board"], settings["hw_type"] = read_project_board()
     return choose_board(settings)
 
 

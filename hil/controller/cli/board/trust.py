@@ -25,8 +25,8 @@ _PROJECT = "hil.toml"
 def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     """Trust the current board configs of a directory: hil uses their addresses, commands, flags and files.
 
-    DIR contains configs, board_configs, flows.toml or hil.toml. The flags and Python functions in these files are then
-    trusted too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
+    DIR contains configs, board_configs, flows.toml or hil.toml. The flags, Python functions, boards and other settings
+    of these files that need trust are then trusted too. Without trust, a config of the working directory may only describe a board: type, runtime, devices,
     labels and simulator. Modified files require trust again. hil's configs, configs in the user's config directory, and
     configs specified as files need no trust.
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, board_options, check_seconds, json_option, wait_option
+from hil.controller.cli.options import FILE, check_seconds, json_option, stored_board_options, wait_option
 from hil.controller.cli.screen import Screen, answer
 from hil.controller.cli.stored.history import history_option
 from hil.errors import UsageError, did_you_mean
@@ -89,7 +89,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
     help="Measure a suspect on this board if the first board fails or has changed.",
 )
 @history_option
-@board_options
+@stored_board_options
 @wait_option
 @click.option("--markdown", type=FILE, metavar="FILE", help="Write a summary for a pull request to FILE.")
 @click.option("--junit", type=FILE, metavar="FILE", help="Write JUnit XML to FILE.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import add_project_settings, board_options, json_option, runs_option
+from hil.controller.cli.options import add_project_settings, json_option, runs_option, stored_board_options
 from hil.controller.cli.screen import Screen, answer
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @make_command(epilog="Example: hil rerun latest --settle 60")
 @click.argument("run")
-@board_options
+@stored_board_options
 @click.option(
     "--settle", "settle_s", type=float, metavar="S", help="Wait until the board is steady, at most S seconds."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hil.controller.cli.commands import group
+from hil.controller.cli.commands import group, read_project_runs
 from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, combine_options, json_option
 from hil.controller.cli.screen import answer, print_message
@@ -61,7 +61,7 @@ def add(runs: Sequence[str], commit: str, branch: str, chosen: HistorySettings |
 
     collector = Collector(SourceOptions(commit, branch))
     for run in runs:
-        collector.collect(find_session_folder(run))
+        collector.collect(find_session_folder(run, read_project_runs()))
     found = collector.found
     with open_history(chosen, create=True) as store:
         report = store.add(found.entries, found.programs.values())

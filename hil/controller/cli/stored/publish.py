@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import click
 
-from hil.controller.cli.commands import make_command
+from hil.controller.cli.commands import ProjectOption, make_command, read_project_runs
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import Bars, answer, print_message
 
 
 @make_command(epilog="Example: hil publish latest --to http://localhost:8790")
 @click.argument("session", metavar="RUN")
-@click.option("--to", "address", required=True, metavar="URL", help="Address that `hil web` prints.")
+@click.option(
+    "--to",
+    "address",
+    required=True,
+    cls=ProjectOption,
+    key="web_url",
+    metavar="URL",
+    help="Address that `hil web` prints (default: web_url in hil.toml).",
+)
 @click.option("--token", default="", metavar="TEXT", envvar="HIL_WEB_TOKEN", help="Token of the server.")
 @click.option("--as", "name", default="", metavar="NAME", help="Name of the session on the server.")
 @click.option("--no-tensors", is_flag=True, help="Exclude .npy and .npz files.")
@@ -29,7 +37,7 @@ def publish(
     from hil.controller.web.publish.publisher import Publisher, find_session_folder, read_folder
 
     with Publisher(address, token, plain_http=plain_http) as server:
-        folder = read_folder(find_session_folder(session), name, tensors=not no_tensors)
+        folder = read_folder(find_session_folder(session, read_project_runs()), name, tensors=not no_tensors)
         for one in folder.left_out:
             print_message(f"left out: {one}")
         with Bars(as_json, ("spinner", "{task.description}", "bar", "{task.percentage:.0f} %", "time"), 32) as bars:

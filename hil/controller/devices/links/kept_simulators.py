@@ -159,8 +159,10 @@ def _digest_kind(config: BoardConfig) -> str:
 
 
 def _iter_files(folder: Path) -> Iterator[tuple[str, int, int]]:
-    for part in folder.iterdir():
-        if part.name not in _NOT_ITS_CODE:
-            for file in part.rglob("*.py") if part.is_dir() else [part]:
-                seen = file.stat()
-                yield str(file), seen.st_mtime_ns, seen.st_size
+    top = str(folder)
+    for place, folders, files in os.walk(top):  # a third of the time of Path.rglob
+        folders[:] = set(folders).difference(_NOT_ITS_CODE if place == top else ("__pycache__",))
+        for name in files:
+            if name.endswith(".py"):
+                seen = os.stat(path := f"{place}/{name}")  # noqa: PTH116 - hundreds of them
+                yield path, seen.st_mtime_ns, seen.st_size

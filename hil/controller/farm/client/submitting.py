@@ -16,7 +16,7 @@ from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import record_span
 from hil.controller.models.flows import FLOWS_FILE, load_flows
-from hil.controller.models.generation.functions import choose_importer
+from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.models.sizing.dimensions import choose_model_sizes, own_sizes
 from hil.controller.pipeline.settings.flagfiles import read_flagfile

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
+    "DEFAULT_FLOW",
     "Flow",
     "Recipe",
     "apply_recipe",
@@ -38,6 +39,7 @@ __all__ = [
 
 
 FLOWS_FILE = "flows.toml"
+DEFAULT_FLOW = "iree"
 _GROUP = "hil.flows"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hil.controller.models.generation.functions import import_decoder
+from hil.controller.models.generation.decode import import_decoder
 from hil.controller.storage.run_context import RunContext
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
 

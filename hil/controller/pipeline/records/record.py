@@ -16,7 +16,6 @@ from hil.compare.verdict import Verdict, find_deciding
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import summarise_counts
-from hil.controller.pipeline.records.generation import digest_generation, record_generation
 from hil.controller.pipeline.verdicts.repetition import find_worst_answer
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import FailedReference, StoredComparison, StoredVerdict
@@ -69,6 +68,15 @@ def summarize_device_times(result: RunResult) -> DeviceStatistics:
     )
 
 
+def _record_generation(case: Case) -> dict[str, Any]:
+    """Return the fields of a case with --generate."""
+    if case.decoder is None:
+        return {}
+    from hil.controller.pipeline.records.generation import digest_generation, record_generation
+
+    return {"generation": record_generation(case), "generation_digest": digest_generation(case)}
+
+
 def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
     """Return a case's record.
 
@@ -100,8 +108,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         instructions=None if result is None else summarise_counts(result.instructions, cold=result.cold),
         conditions=case.conditions,
         grade=case.grade,
-        generation=record_generation(case),
-        generation_digest=digest_generation(case),
+        **_record_generation(case),
         repetition=_record_repetition(case),
         compilations=None if compilations is None else make_record(compilations.record(), StoredCompilations),
         peak_memory_bytes=None if result is None else result.peak_memory_bytes,

@@ -16,16 +16,23 @@
     auto = true
 
 hil searches the current directory and its parents, up to the repository's root or the home directory. The keys are the
-fields of :class:`RunSettings`. Settings that run programs or write files require trust (``hil board trust DIR``).
+fields of :class:`RunSettings`. ``[defaults]`` also has the keys of :mod:`.command_keys`. Settings that run programs,
+write files or select a board require trust (``hil board trust DIR``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hil.controller.pipeline.settings.command_keys import (
+    COMMAND_KEYS,
+    get_flow_file,
+    needs_trust,
+    resolve_command_key,
+)
 from hil.controller.pipeline.settings.history_settings import (
     TABLE,
     HistorySettings,
@@ -34,6 +41,7 @@ from hil.controller.pipeline.settings.history_settings import (
 )
 from hil.controller.pipeline.settings.model_settings import check_models
 from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, list_specs
+from hil.core.boards import load_board
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_of
 from hil.core.files import digest_file, read_text
@@ -57,7 +65,35 @@ class Project:
     models: Mapping[str, Mapping[str, Any]]  # file name pattern -> field -> value in the library's form
     history: HistorySettings
     asks: tuple[str, ...]  # settings that require the user's trust
-    digest: str  # digest of the file and the Python files that it names; "" if a file cannot be read
+    digest: str  # digest of the file and of the Python and flow files that it names; "" if a file cannot be read
+    commands: Mapping[str, str] = field(default_factory=dict)  # key of COMMAND_KEYS -> value, with resolved paths
+
+    def use(self, name: str) -> str:
+        """Return the value of a key of :data:`COMMAND_KEYS`, or "" if it is not set.
+
+        Raises:
+            UsageError: the value needs trust that the user has not given.
+        """
+        check_trust(self.path, self.digest, [one for one in self.asks if one == _name_ask(name)])
+        return self.commands.get(name, "")
+
+    def use_board(self) -> tuple[str, str]:
+        """Return the values of ``board`` and ``runtime_hw_type``, "" for a missing key.
+
+        Raises:
+            UsageError: a board is unknown, or its config or its use needs trust that the user has not given.
+        """
+        from hil.controller.devices.choosing.board_resolver import is_address
+
+        found = self.use("board"), self.use("runtime_hw_type")
+        for name in found:
+            if name and not is_address(name):
+                try:
+                    load_board(name, typed=False)
+                except UsageError as error:
+                    error.add(f"selected by {self.path}")
+                    raise
+        return found
 
 
 def find_project(start: Path) -> Path | None:
@@ -83,13 +119,14 @@ def load_project(start: Path) -> Project | None:
     """Return the project of a directory, or None without a project file.
 
     Raises:
-        UsageError: the file is invalid, or contains settings that the user has not trusted.
+        UsageError: the file is invalid, or contains settings that the user has not trusted. Trust in the keys of
+            :data:`COMMAND_KEYS` is checked later, by :meth:`Project.use`.
     """
     path = find_project(start)
     if path is None:
         return None
     project = read_project(path)
-    check_trust(path, project.digest, project.asks)
+    check_trust(path, project.digest, [one for one in project.asks if one not in map(_name_ask, COMMAND_KEYS)])
     return project
 
 
@@ -119,7 +156,9 @@ def read_project(path: Path) -> Project:
     for name in data:
         if name not in _TABLES:
             _reject_key(path, f"unknown table [{name}]", name, _TABLES)
-    defaults = dict(_read_table(path, "[defaults]", data.get("defaults", {}), {}))
+    table = dict(_require_table(path, "[defaults]", data.get("defaults", {})))
+    commands = {name: _read_command_key(path, name, table.pop(name)) for name in COMMAND_KEYS if name in table}
+    defaults = dict(_read_table(path, "[defaults]", table, COMMAND_KEYS))
     models = {}
     for pattern, table in _require_table(path, "[models]", data.get("models", {})).items():
         where = f'[models."{pattern}"]'
@@ -133,7 +172,8 @@ def read_project(path: Path) -> Project:
         check_models(models)
     except UsageError as error:
         raise UsageError(f"{path}: [models] {error.message}", hint=error.hint) from error
-    asks, files = [], []
+    asks = [_name_ask(name) for name, value in commands.items() if needs_trust(path, name, value)]
+    files = [file] if (file := get_flow_file(commands.get("flow", ""))) else []
     for where, values in (("[defaults]", defaults), *((f'[models."{one}"]', models[one]) for one in models)):
         asks += [f"{where} {name}" for name in _NEED_TRUST if name in values]
         if functions := list_function_files(values.get("accept", ())):
@@ -146,10 +186,22 @@ def read_project(path: Path) -> Project:
         digest = digest_of("\0".join([text, *map(digest_file, map(Path, files))]).encode()) if asks else ""
     except OSError:
         digest = ""
-    return Project(path, defaults, models, history, tuple(asks), digest)
+    return Project(path, defaults, models, history, tuple(asks), digest, commands)
 
 
-def _list_key_specs() -> dict[str, Spec]:
+def _name_ask(key: str) -> str:
+    """Return the text for a key of ``[defaults]`` in the list of settings that need trust."""
+    return f"[defaults] {key}"
+
+
+def _read_command_key(path: Path, name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{path}: [defaults] {name} must be a string, got {value!r:.80}")
+    return resolve_command_key(path, name, value)
+
+
+def list_key_specs() -> dict[str, Spec]:
+    """Return the keys of ``[defaults]`` that are options of a run, with their definitions."""
     return {name: spec for name, spec in list_specs(RunSettings).items() if spec.help and name not in _NOT_KEYS}
 
 
@@ -161,7 +213,7 @@ def _require_table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
 
 def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the keys with values in the command line's form."""
-    specs, usual = _list_key_specs(), RunSettings()
+    specs, usual = list_key_specs(), RunSettings()
     for name, value in _require_table(path, where, table).items():
         if name not in specs:
             _reject_key(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
@@ -227,7 +279,7 @@ def _describe_key(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]
 
 
 def _convert_value(path: Path, where: str, name: str, value: Any) -> Any:
-    spec = _list_key_specs()[name]
+    spec = list_key_specs()[name]
     return spec.of_text(value, f"{path}: {where} {name}") if spec.of_text else value
 
 

@@ -32,8 +32,8 @@ from hil.errors import FarmUnreachable, UsageError
 _MAX_STALLS = 5
 _MAX_SENT = 2
 _MAX_NAME = 2000
-# Directories to search for a session by name.
-FOLDERS = (DEFAULT_ROOT, Path("hil-suites"))
+# Directory of suite runs, in which hil also searches for a session by name.
+_SUITES = Path("hil-suites")
 _TENSORS = (".npy", ".npz")
 
 
@@ -46,8 +46,11 @@ class SessionFolder:
     left_out: Sequence[str] = ()  # skipped files with reasons
 
 
-def find_session_folder(name: str) -> Path:
+def find_session_folder(name: str, runs: Path | None = None) -> Path:
     """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
+
+    Args:
+        runs: directory of runs; None is hil-runs.
 
     Raises:
         UsageError: no session matches, or multiple sessions match.
@@ -55,7 +58,13 @@ def find_session_folder(name: str) -> Path:
     try:
         if has_record(Path(name)):
             return Path(name)
-        stored = [path for base in FOLDERS if base.is_dir() for path in base.iterdir() if has_record(path)]
+        stored = [
+            path
+            for base in (runs or DEFAULT_ROOT, _SUITES)
+            if base.is_dir()
+            for path in base.iterdir()
+            if has_record(path)
+        ]
     except OSError as error:  # the name is too long, or a directory is not readable
         raise UsageError(f"session {name[:100]!r} not found: {error.strerror or error}") from error
     stored.sort(key=lambda path: path.name)  # names start with the time

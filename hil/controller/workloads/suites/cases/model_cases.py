@@ -26,7 +26,7 @@ from hil.controller.analysis.layers import (
 )
 from hil.controller.models.default_inputs import add_given_defaults, list_default_specs, override_defaults
 from hil.controller.models.flows import Flow, apply_recipe
-from hil.controller.models.generation.functions import choose_importer
+from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import OpenDimensions, make_inputs

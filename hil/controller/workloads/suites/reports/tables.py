@@ -152,15 +152,23 @@ def list_columns(run: SuiteResults) -> tuple[CaseColumn, ...]:
     return COLUMNS + (GENERATION_COLUMNS if has_prompts else ()) + (COMPILER_COLUMNS if has_notes else ())
 
 
-def format_cases_csv(run: SuiteResults) -> str:
-    """Write a row per case with the columns from :func:`list_columns`."""
+@dataclass(frozen=True)
+class ResultTable:
+    """Table of values as in records: numbers, texts, booleans, lists, and None for an empty cell."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+def make_case_table(run: SuiteResults) -> ResultTable:
+    """Make a row per case with the columns from :func:`list_columns`."""
     columns = list_columns(run)
-    rows = ([column.value(record) for column in columns] for record in run.records)
-    return format_csv([column.name for column in columns], rows)
+    rows = [[column.value(record) for column in columns] for record in run.records]
+    return ResultTable([column.name for column in columns], rows)
 
 
-def format_outputs_csv(run: SuiteResults) -> str:
-    """Write a row per output and reference.
+def make_output_table(run: SuiteResults) -> ResultTable:
+    """Make a row per output and reference.
 
     References are the flow's reference, additional references, and the reference for the model before the flow's
     recipe.
@@ -177,7 +185,19 @@ def format_outputs_csv(run: SuiteResults) -> str:
                 known["criteria"] = "; ".join(map(format_criterion, output.criteria))
                 known |= {"id": record.id, "beside": beside, "against": against}
                 rows.append([known.get(name) for name in _OUTPUT])
-    return format_csv(_OUTPUT, rows)
+    return ResultTable(_OUTPUT, rows)
+
+
+def format_cases_csv(run: SuiteResults) -> str:
+    """Write the table of cases as CSV."""
+    table = make_case_table(run)
+    return format_csv(table.columns, table.rows)
+
+
+def format_outputs_csv(run: SuiteResults) -> str:
+    """Write the table of outputs as CSV."""
+    table = make_output_table(run)
+    return format_csv(table.columns, table.rows)
 
 
 def format_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -82,8 +82,13 @@ def build(folder: str) -> None:
         onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 
 
+def find_digits_folder() -> Path:
+    """Return the directory with the models for digits, and with their licence."""
+    return next((one for one in _DIGITS if one.is_dir()), _DIGITS[0])
+
+
 def _create_digits_model(name: str) -> SuiteModel:
-    folder = next((one for one in _DIGITS if one.is_dir()), _DIGITS[0])
+    folder = find_digits_folder()
     count = DIMS.get(name, {}).get("N", 1)
 
     def load_images() -> Array:

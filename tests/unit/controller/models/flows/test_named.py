@@ -19,6 +19,7 @@ BUILT_IN = [
     "iree-O3",
     "iree-via-onnx",
     "iree-f16",
+    "tflite",
     "onnxruntime",
     "onnxruntime-static-int8-per-channel",
     "onnxruntime-static-int8-per-tensor",

@@ -13,7 +13,7 @@ from support.models import save_model
 from support.tflite_decoder import save_tflite_decoder
 
 from hil.controller.models.flows import Flow
-from hil.controller.models.generation import functions
+from hil.controller.models.generation import decode
 from hil.controller.models.sizing.dimensions import find_symbols
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
@@ -85,7 +85,7 @@ def test_sizes_of_decoder_with_several_functions(monkeypatch: pytest.MonkeyPatch
             raise UsageError("several functions", option="--function")
         return Model("m", "tflite", path, {}, "digest", inputs=(TensorSpec("x", "float32", ("batch",)),))
 
-    monkeypatch.setattr(functions, "import_model", import_model)
+    monkeypatch.setattr(decode, "import_model", import_model)
     assert find_symbols(Path("m.tflite"), context_without_workers(tmp_path)) == {"batch"}
 
 

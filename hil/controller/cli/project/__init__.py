@@ -1,0 +1,1 @@
+"""Commands for a project and its environment: `hil init`, `hil config`, `hil doctor`."""

@@ -1,0 +1,78 @@
+"""Read the keys of the table ``[defaults]`` that are not options of a run: board, flow, directories and addresses.
+
+Such a key can send models to another machine, run commands or write files. So each key needs trust separately, and hil
+checks the trust of a key only if a command uses the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hil.core.boards import BOARDS_FOLDER, find_board, is_file, list_boards, read_board
+from hil.errors import UsageError
+
+# Key -> description for the schema and for the documentation.
+COMMAND_KEYS: Mapping[str, str] = {
+    "board": "Board of commands without --board; the variable HIL_BOARD overrides it.",
+    "runtime_hw_type": "Hardware type of commands without --runtime-hw-type and --board.",
+    "flow": "Flow of suites and of pytest (default: iree).",
+    "out": "Directory for runs (default: hil-runs).",
+    "web_url": "Address of a hil web server, for hil publish.",
+}
+
+
+def resolve_command_key(path: Path, name: str, value: str) -> str:
+    """Return a key's value, with paths relative to the project file.
+
+    A board's name may also be the name of a config in ``board_configs`` next to the file.
+    """
+    if name == "out" or (name == "flow" and get_flow_file(value)) or (name in _BOARDS and is_file(value)):
+        return str(path.parent / value)
+    if name in _BOARDS and not _is_address(value) and value not in list_boards():
+        own = path.parent / BOARDS_FOLDER / f"{value}.toml"
+        return str(own) if own.is_file() else value
+    return value
+
+
+def needs_trust(path: Path, name: str, value: str) -> bool:
+    """Return True if a key's resolved value needs trust.
+
+    Needs no trust: a board of hil, a simulator without commands, a flow's name, and a directory inside of the project.
+    """
+    if name in _BOARDS:
+        return _runs_commands(value)
+    if name == "flow":
+        return bool(get_flow_file(value))
+    if name == "out":
+        try:
+            return not Path(value).resolve().is_relative_to(path.parent.resolve())
+        except (OSError, RuntimeError, ValueError):
+            return True
+    return True
+
+
+def get_flow_file(flow: str) -> str:
+    """Return the file of ``FILE.toml`` or ``FILE.toml:NAME``; "" for a flow's name."""
+    file, found, _ = flow.rpartition(".toml:")
+    return f"{file}.toml" if found else flow if flow.endswith(".toml") else ""
+
+
+_BOARDS = ("board", "runtime_hw_type")
+
+
+def _is_address(board: str) -> bool:
+    # Imported on use, because most project files select no board.
+    from hil.controller.devices.choosing.board_resolver import is_address
+
+    return is_address(board)
+
+
+def _runs_commands(board: str) -> bool:
+    """Return False for a board of hil, and for a simulator without settings that need trust."""
+    if _is_address(board):
+        return True
+    try:
+        return not read_board(find_board(board)).is_harmless
+    except UsageError:
+        return False  # the command that uses the board reports the error

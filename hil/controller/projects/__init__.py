@@ -1,0 +1,1 @@
+"""Projects: create a project, show the effective settings, and check the environment."""

@@ -1,0 +1,241 @@
+"""Find the effective value of each option, and the file, variable or board config that sets it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hil.controller.devices.choosing.board_resolver import (
+    BOARD_VARIABLE,
+    DEFAULT_HW_TYPE,
+    GENERIC,
+    get_named_board,
+    is_address,
+)
+from hil.controller.models.flows import DEFAULT_FLOW
+from hil.controller.models.importers import load_importers
+from hil.controller.pipeline.settings.history_settings import TABLE, HistorySettings
+from hil.controller.pipeline.settings.model_settings import matches
+from hil.controller.pipeline.settings.option_words import format_option_values
+from hil.controller.pipeline.settings.options import RunSettings
+from hil.controller.pipeline.settings.project import Project, find_project, list_key_specs, read_project
+from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue, ValueSource, ValueTable
+from hil.controller.storage.cache import choose_default_root
+from hil.controller.storage.origin import LABELS
+from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.core.board_config import BoardConfig
+from hil.core.boards import find_board, read_board
+from hil.core.config_files import get_user_folder, parse_toml, state_of
+from hil.core.files import read_text
+from hil.core.runtimes import RUNTIMES, choose_runtime
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
+# Variable -> built-in value.
+_VARIABLES = {"HIL_BOARDS": None, "HIL_FARM": None, "HIL_SANDBOX": "auto", "HIL_SIMULATOR": "reuse"}
+# Variables with secrets, whose values are not shown.
+_SECRETS = ("HIL_AGENT_TOKEN", "HIL_FARM_TOKEN", "HIL_SSH_PASSWORD", "HIL_WEB_TOKEN")
+_SET = "(set)"
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """A value with its source."""
+
+    value: Any
+    source: ValueSource = "built-in"
+    where: str = ""
+
+    def to_row(self, table: ValueTable, key: str, *, trusted: bool = True) -> EffectiveValue:
+        return EffectiveValue(
+            table=table, key=key, value=self.value, source=self.source, where=self.where, trusted=trusted
+        )
+
+
+def find_effective_config(
+    start: Path, model: Path | None = None, *, board: str = "", hw_type: str = ""
+) -> EffectiveConfig:
+    """Return the values that commands in a directory use.
+
+    Args:
+        model: model whose tables apply; None for the values of all models.
+        board, hw_type: options of the command line.
+
+    Raises:
+        UsageError: the project file is invalid, or the board is unknown.
+    """
+    path = find_project(start)
+    project = read_project(path) if path else None
+    untrusted = _list_untrusted(project)
+    target = _find_target(project, board, hw_type)
+    config = _read_config(target)
+    rows = [
+        *(origin.to_row("defaults", key) for key, origin in target.items()),
+        *(origin.to_row("defaults", key) for key, origin in _iter_places(project)),
+        *(origin.to_row("defaults", key) for key, origin in _iter_options(project, model, config)),
+        *(origin.to_row("history", key) for key, origin in _iter_history(project)),
+        *(origin.to_row("board", key) for key, origin in _iter_board(config)),
+        *(origin.to_row("environment", key) for key, origin in _iter_environment()),
+    ]
+    for row in rows:
+        row.trusted = row.source != "project" or f"{row.where} {row.key}" not in untrusted
+    return EffectiveConfig(
+        project=str(path or ""),
+        model=str(model or ""),
+        models=list(project.models) if project else [],
+        values=rows,
+    )
+
+
+def _list_untrusted(project: Project | None) -> set[str]:
+    """Return the settings that need trust which the user has not given, as ``[table] key``."""
+    if project is None or not project.asks or state_of(project.path, project.digest) == "trusted":
+        return set()
+    return {ask.partition(" = ")[0] for ask in project.asks}
+
+
+def _find_target(project: Project | None, board: str, hw_type: str) -> dict[str, _Origin]:
+    """Return the board and the hardware type. Both have the same source, as in the commands."""
+    if board or hw_type:
+        return {
+            "board": _Origin(board or None, *(("command line", "--board") if board else ())),
+            "runtime_hw_type": _Origin(hw_type or None, *(("command line", "--runtime-hw-type") if hw_type else ())),
+        }
+    if named := get_named_board(""):
+        return {"board": _Origin(named, "environment", BOARD_VARIABLE), "runtime_hw_type": _Origin(None)}
+    commands: Mapping[str, str] = project.commands if project else {}
+    found = {key: _read_command(project, key, None) for key in ("board", "runtime_hw_type")}
+    if not any(key in commands for key in found):
+        found["runtime_hw_type"] = _Origin(DEFAULT_HW_TYPE)
+    return found
+
+
+def _read_command(project: Project | None, key: str, default: str | None) -> _Origin:
+    if project is None or key not in project.commands:
+        return _Origin(default)
+    return _Origin(project.commands[key], "project", "[defaults]")
+
+
+def _read_config(target: Mapping[str, _Origin]) -> BoardConfig:
+    """Read the config of the board, trusted or not."""
+    board, hw_type = target["board"].value, target["runtime_hw_type"].value
+    name = (hw_type or GENERIC) if board and is_address(board) else board or hw_type or DEFAULT_HW_TYPE
+    return read_board(find_board(name)).config
+
+
+def _iter_places(project: Project | None) -> Iterator[tuple[str, _Origin]]:
+    for key, default in (("flow", DEFAULT_FLOW), ("out", str(DEFAULT_ROOT)), ("web_url", None)):
+        yield key, _read_command(project, key, default)
+
+
+def _iter_options(project: Project | None, model: Path | None, config: BoardConfig) -> Iterator[tuple[str, _Origin]]:
+    """Yield the options of a run."""
+    usual = RunSettings()
+    runtime = config.runtime
+    for name, spec in list_key_specs().items():
+        repeats = spec.repeats
+        found = _Origin(_to_plain(name, getattr(usual, name), repeats))
+        if project and name in project.defaults:
+            found = _Origin(_to_plain(name, project.defaults[name], repeats, as_typed=True), "project", "[defaults]")
+        for pattern in _list_patterns(project, model):
+            assert project is not None
+            if name in project.models[pattern]:
+                value = _to_plain(name, project.models[pattern][name], repeats)
+                if name == "dims":
+                    value = _merge_sizes(found.value, value)
+                found = _Origin(value, "project", f'[models."{pattern}"]')
+        if name == "runtime":
+            if not found.value:
+                found = _choose_runtime(model, config)
+            runtime = str(found.value)
+        elif name == "arithmetic" and not found.value and (declared := config.get_arithmetic(runtime)):
+            found = _Origin(declared, "board config", str(config.path))
+        elif name == "labels" and (more := os.environ.get(LABELS)):
+            added = [one.strip() for one in more.split(",") if one.strip()]
+            found = _Origin([*found.value, *added], "environment", LABELS)
+        yield name, _Origin(None if found.value == "" else found.value, found.source, found.where)
+
+
+def _choose_runtime(model: Path | None, config: BoardConfig) -> _Origin:
+    """Return the only runtime for the model's format, or the board's default."""
+    formats = [name for name, one in load_importers().items() if model and model.name.lower().endswith(one.suffixes)]
+    if only := next(filter(None, (choose_runtime(one, "") for one in formats)), ""):
+        return _Origin(only, "built-in", f"models of the format {formats[0]}")
+    return _Origin(config.runtime, "board config", str(config.path))
+
+
+def _list_patterns(project: Project | None, model: Path | None) -> list[str]:
+    return [one for one in project.models if matches(one, model)] if project and model else []
+
+
+def _to_plain(name: str, value: Any, repeats: bool, *, as_typed: bool = False) -> Any:
+    """Return a value as in hil.toml.
+
+    Args:
+        as_typed: True if the value has the command line's form already.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if repeats:
+        return [str(one) for one in (value if as_typed else format_option_values(name, value, repeats=True))]
+    if name == "input_range" and not as_typed:
+        return format_option_values(name, value, repeats=False)[0]
+    return value if isinstance(value, (int, float)) else str(value)
+
+
+def _merge_sizes(before: list[str], after: list[str]) -> list[str]:
+    """Merge texts NAME=SIZE by name."""
+    sizes = {text.rpartition("=")[0]: text for text in (*before, *after)}
+    return list(sizes.values())
+
+
+def _iter_history(project: Project | None) -> Iterator[tuple[str, _Origin]]:
+    settings = project.history if project else HistorySettings()
+    given = parse_toml(read_text(project.path), project.path).get(TABLE, {}) if project else {}
+    values = {
+        "path": str(settings.place),
+        "quota": _format_quota(settings.quota),
+        "auto": settings.auto,
+        "baseline": settings.baseline,
+    }
+    for key, value in values.items():
+        yield key, _Origin(value, "project", f"[{TABLE}]") if key in given else _Origin(value)
+
+
+def _format_quota(size: int) -> str:
+    unit, name = next((one for one in _UNITS if size % one[0] == 0), _UNITS[-1])
+    return f"{size // unit} {name}"
+
+
+def _iter_board(config: BoardConfig) -> Iterator[tuple[str, _Origin]]:
+    """Yield the values that the board's config adds."""
+    info = RUNTIMES.get(config.runtime)
+    values = {
+        "name": config.name,
+        "hw_type": config.hw_type,
+        "address": config.connection.address,
+        "device": config.devices.get(config.runtime, ""),
+        "compile_flags": list(config.compile_flags.get(info.compiler if info else config.runtime, ())),
+    }
+    for key, value in values.items():
+        if value:
+            yield key, _Origin(value, "board config", str(config.path))
+
+
+def _iter_environment() -> Iterator[tuple[str, _Origin]]:
+    """Yield directories, and variables that change the behaviour of commands."""
+    folders = {
+        "cache": (str(choose_default_root()), "HIL_CACHE_DIR"),
+        "config": (str(get_user_folder() or ""), "XDG_CONFIG_HOME"),
+    }
+    for key, (path, variable) in folders.items():
+        is_set = bool(os.environ.get(variable)) and (key == "cache" or Path(os.environ[variable]).is_absolute())
+        yield key, _Origin(path, "environment", variable) if is_set else _Origin(path)
+    for name, default in _VARIABLES.items():
+        value = os.environ.get(name)
+        yield name, _Origin(value, "environment", name) if value else _Origin(default)
+    for name in _SECRETS:
+        if os.environ.get(name):
+            yield name, _Origin(_SET, "environment", name)

@@ -1,0 +1,277 @@
+"""Create a project: hil.toml, a first test, pytest's settings, a CI file and, if there is no model, an example."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from hil.controller.devices.choosing.board_resolver import is_address
+from hil.controller.models.importers import import_model
+from hil.controller.models.sizing.size_hints import suggest_sizes
+from hil.controller.pipeline.settings.project import FILE, read_project
+from hil.controller.projects import templates
+from hil.controller.projects.discovery import MODEL_FORMATS, ModelFormat, find_models, is_model
+from hil.controller.records.commands.projects import CreatedProject, ProjectFile
+from hil.controller.storage.run_context import open_context
+from hil.core import own_version
+from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
+from hil.core.config_files import parse_toml, read_trusted, trust
+from hil.core.files import copy_file, read_text
+from hil.core.storage_errors import convert_os_errors
+from hil.errors import HilError, StorageError, UsageError, did_you_mean
+
+CiKind = Literal["github", "gitlab", "none"]
+EXAMPLE = "digits_cnn.onnx"
+_MODELS = "models"
+_EXPECTED = ".expected.npz"
+_PYTEST = "pytest.ini"
+# Files with settings of pytest, and the table that contains them. pytest.ini would override all of them.
+_PYTEST_FILES = {
+    "pytest.toml": "[pytest]",
+    ".pytest.toml": "[pytest]",
+    ".pytest.ini": "[pytest]",
+    "pyproject.toml": "[tool.pytest",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
+}
+
+
+@dataclass(frozen=True)
+class ProjectRequest:
+    """Choices for a new project.
+
+    Attributes:
+        model: path of a model; None copies an example. hil copies a model from outside of the directory.
+        board: value of --board.
+        package: requirement that CI installs; "" is this version of hil.
+    """
+
+    folder: Path
+    model: Path | None
+    board: str
+    ci: CiKind
+    package: str = ""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if a project cannot be created in the directory."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a directory", hint="specify a new directory or an existing directory")
+    if (folder / FILE).exists() or (folder / FILE).is_symlink():
+        raise UsageError(
+            f"{folder} already is a project: {FILE} exists",
+            hint=f"specify another directory; `hil config show` lists the values of {FILE}",
+        )
+
+
+def check_board(folder: Path, board: str) -> LoadedBoard | None:
+    """Return the board's config, or None for an address. Raises UsageError for an unknown board."""
+    if is_address(board):
+        return None
+    own = folder / (board if is_file(board) else Path(BOARDS_FOLDER, f"{board}.toml"))
+    return read_board(own if is_file(board) or (board not in list_boards() and own.is_file()) else find_board(board))
+
+
+def choose_default_model(folder: Path) -> Path | None:
+    """Return the first model in the directory, or None."""
+    found = find_models(folder)
+    return folder / found[0] if found else None
+
+
+def create_project(request: ProjectRequest) -> CreatedProject:
+    """Create the missing files of a project. Existing files are not changed.
+
+    Raises:
+        UsageError: the directory is a project, or the model or board is invalid.
+        StorageError: a file cannot be written.
+    """
+    folder = request.folder
+    check_folder(folder)
+    board = check_board(folder, request.board)
+    if request.model is not None:
+        check_model(request.model)
+    with convert_os_errors(f"cannot create a project in {folder}", "specify a writable directory"):
+        folder.mkdir(parents=True, exist_ok=True)
+        files, model = _place_model(folder, request.model)
+        format = MODEL_FORMATS[model.suffix.lower()]
+        package = request.package or _name_package(format)
+        repository = find_repository(folder)
+        place = PurePosixPath(folder.resolve().relative_to(repository))
+        config = _name_config(folder, board) if board else ""
+        is_simulator = board is not None and board.config.is_simulator
+        dims, notes = _find_sizes(folder / model)
+        if config:
+            notes.append(f"review {config}, then run in {folder}: hil board trust .")
+        inputs, expected = (model.with_name(name) for name in _name_test_data(model.stem))
+        if not format.has_reference and not (folder / expected).exists():
+            notes.append(f"{model} has no independent reference: save tensors by name in {inputs} and {expected}")
+        texts = templates.ProjectTexts(
+            model, request.board, is_simulator, config, package, place, flow=format.flow, dims=dims
+        )
+        planned = {"tests/test_models.py": templates.write_tests(texts)}
+        if used := _find_pytest_settings(folder):
+            notes.append(f"{used} has settings of pytest: add hil_models = {shlex.quote(texts.models)} to its settings")
+        else:
+            planned[_PYTEST] = templates.write_pytest_settings(texts)
+        planned[".gitignore"] = templates.write_ignored()
+        files += [_write_new(folder, name, text) for name, text in planned.items()]
+        if request.ci != "none":
+            # CI systems read only the files at the top of the repository.
+            name, text = _plan_ci_file(request.ci, texts)
+            file = _write_new(repository, name, text)
+            files.append(file.replace(path=Path(os.path.relpath(repository / name, folder.resolve())).as_posix()))
+        # The project file is last: if an error occurs before, the command can run again.
+        files.append(_write_new(folder, FILE, templates.write_project(texts)))
+    _trust_project(folder)
+    return CreatedProject(
+        folder=str(folder),
+        model=str(model),
+        board=request.board,
+        ci=request.ci,
+        files=files,
+        notes=notes,
+        next=_list_next(folder, model, [] if format.has_reference else ["--input", inputs, "--expected", expected]),
+    )
+
+
+def _name_config(folder: Path, board: LoadedBoard) -> str:
+    """Return the path of a config that is in the project and needs trust, or ""."""
+    path, root = board.path.resolve(), folder.resolve()
+    return path.relative_to(root).as_posix() if board.config.asks and path.is_relative_to(root) else ""
+
+
+def find_repository(folder: Path) -> Path:
+    """Return the top of the git repository that contains a directory, or else the directory. Resolves links."""
+    folder = folder.resolve()
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+
+
+def _plan_ci_file(kind: CiKind, texts: templates.ProjectTexts) -> tuple[str, str]:
+    """Return the path in the repository and the content of the CI file."""
+    if kind == "gitlab":
+        return ".gitlab-ci.yml", templates.write_gitlab(texts)
+    name = "-".join(("models", *texts.place.parts))
+    return f".github/workflows/{name}.yml", templates.write_github(texts)
+
+
+def check_model(model: Path) -> None:
+    """Raise UsageError if a file is missing or is not a model that hil supports here."""
+    if not model.is_file():
+        raise UsageError(f"model {model} not found", hint="specify a model file, or omit --model for an example")
+    if not is_model(model.name):
+        hint = f"{did_you_mean(model.suffix, MODEL_FORMATS)}supported suffixes: {', '.join(MODEL_FORMATS)}"
+        raise UsageError(f"unsupported model {model}", hint=hint)
+
+
+def _place_model(folder: Path, model: Path | None) -> tuple[list[ProjectFile], PurePosixPath]:
+    """Copy the model to the project if it is outside. Return the copied files, and the model's path in the project."""
+    source = model if model is not None else _find_example()
+    root = folder.resolve()
+    # Keep links inside of the project.
+    place = source.parent.resolve() / source.name
+    if place.is_relative_to(root):
+        return [], PurePosixPath(place.relative_to(root))
+    # External weights (x.onnx.data, x.onnx_data) and test data (x.inputs.npz) have the model's name.
+    data = [
+        one
+        for one in sorted(source.parent.iterdir())
+        if one != source
+        and one.is_file()
+        and (one.name.startswith(f"{source.name}") or one.name in _name_test_data(source.stem))
+    ]
+    (folder / _MODELS).mkdir(exist_ok=True)
+    copied = [_copy_new(folder, PurePosixPath(_MODELS, one.name), one) for one in (source, *data)]
+    return copied, PurePosixPath(_MODELS, source.name)
+
+
+def _name_test_data(stem: str) -> tuple[str, ...]:
+    return f"{stem}.inputs.npz", f"{stem}{_EXPECTED}"
+
+
+def _find_sizes(model: Path) -> tuple[dict[str, int], list[str]]:
+    """Return a size for each symbolic dimension, and notes.
+
+    An invalid model is not an error here, because the user can replace the model later.
+    """
+    with open_context(1) as context:
+        try:
+            found = import_model(model, isolated=context.isolated, cache=context.cache)
+        except StorageError:
+            raise
+        except HilError as error:
+            return {}, [f"{model.name}: {error.message}" + (f" ({error.hint})" if error.hint else "")]
+        symbols = {dim for spec in found.inputs or () for dim in spec.shape if isinstance(dim, str)}
+        if not symbols:
+            return {}, []
+        sizes = {**dict.fromkeys(sorted(symbols), 1), **suggest_sizes(found, context)}
+    text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return sizes, [f"check the sizes of dimensions in {FILE}: {text}"]
+
+
+def _find_example() -> Path:
+    from hil.controller.workloads.suites.zoo import find_digits_folder
+
+    return find_digits_folder() / EXAMPLE
+
+
+def _copy_new(folder: Path, name: PurePosixPath, source: Path) -> ProjectFile:
+    target = folder / name
+    if target.exists() or target.is_symlink():
+        return ProjectFile(path=str(name), state="kept")
+    copy_file(source, target)
+    return ProjectFile(path=str(name), state="created")
+
+
+def _write_new(folder: Path, name: str, text: str) -> ProjectFile:
+    """Write a file unless it exists."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        return ProjectFile(path=name, state="kept")
+    return ProjectFile(path=name, state="created")
+
+
+def _find_pytest_settings(folder: Path) -> str:
+    """Return the file with pytest's settings, which pytest.ini would override; "" if there is none."""
+    for name, table in _PYTEST_FILES.items():
+        path = folder / name
+        try:
+            text = read_text(path)
+        except (OSError, UnicodeDecodeError):
+            continue
+        if path.suffix == ".toml":
+            data = parse_toml(text, path)
+            has_settings = "pytest" in (data.get("tool", {}) if name == "pyproject.toml" else data)
+        else:
+            has_settings = table in text
+        if has_settings:
+            return name
+    return ""
+
+
+def _name_package(format: ModelFormat) -> str:
+    """Return the requirement for this version of hil, with the extras for pytest and the model."""
+    extras = ",".join(filter(None, ("pytest", format.extra)))
+    version = own_version()
+    return f"hil[{extras}]" if "+" in version else f"hil[{extras}]=={version}"
+
+
+def _trust_project(folder: Path) -> None:
+    """Trust the new project file, because the user selected its board. Other trusted files stay trusted."""
+    root = folder.resolve()
+    project = read_project(root / FILE)
+    if project.asks:
+        known = {Path(path): digest for path, digest in read_trusted().get(str(root), {}).items()}
+        trust(root, {**known, project.path: project.digest})
+
+
+def _list_next(folder: Path, model: PurePosixPath, options: Sequence[str | PurePosixPath]) -> list[str]:
+    found = [] if folder.resolve() == Path.cwd() else [shlex.join(["cd", str(folder)])]
+    return [*found, shlex.join(["hil", "run", str(model), *map(str, options)]), "pytest"]
