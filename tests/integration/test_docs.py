@@ -224,6 +224,7 @@ LONG = (
     "expected-failures",
     "stored-runs",
     "vendor-example",
+    "plugin-contract",
 )
 PLAIN = [
     pytest.param(
