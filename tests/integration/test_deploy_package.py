@@ -60,6 +60,7 @@ def test_deployed_package_runs_model(
     assert ended.case["artifact"]["runtime"] == "npx"
 
 
+@pytest.mark.slow
 def test_package_that_fails_on_board_is_reported(board: Path, hil: Callable[..., Ended], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(EXAMPLE, broken)

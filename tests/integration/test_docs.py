@@ -226,6 +226,7 @@ LONG = (
     "triage",
     "stored-runs",
     "vendor-example",
+    "plugin-contract",
 )
 PLAIN = [
     pytest.param(
