@@ -29,8 +29,7 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
     DIR contains configs, board_configs, flows.toml or hil.toml. The flags, Python functions, boards and other settings
     of these files that need trust are then trusted too. Without trust, a config of the working directory may only
     describe a board: type, runtime, devices, labels and simulator. Modified files require trust again. hil's configs,
-    configs of installed packages, configs in the user's config directory, and
-    configs specified as files need no trust.
+    configs of installed packages, configs in the user's config directory, and configs specified as files need no trust.
     """
     from hil.controller.records.commands.boards import RemovedTrust, TrustedFile, TrustedFolder
     from hil.core.config_files import read_trusted, remove_trust
