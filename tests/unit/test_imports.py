@@ -61,6 +61,15 @@ def test_help_imports_neither_tensors_nor_records(tmp_path):
     assert imported("--help", cwd=tmp_path).isdisjoint({"numpy", "msgspec", "hil.core.results"})
 
 
+@pytest.mark.parametrize("line", ["hil ", "hil run --board s", "hil run --reference o", "hil runs show "])
+def test_completion_imports_no_heavy_module(tmp_path, monkeypatch, line):
+    monkeypatch.setenv("_HIL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_LINE", line)
+    there = imported(cwd=tmp_path)
+    heavy = {*NOT_NEEDED, "rich", "requests", "asyncio"} - {"hil.controller.models.flows", "tenacity", "statistics"}
+    assert there.isdisjoint(heavy), sorted(there & heavy)
+
+
 def names() -> Iterator[str]:
     yield from (conversion.convert for conversion in CONVERSIONS.values())
     yield from (conversion.debug for conversion in CONVERSIONS.values() if conversion.debug)

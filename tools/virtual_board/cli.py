@@ -32,7 +32,8 @@ def cli() -> None:
     \b
     Example:
       scripts/virtual-board up pi --arch aarch64
-      scripts/hil run MODEL.onnx --board root@IP --identity FILE --known-hosts FILE
+      scripts/hil board add pi root@IP --identity FILE --known-hosts FILE
+      scripts/hil run MODEL.onnx --board pi
       scripts/virtual-board cut pi
       scripts/virtual-board down pi
     """

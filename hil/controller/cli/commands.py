@@ -5,8 +5,9 @@ If an option with a single value is repeated, click uses the last value. These c
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,22 +113,37 @@ class CliCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
+        if ctx.resilient_parsing:
+            with _without_callbacks(self.params):
+                return super().parse_args(ctx, args)
         _check_repeats(self, ctx, args)
-        if not ctx.resilient_parsing:
-            words = ["hil", *ctx.command_path.split()[1:], *args]
-            # Records contain the command, and other users can read them.
-            note_typed(shlex.join(hide_passwords(word) for word in words if word != "--json"))
-            if not set(args) & set(ctx.help_option_names):
-                ctx.meta[_RESUMES] = "--resume" in args
-                _use_project(self, ctx)
+        words = ["hil", *ctx.command_path.split()[1:], *args]
+        # Records contain the command, and other users can read them.
+        note_typed(shlex.join(hide_passwords(word) for word in words if word != "--json"))
+        if not set(args) & set(ctx.help_option_names):
+            ctx.meta[_RESUMES] = "--resume" in args
+            _use_project(self, ctx)
         rest = super().parse_args(ctx, args)
-        if _DEFAULTS in ctx.meta and not ctx.resilient_parsing:
+        if _DEFAULTS in ctx.meta:
             _show_project(self, ctx)
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
         write_options(self.get_params(ctx), ctx, formatter)
+
+
+@contextlib.contextmanager
+def _without_callbacks(params: Sequence[click.Parameter]) -> Iterator[None]:
+    """Parse without the callbacks of parameters: shell completion must not read URLs or run Python files."""
+    callbacks = [one.callback for one in params]
+    for one in params:
+        one.callback = None
+    try:
+        yield
+    finally:
+        for one, callback in zip(params, callbacks, strict=True):
+            one.callback = callback
 
 
 class CliGroup(click.Group):

@@ -17,6 +17,7 @@ from hil.controller.cli.usage.candidates import (
     ModelPath,
     complete_boards,
     complete_faults,
+    complete_file,
     complete_flows,
     complete_runtimes,
     complete_types,
@@ -91,10 +92,7 @@ def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:
     else:
         settings |= {"default": "" if default is None else default, "show_default": spec.shows_default}
     if of_text := spec.of_text:
-        # Shell completion must not load the Python files of the command line.
-        settings["callback"] = lambda context, option, value: (
-            value if context.resilient_parsing else of_text(value, option.opts[0])
-        )
+        settings["callback"] = lambda _, option, value: of_text(value, option.opts[0])
     return click.option(flag or flag_of(name, spec), name, cls=RunOption, **{**settings, **more})
 
 
@@ -333,6 +331,7 @@ known_option = click.option(
     "--known",
     metavar="FILE|URL",
     callback=_load_known,
+    shell_complete=complete_file,
     help="Do not fail for known failures: a triage file, or the URL of hil web.",
 )
 label_option = run_option("labels")

@@ -67,7 +67,7 @@ def test_supervisor_take_lists_missing_package(supervisor: Supervisor, name: str
 def test_supervisor_take_lists_known_runtimes_for_unknown_name(supervisor: Supervisor):
     with pytest.raises(LoadFailed, match="runtime 'other' not found on this board") as raised:
         supervisor.take("other", "")
-    assert raised.value.hint.startswith("available runtimes: there; ")
+    assert raised.value.hint.startswith("did you mean 'there'? available runtimes: there; ")
 
 
 @pytest.mark.parametrize("name", LIGHT)

@@ -14,7 +14,7 @@ from hil.controller.cli.board.options import add_board_place, choose_place, conn
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.cli.usage.candidates import complete_runtimes
+from hil.controller.cli.usage.candidates import complete_file, complete_runtimes
 from hil.core.files import open_file
 from hil.core.runtimes import list_known_runtimes
 from hil.core.scratch import make_temporary_folder
@@ -201,6 +201,7 @@ def _check_runtimes(_: click.Context, option: click.Parameter, names: tuple[str,
     multiple=True,
     metavar="NAME",
     callback=_check_runtimes,
+    shell_complete=complete_runtimes,
     help="Runtime to install (default: the board's). Repeatable.",
 )
 @click.option(
@@ -208,6 +209,7 @@ def _check_runtimes(_: click.Context, option: click.Parameter, names: tuple[str,
     "packages",
     multiple=True,
     metavar="DIR|WHEEL|NAME",
+    shell_complete=complete_file,
     help="Package with a runtime: a project's directory, a wheel, or the name of a published package. Repeatable.",
 )
 @json_option

@@ -19,6 +19,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import combine_options, json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_boards, complete_faults
 from hil.controller.records.base import make_record
 from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
 from hil.controller.records.commands.farm import StartedFarm, StoppedFarm
@@ -56,6 +57,7 @@ _gateway_options = combine_options(
     multiple=True,
     metavar="NAME|FILE",
     help="Name or config of a board of this machine. Repeatable.",
+    shell_complete=complete_boards,
 )
 @_site
 @click.option("--db", default="", metavar="URL", help="PostgreSQL URL (default: HIL_FARM_DB, or a local database).")
@@ -212,6 +214,7 @@ async def _serve(config: GatewayConfig) -> None:
     multiple=True,
     metavar="NAME|FILE",
     help="Board config (default: all configs with an address). Repeatable.",
+    shell_complete=complete_boards,
 )
 @_sims
 @click.option(
@@ -220,6 +223,7 @@ async def _serve(config: GatewayConfig) -> None:
     multiple=True,
     metavar="FAULT",
     help="Fault of the simulated boards (docs/simulator.md). Repeatable.",
+    shell_complete=complete_faults,
 )
 @_commands
 @click.option(

@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_file
 from hil.core.scratch import make_temporary_folder
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def plugin() -> None:
 
 
 @plugin.command(epilog="Examples: hil plugin check ./hil-acme; hil plugin check hil-acme --json")
-@click.argument("package", metavar="DIR|WHEEL|NAME")
+@click.argument("package", metavar="DIR|WHEEL|NAME", shell_complete=complete_file)
 @click.option(
     "--timeout",
     "timeout_s",

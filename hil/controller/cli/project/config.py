@@ -11,6 +11,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_boards, complete_types
 
 if TYPE_CHECKING:
     from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue
@@ -25,9 +26,16 @@ def config() -> None:
 
 @config.command(epilog="Example: hil config show net.onnx --board rpi5 --json")
 @click.argument("model", required=False, type=FILE, metavar="[MODEL]")
-@click.option("--board", default="", metavar="ADDR|NAME", help="Show the values for this board.")
 @click.option(
-    "--runtime-hw-type", "hw_type", default="", metavar="TYPE", help="Show the values for this hardware type."
+    "--board", default="", metavar="ADDR|NAME", help="Show the values for this board.", shell_complete=complete_boards
+)
+@click.option(
+    "--runtime-hw-type",
+    "hw_type",
+    default="",
+    metavar="TYPE",
+    help="Show the values for this hardware type.",
+    shell_complete=complete_types,
 )
 @json_option
 def show(model: Path | None, board: str, hw_type: str, as_json: bool) -> None:

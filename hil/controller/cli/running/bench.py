@@ -31,7 +31,7 @@ from hil.controller.cli.options import (
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer
-from hil.controller.cli.usage.candidates import complete_models
+from hil.controller.cli.usage.candidates import complete_models, complete_stored
 from hil.core.examples import locate_example
 from hil.errors import UsageError
 
@@ -75,7 +75,11 @@ from hil.errors import UsageError
     "--concurrency", default=1, show_default=True, metavar="N", help="Number of programs that run concurrently."
 )
 @click.option(
-    "--against", default="", metavar="RUN", help="Repeat a stored bench unchanged, and compare MODEL with it."
+    "--against",
+    default="",
+    metavar="RUN",
+    help="Repeat a stored bench unchanged, and compare MODEL with it.",
+    shell_complete=complete_stored("bench.json"),
 )
 @click.option(
     "--min-effect",

@@ -20,7 +20,7 @@ from hil.controller.cli.options import (
 )
 from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.controller.cli.stored.history import history_option
-from hil.controller.cli.usage.candidates import complete_list, complete_stored
+from hil.controller.cli.usage.candidates import complete_boards, complete_list, complete_stored
 from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def _parse_verdicts(_: click.Context, __: click.Parameter, value: str) -> tuple[
     "--second-board",
     default="",
     metavar="NAME|USER@HOST",
+    shell_complete=complete_boards,
     help="Measure a suspect on this board if the first board fails or has changed.",
 )
 @history_option

@@ -14,7 +14,7 @@ from hil.controller.cli.commands import group, read_project_runs
 from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, combine_options, json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.cli.usage.candidates import complete_runs
+from hil.controller.cli.usage.candidates import complete_runs, complete_runtimes
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,13 @@ def add(runs: Sequence[str], commit: str, branch: str, chosen: HistorySettings |
 @click.option("--format", "kind", type=click.Choice(_FORMATS), help="Format of the files (default: by content).")
 @click.option("--model", default="", metavar="NAME", help="Model (default: from the file, or the file's name).")
 @click.option("--board", default="", metavar="NAME", help="Board (default: from the file).")
-@click.option("--runtime", default="", metavar="NAME", help="Runtime (default: from the file).")
+@click.option(
+    "--runtime",
+    default="",
+    metavar="NAME",
+    help="Runtime (default: from the file).",
+    shell_complete=complete_runtimes,
+)
 @source_options
 @history_option
 @json_option
@@ -190,7 +196,7 @@ def export(series: Sequence[str], to: str, chosen: HistorySettings | None) -> No
 
 
 @history.command(epilog="Example: hil history annotate 1a2b3c4 'known: new compiler'")
-@click.argument("target", metavar="COMMIT|RUN|RUN:CASE")
+@click.argument("target", metavar="COMMIT|RUN|RUN:CASE", shell_complete=complete_runs)
 @click.argument("text", metavar="TEXT")
 @history_option
 @json_option
@@ -207,7 +213,7 @@ def annotate(target: str, text: str, chosen: HistorySettings | None, as_json: bo
 
 
 @history.command(epilog="Example: hil history accept 1a2b3c4")
-@click.argument("target", metavar="COMMIT|RUN|RUN:CASE")
+@click.argument("target", metavar="COMMIT|RUN|RUN:CASE", shell_complete=complete_runs)
 @history_option
 @json_option
 def accept(target: str, chosen: HistorySettings | None, as_json: bool) -> int:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sized
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import json_option, parse_duration, runs_option
+from hil.controller.cli.options import json_option, runs_option
 from hil.controller.cli.screen import answer, answer_matrix, confirm, print_cases, print_message
 from hil.controller.cli.usage.candidates import complete_runs
-from hil.errors import UsageError, did_you_mean, format_expected
+from hil.errors import did_you_mean, format_expected
 
 if TYPE_CHECKING:
     from hil.controller.records.commands.stored import RunSummary
@@ -27,20 +25,12 @@ def runs() -> None:
 
 
 def _parse_since(_: click.Context, option: click.Parameter, value: str) -> float:
-    """Return a time in seconds since the epoch: a time ago, or a date and time, by default in UTC as in IDs."""
+    """Return a moment in seconds since the epoch."""
     if not value:
         return 0.0
-    name = option.opts[0]
-    try:
-        found = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except ValueError:
-        try:
-            return time.time() - parse_duration(value, name)
-        except UsageError as error:
-            raise UsageError(
-                f"invalid {name} {value!r}: expected a duration or a date", hint="for example 2d, 12h, 2026-11-30"
-            ) from error
-    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+    from hil.controller.cli.farm.times import parse_past
+
+    return parse_past(value, option.opts[0]).timestamp()
 
 
 @runs.command("list", epilog="Example: hil runs list --label nightly --since 2d --limit 10")

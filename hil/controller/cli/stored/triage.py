@@ -12,6 +12,7 @@ import click
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.usage.candidates import complete_boards, complete_flows, complete_runtimes
 from hil.controller.records.triage import TRIAGE_STATES
 from hil.errors import UsageError
 
@@ -30,6 +31,9 @@ file_option = click.option(
 )
 
 
+_COMPLETIONS = {"runtime": complete_runtimes, "board": complete_boards, "flow": complete_flows}
+
+
 def scope_options(command: F) -> F:
     """Add the options that limit an entry to some cases."""
     for name, text in (
@@ -38,7 +42,8 @@ def scope_options(command: F) -> F:
         ("flow", "Flow, or a pattern (default: all)."),
         ("suite", "Suite, or a pattern (default: all)."),
     ):
-        command = click.option(f"--{name}", default="", metavar="NAME", help=text)(command)
+        complete = _COMPLETIONS.get(name)
+        command = click.option(f"--{name}", default="", metavar="NAME", help=text, shell_complete=complete)(command)
     return command
 
 

@@ -97,12 +97,11 @@ class Questions:
             one.close()
 
     def _answer_prompt(self, prompt: str, is_of_board: bool) -> str | None:
-        # After a wrong answer, ssh repeats the question forever.
-        if prompt.startswith("Please type 'yes'"):
-            return "no"
-        if "(yes/no" in prompt and self._host_key and is_of_board:
-            return self._host_key
-        if "(yes/no" in prompt:
+        is_repeated = prompt.startswith("Please type 'yes'")
+        if is_repeated or "(yes/no" in prompt:
+            if self._host_key and is_of_board:
+                # ssh repeats the question if the fingerprint is not that of the host key.
+                return "no" if is_repeated else self._host_key
             return prompts.ask(prompt, echo=True) or "no"
         if self._password and is_of_board and not _is_passphrase(prompt):
             password, self._password = self._password, ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -58,34 +57,28 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
         (("--limit", "2"), ["c", "d"]),
         (("--label", "nightly", "--limit", "1"), ["b"]),
         (("--since", "60h"), ["c", "d"]),
-        (("--since", "2d12h"), ["c", "d"]),
+        (("--since", "2.5d"), ["c", "d"]),
         (("--since", "1h"), []),
-        (("--since", "2026-01-01T00:00:00Z"), ["a", "b", "c", "d"]),
+        (("--since", "2026-01-01"), ["a", "b", "c", "d"]),
     ],
 )
-def test_list_selects_runs(store, words, expected, monkeypatch):
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    time.tzset()
+def test_list_selects_runs(store, words, expected):
     assert listed(*words) == expected
-    monkeypatch.undo()
-    os.environ.pop("TZ", None)
-    time.tzset()
 
 
-def test_list_since_date_means_utc(store, monkeypatch):
+def test_list_since_accepts_date_and_time(store):
     run = store.open("20260101-000000-a")
     run.record.created = 1_767_225_600.0  # 2026-01-01 00:00 UTC
     run.save()
-    assert "a" in listed("--since", "2026-01-01")
-    assert "a" not in listed("--since", "2026-01-01T00:00:01")
-    assert "a" in listed("--since", "2026-01-01T01:00+02:00")
+    assert "a" in listed("--since", "2026-01-01T01:00+01:00")
+    assert "a" not in listed("--since", "2026-01-01T00:30+00:00")
 
 
-@pytest.mark.parametrize("when", ["yesterday", "2026-13-01", "-3d", "0"])
+@pytest.mark.parametrize("when", ["whenever", "2026-13-01", "-3d", "0"])
 def test_list_rejects_invalid_time(store, when):
     error = invoke("list", "--since", when).exception
     assert isinstance(error, UsageError) and error.exit_code == EXIT_USAGE
-    assert error.message == f"invalid --since {when!r}: expected a duration or a date"
+    assert error.message == f"invalid --since {when!r}: expected a time"
 
 
 def test_list_suggests_similar_label(store):

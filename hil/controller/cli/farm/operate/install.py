@@ -12,6 +12,7 @@ import click
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_boards
 from hil.controller.records.commands.farm import InstallFiles
 
 _PATH = click.Path(path_type=Path)
@@ -44,7 +45,14 @@ Examples:
 @click.option("--db", default="", metavar="URL", help="PostgreSQL URL (default: an embedded database).")
 @click.option("--artifacts", default="", metavar="DIR|URL", help="File storage (default: in --home).")
 @click.option("--site", default="", metavar="S", help="Location of the boards.")
-@click.option("--board", "boards", multiple=True, metavar="NAME|FILE", help="Board of the host. Repeatable.")
+@click.option(
+    "--board",
+    "boards",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Board of the host. Repeatable.",
+    shell_complete=complete_boards,
+)
 @click.option("--sim", "sims", type=click.IntRange(min=0), default=0, metavar="N", help="Simulate N boards.")
 @click.option("--allow-commands", is_flag=True, help="Let users with the right `commands` run commands on the host.")
 @click.option("--backups", type=_PATH, metavar="DIR", help="Also write a timer for daily backups to DIR.")

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from hil.controller.cli.main import call
+from hil.controller.cli.main import call, cli
 from hil.controller.cli.usage.completion import SHELLS, VARIABLE
 from hil.core.runtimes import RUNTIMES
+
+
+def list_commands(group: click.Group, *above: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from list_commands(found, *above, name)
+        else:
+            yield " ".join((*above, name)), found
+
+
+COMMANDS = dict(list_commands(cli))
 
 
 @pytest.fixture
@@ -184,3 +200,33 @@ def test_errors_print_nothing(home, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert call() == 2
     assert capsys.readouterr() == ("", "")
+
+
+# Options whose values other parts of hil define, and their exceptions: values of a farm or of another tool.
+_OPTIONS = ("--board", "--runtime-hw-type", "--runtime", "--reference", "--flow", "--fault", "--accept", "--input")
+_OTHERS = {"farm submit --board", "farm events --board", "history import --board", "profile import --board"}
+_FILES = {"bundle verifier --runtime"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_with_names_have_completion(name):
+    missing = [
+        f"{name} {option.opts[0]}"
+        for option in COMMANDS[name].params
+        if (option.opts[0] in _OPTIONS or option.opts[0].endswith("resume")) and not completes(option)
+    ]
+    assert set(missing) <= _OTHERS | _FILES
+
+
+def completes(option: click.Parameter) -> bool:
+    is_flag = isinstance(option, click.Option) and option.is_flag
+    return is_flag or isinstance(option.type, click.Path) or option._custom_shell_complete is not None
+
+
+def test_completion_runs_no_callback(complete, home, monkeypatch):
+    """A callback may read the URL of --known."""
+    for command in COMMANDS.values():
+        for option in command.params:
+            if option.callback is not None:
+                monkeypatch.setattr(option, "callback", lambda *_: pytest.fail("a callback was called"))
+    assert plain(complete("hil suite run m --known http://lab --seed 3 --arithmetic b")) == ["bfloat16"]
