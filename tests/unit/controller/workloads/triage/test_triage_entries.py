@@ -111,6 +111,9 @@ def test_most_specific_entry_decides() -> None:
     exact = entry("conv1", board="evk1", note="exact")
     best = TriageList((*entries, exact), TODAY).find(case)
     assert best is not None and best.note == "exact"
+    patterns = TriageList((entry("*", note="all"), entry("con*", note="longer"), entry("c*1", note="short")), TODAY)
+    longest = patterns.find(case)
+    assert longest is not None and longest.note == "longer"
     older, newer = entry(note="old", changed=1.0), entry(note="new", changed=2.0, suite="")
     latest = TriageList((older, newer), TODAY).find(case)
     assert latest is not None and latest.note == "new"
