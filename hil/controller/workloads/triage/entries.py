@@ -172,8 +172,13 @@ def describe_result(entry: TriageEntry, result: TriageResult) -> str:
 
 
 def put_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:
-    """Return the entries with one replaced or added. An entry with the same case and scope is replaced."""
-    return [*remove_entry(entries, entry), entry]
+    """Return the entries with one replaced in place, or added. Entries with the same case and scope are the same."""
+    found, key = list(entries), make_entry_key(entry)
+    for index, one in enumerate(found):
+        if make_entry_key(one) == key:
+            found[index] = entry
+            return found
+    return [*found, entry]
 
 
 def remove_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:

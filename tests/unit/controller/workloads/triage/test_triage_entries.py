@@ -161,6 +161,6 @@ def test_invalid_entry_is_rejected_with_hint(values: dict[str, Any], text: str) 
 def test_put_replaces_entry_with_same_case_and_scope() -> None:
     entries = put_entry(put_entry((), entry(note="a")), entry(board="evk1", note="b"))
     changed = put_entry(entries, entry(note="c"))
-    assert [one.note for one in changed] == ["b", "c"]
-    assert find_same(changed, entry(board="evk1")) is changed[0]
-    assert remove_entry(changed, entry()) == [changed[0]]
+    assert [one.note for one in changed] == ["c", "b"]
+    assert find_same(changed, entry(board="evk1")) is changed[1]
+    assert remove_entry(changed, entry()) == [changed[1]]
