@@ -108,11 +108,11 @@ def test_regression_links_to_case_and_sessions(address, runs, page, what, name):
     eventually(
         lambda: (
             page.open(f"{address}/history/regressions?since=2020-01-01&what={what}")
-            or name in page.texts("tbody td.name:nth-child(3) a")
+            or name in page.texts("#regressed tbody td.name:nth-child(2) a")
         ),
         "the histories are judged",
     )
-    page.click("tbody td:nth-child(3) a")
+    page.click("#regressed tbody td:nth-child(2) a")
     page.wait("location.pathname === '/history' && document.readyState === 'complete'")
     assert page.texts("h1") == [name]
     since = BROKEN if what == "broke" else SLOW

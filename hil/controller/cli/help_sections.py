@@ -23,8 +23,9 @@ SECTIONS = {
         *("db", "artifacts", "site", "sims", "backups", "allow_commands"),
     ),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
+    "Triage": ("state", "outcomes", "owner", "issue", "note", "until"),
     "Cases": (
-        *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
+        *("suite", "as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
         *("case", "key", "keep", "sent"),
         *("start", "end", "dispatches", "keys"),

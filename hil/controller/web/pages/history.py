@@ -16,6 +16,7 @@ from fastapi.responses import RedirectResponse, Response
 from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
 from hil.controller.web.history.changed_cases import MAX_CAUSES, NAMED_CASES, read_changes
+from hil.controller.web.history.flakiness import measure_flakiness
 from hil.controller.web.history.nights import format_night, night_of
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
@@ -81,6 +82,7 @@ def _render_case(
         steps={one.index: one for one in found.steps},
         packages=sorted({name for one in found.points[-20:] for name in one.versions}),
         remarks=remarks,
+        flakiness=measure_flakiness([one.outcome for one in found.points]),
         chart=charts.make_case_chart(found, measure, wanted, remarks),
         rows=newest[first : first + rows],
         paging={"pages": pages, "total": len(found.points)},

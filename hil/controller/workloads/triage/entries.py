@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -16,6 +17,7 @@ from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wi
 from hil.core.results import Outcome
 from hil.errors import UsageError, did_you_mean
 
+_WILDCARD = re.compile(r"[*?[]")
 # Pseudo outcome of a case that is slower.
 SLOWER = "SLOWER"
 # Outcomes that entries may cover. A lost board gives no information about the case.
@@ -53,13 +55,21 @@ class TriageList:
         return found
 
     @cached_property
-    def _wild(self) -> list[TriageEntry]:
-        return [entry for entry in self.entries if is_wild(entry.case)]
+    def _wild(self) -> dict[str, list[TriageEntry]]:
+        """Entries with patterns by the text before the first wildcard, so that few of many patterns are matched."""
+        found: dict[str, list[TriageEntry]] = {}
+        for entry in self.entries:
+            if is_wild(entry.case):
+                found.setdefault(_WILDCARD.split(entry.case, maxsplit=1)[0], []).append(entry)
+        return found
 
     def find(self, case: TriagedCase) -> TriageEntry | None:
         """Return the most specific entry for a case; among equals, the one that changed last."""
-        named = self._by_case.get(case.case, [])
-        found = [entry for entry in (*named, *self._wild) if _covers(entry, case)]
+        candidates = [*self._by_case.get(case.case, ())]
+        if self._wild:
+            for length in range(len(case.case) + 1):
+                candidates += self._wild.get(case.case[:length], ())
+        found = [entry for entry in candidates if _covers(entry, case)]
         return max(found, key=_measure_precision, default=None)
 
     def classify(self, case: TriagedCase, outcome: str, table: str = "") -> TriageResult:
@@ -162,8 +172,13 @@ def describe_result(entry: TriageEntry, result: TriageResult) -> str:
 
 
 def put_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:
-    """Return the entries with one replaced or added. An entry with the same case and scope is replaced."""
-    return [*remove_entry(entries, entry), entry]
+    """Return the entries with one replaced in place, or added. Entries with the same case and scope are the same."""
+    found, key = list(entries), make_entry_key(entry)
+    for index, one in enumerate(found):
+        if make_entry_key(one) == key:
+            found[index] = entry
+            return found
+    return [*found, entry]
 
 
 def remove_entry(entries: Iterable[TriageEntry], entry: TriageEntry) -> list[TriageEntry]:
@@ -199,8 +214,8 @@ def _matches(pattern: str, names: Sequence[str]) -> bool:
     return not pattern or pattern in names or (is_wild(pattern) and any(matches((pattern,), name) for name in names))
 
 
-def _measure_precision(entry: TriageEntry) -> tuple[int, int, float]:
-    """Return a value that is larger for an entry with fewer cases."""
+def _measure_precision(entry: TriageEntry) -> tuple[int, int, int, float]:
+    """Return a value that is larger for an entry with fewer cases: exact names, then fields, then longer patterns."""
     texts = make_entry_key(entry)
     exact = sum(bool(text) and not is_wild(text) for text in texts)
-    return exact, sum(map(bool, texts)), entry.changed
+    return exact, sum(map(bool, texts)), sum(len(_WILDCARD.sub("", text)) for text in texts), entry.changed

@@ -266,7 +266,7 @@ def test_trace_page_shows_outcomes_of_comparison(tmp_path: Path) -> None:
     kept = (folder / COMPARISON).read_text()
     with asking(tmp_path) as client:
         text = text_of(get(client, "/session", id="t"))
-        assert "Module.trace fail" in text and "1 PASS 1 FAIL" in text
+        assert "Module.trace fail" in text and "1 FAIL 1 PASS" in text
         assert "Module/trace on iree_vmvx against tf: FAIL: call 1 (predict): output 0" in text
         text = text_of(get(client, "/case", id="t", case="call_1_predict"))
         assert "call_1_predict FAIL" in text and "Outputs compared with tf" in text and "1 of 1 0.5" in text

@@ -139,12 +139,13 @@ def _fetch_details(farm: FarmView, name: str, jobs: list[FarmJob], most: int) ->
 def _find_result_session(request: Request, submission: str, name: str, jobs: list[FarmJob]) -> IndexedSession | None:
     """Return the stored session with a job's results, or None if it does not exist (yet)."""
     site, farm = get_site(request), view_of(request).link
-    if farm.runs is None or farm.runs not in site.roots:
+    root = next((number for number, path in site.numbered.items() if path == farm.runs), None)
+    if root is None:
         return None
     with site.reader.open_snapshot() as database:
         for one in dict.fromkeys((submission, f"{submission}/{name}")):
             try:
-                return find_session(database, one, list(site.roots).index(farm.runs))
+                return find_session(database, one, root)
             except UsageError:
                 continue
     return None

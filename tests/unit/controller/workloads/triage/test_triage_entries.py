@@ -111,6 +111,9 @@ def test_most_specific_entry_decides() -> None:
     exact = entry("conv1", board="evk1", note="exact")
     best = TriageList((*entries, exact), TODAY).find(case)
     assert best is not None and best.note == "exact"
+    patterns = TriageList((entry("*", note="all"), entry("con*", note="longer"), entry("c*1", note="short")), TODAY)
+    longest = patterns.find(case)
+    assert longest is not None and longest.note == "longer"
     older, newer = entry(note="old", changed=1.0), entry(note="new", changed=2.0, suite="")
     latest = TriageList((older, newer), TODAY).find(case)
     assert latest is not None and latest.note == "new"
@@ -158,6 +161,6 @@ def test_invalid_entry_is_rejected_with_hint(values: dict[str, Any], text: str) 
 def test_put_replaces_entry_with_same_case_and_scope() -> None:
     entries = put_entry(put_entry((), entry(note="a")), entry(board="evk1", note="b"))
     changed = put_entry(entries, entry(note="c"))
-    assert [one.note for one in changed] == ["b", "c"]
-    assert find_same(changed, entry(board="evk1")) is changed[0]
-    assert remove_entry(changed, entry()) == [changed[0]]
+    assert [one.note for one in changed] == ["c", "b"]
+    assert find_same(changed, entry(board="evk1")) is changed[1]
+    assert remove_entry(changed, entry()) == [changed[1]]

@@ -26,7 +26,7 @@ def test_missing_file_has_no_entries(tmp_path: Path) -> None:
 def test_update_keeps_other_entries(tmp_path: Path) -> None:
     for case in ("a", "b", "a"):
         add(tmp_path / NAME, case)
-    assert [one.case for one in read_triage(tmp_path / NAME).entries] == ["b", "a"]
+    assert [one.case for one in read_triage(tmp_path / NAME).entries] == ["a", "b"]
 
 
 def test_concurrent_updates_lose_nothing(tmp_path: Path) -> None:
