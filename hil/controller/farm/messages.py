@@ -188,10 +188,10 @@ class BoardCard(Record):
     hw_type: str = ""
     fence: int = 0  # highest fence that the board has accepted
     powered: bool = False  # True if the host can switch the board's power
-    # Power actions that the host can do on request. Hosts of older releases can do none.
-    power: list[str] = []
     direct: str = ""  # agent address for processes on the same machine; "" if unavailable
     machine: str = ""  # boot id of that machine
+    # Power actions that the host can do on request. Hosts of older releases can do none.
+    power: list[str] = []
 
 
 def format_job_name(submission: int, number: int, of: int) -> str:

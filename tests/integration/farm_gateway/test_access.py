@@ -59,7 +59,7 @@ def test_gateway_rejects_calls_without_valid_token(
 
 
 # Choices of a oneof that take no text, or any text.
-_WITHOUT_TEXT, _ANY_TEXT = {"boards", "audit", "tokens", "gc", "me"}, {"events"}
+_WITHOUT_TEXT, _ANY_TEXT = {"boards", "audit", "tokens", "gc", "me", "reservations"}, {"events"}
 
 
 def filled(kind: Any, text: str) -> Iterator[tuple[Any, str]]:

@@ -19,7 +19,16 @@ from hil.errors import EXIT_BOARD, FarmError, UsageError
 EVENT = {"id": 7, "at": at(1000), "what": "job.done", "board": "pi", "job": "1", "lease": 3, "host": "", "reason": ""}
 ATTEMPT = {"lease": 3, "board": "pi", "fence": 4, "granted_at": at(1), "started_at": None, "ended_at": None}
 USER = {"user": "ada", "project": "", "running": 1, "queued": 2, "board_s": 1.5}
-TOKEN = {"id": 1, "user": "ada", "project": "", "role": "admin", "note": "", "made_at": at(1), "good": True}
+TOKEN = {
+    "id": 1,
+    "user": "ada",
+    "project": "",
+    "role": "admin",
+    "note": "",
+    "made_at": at(1),
+    "good": True,
+    "rights": [],
+}
 ENTRY = {"id": 1, "at": at(1), "user": "ada", "role": "admin", "peer": "", "action": "Do", "object": "", "detail": {}}
 
 

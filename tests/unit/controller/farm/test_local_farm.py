@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.local.local_farm import ask, need_packages, prepare_home, write_atomically
+from hil.controller.farm.local.local_farm import UpOptions, ask, need_packages, prepare_home, write_atomically
 from hil.controller.farm.paths import read_sheet
 from hil.errors import FarmUnreachable, StorageError, UsageError
 
@@ -35,6 +35,13 @@ def test_prepare_home_rejects_unusable_directory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="path exceeds the maximum length") as refused:
         prepare_home(tmp_path / ("x" * 120))
     assert "HIL_FARM_HOME" in refused.value.hint
+
+
+def test_up_passes_options_to_host() -> None:
+    options = UpOptions(sims=2, boards=("pi",), site="lab", allow_commands=True)
+    words = options.list_host_arguments()
+    assert words == ["--sim", "2", "--site", "lab", "--allow-commands", "--board", "pi"]
+    assert UpOptions().list_host_arguments() == []
 
 
 def test_need_packages_names_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,17 @@ DOCUMENTS = [
     ),
     Grant(4, "17.3", 9, "rpi", 12, 6.0, 60.0, 2, SPEC, "ada", "00-1-2-01"),
     BoardCard(
-        "rpi", "lab", "bench", {"mem": 1 << 30, "runtimes": ["iree"]}, "[board]", "rpi5", 3, True, "unix:/a", "b"
+        "rpi",
+        "lab",
+        "bench",
+        {"mem": 1 << 30, "runtimes": ["iree"]},
+        "[board]",
+        "rpi5",
+        3,
+        True,
+        "unix:/a",
+        "b",
+        ["cycle"],
     ),
 ]
 

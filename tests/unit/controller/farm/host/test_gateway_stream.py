@@ -97,6 +97,7 @@ class Board:
         self.grants: list[Grant] = []
         self.over: list[tuple[int, str]] = []
         self.dials: list[tuple[str, str]] = []
+        self.power: list[str] = []
         self.told: list[str] = []
         self.held = [5]
 
@@ -114,6 +115,9 @@ class Board:
 
     def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
         self.dials.append((dial.id, gateway))
+
+    def switch_power(self, request: pb.SwitchPower) -> None:
+        self.power.append(request.action)
 
     def print_message(self, text: str) -> None:
         self.told.append(text)
@@ -161,6 +165,25 @@ def test_stream_forwards_gateway_messages_to_board(gateway, board, attending):
     gateway.say(dial=pb.DialIn(id="d1", lease=5))
     eventually(lambda: board.dials)
     assert (board.grants, board.over, board.dials) == ([GRANT], [(5, "cancelled")], [("d1", f"unix:{gateway.path}")])
+
+
+def test_stream_forwards_power_action_and_its_report(gateway, board, attending):
+    eventually(lambda: gateway.heard)
+    gateway.say(power=pb.SwitchPower(id="p1", action="cycle"))
+    eventually(lambda: board.power == ["cycle"])
+    attending.report_power("p1", "no answer\ud800")
+    eventually(lambda: gateway.iter_cases("switched"))
+    assert [(one.id, one.error) for one in gateway.iter_cases("switched")] == [("p1", "no answer?")]
+
+
+def test_stream_ignores_unknown_message_of_newer_gateway(gateway, board, attending):
+    eventually(lambda: gateway.heard)
+    unknown = pb.ToBoard()
+    unknown.MergeFromString(b"\xfa\x01\x02hi")  # field 31
+    gateway._say.put(unknown)
+    gateway.say(grant=encode_grant(GRANT))
+    eventually(lambda: board.grants)
+    assert board.told == []
 
 
 def test_stream_repeats_hello_and_started_after_reconnect(gateway, board, attending):

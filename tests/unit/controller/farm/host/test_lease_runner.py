@@ -16,7 +16,8 @@ from hil.controller.farm.host.jobs import job_transfer
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner
 from hil.controller.farm.messages import BoardCard, Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
-from hil.core.board_config import Command, Recover
+from hil.core.board_config import Command, Power, Recover
+from hil.core.board_parser import parse_board
 from hil.core.boards import load_board
 from hil.errors import BoardBusy, BoardLost, BoardUnfit, FarmUnreachable, HilError, UsageError
 
@@ -169,6 +170,36 @@ def test_lease_serves_connections_before_reporting_start(tmp_path):
         "time limit reached",
         None,
     )
+
+
+def test_command_gets_config_of_leased_board(do, tmp_path):
+    way: Any = BoardConnection(tmp_path, target=AgentEndpoint("unix:/a.sock"))
+    way.config = replace(load_board("generic").config, power=Power({"cycle": Command(("true",))}))
+    way.post.config = tmp_path / "own.toml"
+    seen: dict[str, Any] = {}
+
+    def look(attempt: Attempt) -> JobResult:
+        assert attempt.config is not None
+        seen["config"] = parse_board(attempt.config.read_text(), attempt.config)
+        return JobResult(0, "PASS")
+
+    result, _ = do(way, look, replace(GRANT, spec=JobSpec(Kind.COMMAND)))
+    assert result.exit_code == 0, result.reason
+    connection = seen["config"].connection
+    assert (connection.address, connection.fence) == (f"unix:{tmp_path}/lease-5.sock", 3)
+    assert not seen["config"].power.hooks and way.released >= 1 and not (tmp_path / "job").exists()
+
+
+def test_command_on_board_without_agent_gets_own_config(do, tmp_path):
+    way: Any = BoardConnection(tmp_path)
+    way.config, way.post.config = load_board("generic").config, tmp_path / "own.toml"
+    seen: list[Path | None] = []
+    do(
+        way,
+        lambda attempt: (seen.append(attempt.config), passed(attempt))[1],
+        replace(GRANT, spec=JobSpec(Kind.COMMAND)),
+    )
+    assert seen == [tmp_path / "own.toml"]
 
 
 class StuckBoard(BoardConnection):
