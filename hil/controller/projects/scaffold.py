@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from hil.controller.devices.choosing.board_resolver import is_address
+from hil.controller.devices.choosing.board_resolver import is_address, is_alias
+from hil.controller.devices.ssh.aliases import list_aliases
 from hil.controller.models.importers import import_model
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.settings.project import FILE, read_project
@@ -70,11 +71,16 @@ def check_folder(folder: Path) -> None:
 
 
 def check_board(folder: Path, board: str) -> LoadedBoard | None:
-    """Return the board's config, or None for an address. Raises UsageError for an unknown board."""
+    """Return the board's config, or None for an address or a host of the ssh config.
+
+    Raises UsageError for an unknown board.
+    """
     if is_address(board):
         return None
     own = folder / (board if is_file(board) else Path(BOARDS_FOLDER, f"{board}.toml"))
-    return read_board(own if is_file(board) or (board not in list_boards() and own.is_file()) else find_board(board))
+    if is_file(board) or (board not in list_boards() and own.is_file()):
+        return read_board(own)
+    return None if is_alias(board) else read_board(find_board(board, list_aliases))
 
 
 def choose_default_model(folder: Path) -> Path | None:

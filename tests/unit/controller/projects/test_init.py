@@ -200,6 +200,14 @@ def test_init_asks_for_model_board_and_ci(ask: Init, home: Path) -> None:
     assert Path(".gitlab-ci.yml").exists() and not Path(".github").exists()
 
 
+def test_init_accepts_host_of_ssh_config(home: Path) -> None:
+    (home / ".ssh" / "config").write_text("Host pi\n")
+    assert init("--board", "pi", "--yes").exit_code == 0
+    project = load_project(Path())
+    assert project is not None and project.use_board() == ("pi", "")
+    assert "self-hosted" in Path(".github/workflows/models.yml").read_text()
+
+
 def test_init_asks_again_after_invalid_answer(ask: Init) -> None:
     done = ask("missing.onnx\n1\nkichen\n1\nnone\n")
     assert done.exit_code == 0
