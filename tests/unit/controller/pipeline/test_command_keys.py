@@ -134,7 +134,7 @@ def test_host_of_ssh_config_needs_trust(write: Write, tmp_path: Path, monkeypatc
     (tmp_path / "home" / ".ssh" / "config").write_text("Host kitchen\n  HostName 10.0.0.7\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     file = write('[defaults]\nboard = "kitchen"\n')
-    with pytest.raises(UsageError, match="settings that need trust: .defaults. board"):
+    with pytest.raises(UsageError, match=r"settings that need trust: \[defaults\] board"):
         read_project(file).use_board()
     trust(file.parent)
     assert read_project(file).use_board() == ("kitchen", "")
