@@ -107,7 +107,7 @@ def test_damaged_wheel_is_refused(tmp_path: Path, prepare):
     wheel = save_wheel(tmp_path)
     content = wheel.read_bytes().replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
     wheel.write_bytes(content)
-    with pytest.raises(UsageError, match="not a valid wheel: .* encrypted"):
+    with pytest.raises(UsageError, match=r"not a valid wheel: .* encrypted"):
         prepare(wheel)
     with zipfile.ZipFile(save_wheel(tmp_path), "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("data.txt", "text " * 100)
@@ -115,7 +115,7 @@ def test_damaged_wheel_is_refused(tmp_path: Path, prepare):
     content = bytearray(wheel.read_bytes())
     content[start : start + 6] = b"\xff" * 6
     wheel.write_bytes(content)
-    with pytest.raises(UsageError, match="not a valid wheel: .* decompressing"):
+    with pytest.raises(UsageError, match=r"not a valid wheel: .* decompressing"):
         prepare(wheel)
 
 
@@ -137,7 +137,7 @@ def test_project_with_special_files_is_copied(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UsageError, match="pip could not build a wheel"):
         build_wheel(project, folder)
     assert sorted(one.name for one in (folder / "source").iterdir()) == ["linked.toml", "pyproject.toml"]
-    with pytest.raises(UsageError, match="cannot copy .*acme: .*File exists"):
+    with pytest.raises(UsageError, match=r"cannot copy .*acme: .*File exists"):
         build_wheel(project, folder)
 
 
