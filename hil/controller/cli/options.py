@@ -319,8 +319,9 @@ flow_runtime_option = click.option(
 )
 
 
-def _load_known(_: click.Context, __: click.Parameter, value: str | None) -> TriageList | None:
-    if value is None:
+def _load_known(context: click.Context, _: click.Parameter, value: str | None) -> TriageList | None:
+    # Shell completion must not query a server.
+    if value is None or context.resilient_parsing:
         return None
     from hil.controller.web.publish.known_failures import load_known
 

@@ -13,7 +13,7 @@ from hil.controller.devices.choosing.board_resolver import (
     DEFAULT_HW_TYPE,
     GENERIC,
     get_named_board,
-    is_address,
+    is_without_config,
 )
 from hil.controller.models.flows import DEFAULT_FLOW
 from hil.controller.models.importers import load_importers
@@ -121,7 +121,7 @@ def _read_command(project: Project | None, key: str, default: str | None) -> _Or
 def _read_config(target: Mapping[str, _Origin]) -> BoardConfig:
     """Read the config of the board, trusted or not."""
     board, hw_type = target["board"].value, target["runtime_hw_type"].value
-    name = (hw_type or GENERIC) if board and is_address(board) else board or hw_type or DEFAULT_HW_TYPE
+    name = (hw_type or GENERIC) if board and is_without_config(board) else board or hw_type or DEFAULT_HW_TYPE
     return read_board(find_board(name)).config
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from hil.controller.devices.choosing.board_resolver import is_address
+from hil.controller.devices.choosing.board_resolver import is_address, is_alias
+from hil.controller.devices.ssh.aliases import list_aliases
 from hil.controller.models.importers import import_model
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.settings.project import FILE, read_project
@@ -70,11 +72,16 @@ def check_folder(folder: Path) -> None:
 
 
 def check_board(folder: Path, board: str) -> LoadedBoard | None:
-    """Return the board's config, or None for an address. Raises UsageError for an unknown board."""
+    """Return the board's config, or None for an address or a host of the ssh config.
+
+    Raises UsageError for an unknown board.
+    """
     if is_address(board):
         return None
     own = folder / (board if is_file(board) else Path(BOARDS_FOLDER, f"{board}.toml"))
-    return read_board(own if is_file(board) or (board not in list_boards() and own.is_file()) else find_board(board))
+    if is_file(board) or (board not in list_boards() and own.is_file()):
+        return read_board(own)
+    return None if is_alias(board) else read_board(find_board(board, list_aliases))
 
 
 def choose_default_model(folder: Path) -> Path | None:
@@ -95,13 +102,14 @@ def create_project(request: ProjectRequest) -> CreatedProject:
     board = check_board(folder, request.board)
     if request.model is not None:
         check_model(request.model)
+    repository = find_repository(folder)
+    place = PurePosixPath(folder.resolve().relative_to(repository))
+    _check_characters(place, request.model or EXAMPLE, request.board, request.package)
     with convert_os_errors(f"cannot create a project in {folder}", "specify a writable directory"):
         folder.mkdir(parents=True, exist_ok=True)
         files, model = _place_model(folder, request.model)
         format = MODEL_FORMATS[model.suffix.lower()]
         package = request.package or _name_package(format)
-        repository = find_repository(folder)
-        place = PurePosixPath(folder.resolve().relative_to(repository))
         config = _name_config(folder, board) if board else ""
         is_simulator = board is not None and board.config.is_simulator
         dims, notes = _find_sizes(folder / model)
@@ -127,7 +135,9 @@ def create_project(request: ProjectRequest) -> CreatedProject:
             files.append(file.replace(path=Path(os.path.relpath(repository / name, folder.resolve())).as_posix()))
         # The project file is last: if an error occurs before, the command can run again.
         files.append(_write_new(folder, FILE, templates.write_project(texts)))
-    _trust_project(folder)
+    # Another process may have created the file in the meantime.
+    if files[-1].state == "created":
+        _trust_project(folder)
     return CreatedProject(
         folder=str(folder),
         model=str(model),
@@ -166,6 +176,16 @@ def check_model(model: Path) -> None:
     if not is_model(model.name):
         hint = f"{did_you_mean(model.suffix, MODEL_FORMATS)}supported suffixes: {', '.join(MODEL_FORMATS)}"
         raise UsageError(f"unsupported model {model}", hint=hint)
+
+
+def _check_characters(*values: object) -> None:
+    """Raise UsageError for a text that the files of a project cannot contain: control characters, or invalid UTF-8."""
+    for text in map(str, values):
+        if any(unicodedata.category(one) in ("Cc", "Cs") for one in text):
+            raise UsageError(
+                f"unsupported characters in {text!r}: control characters or invalid UTF-8",
+                hint="rename the file or directory, or specify another model with --model FILE",
+            )
 
 
 def _place_model(folder: Path, model: Path | None) -> tuple[list[ProjectFile], PurePosixPath]:
@@ -247,7 +267,8 @@ def _find_pytest_settings(folder: Path) -> str:
             continue
         if path.suffix == ".toml":
             data = parse_toml(text, path)
-            has_settings = "pytest" in (data.get("tool", {}) if name == "pyproject.toml" else data)
+            tables = data.get("tool") if name == "pyproject.toml" else data
+            has_settings = isinstance(tables, dict) and "pytest" in tables
         else:
             has_settings = table in text
         if has_settings:

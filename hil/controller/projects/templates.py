@@ -71,8 +71,8 @@ iterations = 10
 
 def write_tests(texts: ProjectTexts) -> str:
     """Return the pytest file."""
-    return f'''\
-"""Tests of the models in {texts.models}. pytest also tests each model and each layer without a test in this file."""
+    return '''\
+"""Tests of the models. pytest also tests each model and each layer without a test in this file."""
 
 import pytest
 

@@ -53,12 +53,12 @@ def list_boards(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Show a board's config, trusted or not."""
-    from hil.controller.devices.choosing.board_resolver import is_address, is_alias
+    from hil.controller.devices.choosing.board_resolver import is_address, is_without_config
     from hil.controller.records.base import make_record
     from hil.controller.records.commands.boards import BoardDescription, BoardSettings
     from hil.core.boards import find_board, read_board
 
-    if is_address(name) or is_alias(name):
+    if is_without_config(name):
         what = "an address" if is_address(name) else "a host of ~/.ssh/config"
         hint = f"hil board info {name} queries the board; hil board show generic prints the config for addresses"
         raise UsageError(f"{name} is {what}, so it has no config", hint=hint)

@@ -177,7 +177,15 @@ def _check_new_name(name: str, folder: Path) -> None:
 
 def _list_simulators() -> list[str]:
     """Return the simulators of hil: ``sim``, ``sim-f16``, ..."""
-    return sorted(name for name in list_boards() if name == "sim" or name.startswith("sim-"))
+    named = {name: path for name, path in list_boards().items() if name == "sim" or name.startswith("sim-")}
+    return sorted(name for name, path in named.items() if _is_simulator(path))
+
+
+def _is_simulator(path: Path) -> bool:
+    try:
+        return read_config(path).is_simulator
+    except UsageError:
+        return False
 
 
 def _split_simulator(address: str) -> tuple[str, dict[str, Any]] | None:

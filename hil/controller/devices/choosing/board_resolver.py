@@ -57,6 +57,11 @@ def is_alias(name: str) -> bool:
     return not (is_address(name) or is_file(name) or name in list_boards()) and name in list_aliases()
 
 
+def is_without_config(name: str) -> bool:
+    """Return whether a board's name is an address or a host of the user's ssh config, and not a board config."""
+    return is_address(name) or is_alias(name)
+
+
 def _find_kind(choice: BoardChoice) -> LinkKind | None:
     return next((kind for kind in KINDS if kind.is_for(choice)), None)
 

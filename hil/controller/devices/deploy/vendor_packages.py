@@ -7,6 +7,7 @@ import contextlib
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -29,6 +30,8 @@ from hil.core.processes import make_module_command
 from hil.core.runtimes import RUNTIME_GROUP
 from hil.errors import UsageError
 
+# Errors that zipfile raises for a damaged, encrypted or unsupported file.
+DAMAGED_WHEEL = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 # Timeout for building a wheel.
 _BUILD_SECONDS = 600.0
 _MAX_METADATA_BYTES = 4 << 20
@@ -120,10 +123,10 @@ def _prepare(source: str, folder: Path, find_interpreter: Callable[[], Interpret
         )
     try:
         metadata, points = _read_metadata(wheel)
-        name = read_wheel_title(wheel)[0]
+        name = _parse_name(read_wheel_title(wheel)[0])
         *_, python, abi, platform = wheel.name.removesuffix(".whl").split("-")
         package = pack_wheel(wheel, folder)
-    except (OSError, ValueError, zipfile.BadZipFile, configparser.Error) as error:
+    except (*DAMAGED_WHEEL, ValueError, configparser.Error) as error:
         raise UsageError(f"{wheel} is not a valid wheel: {error}", hint="build the wheel again") from error
     return VendorPackage(name, package, _read_runtimes(points), _read_requirements(metadata), (python, abi, platform))
 
@@ -152,7 +155,12 @@ def build_wheel(project: Path, folder: Path) -> Path:
     if not file.is_file():
         raise UsageError(f"{project} is not a Python project: pyproject.toml not found", hint="pass a wheel instead")
     copy = folder / "source"
-    shutil.copytree(project, copy, ignore=_NOT_COPIED)
+    try:
+        shutil.copytree(project, copy, ignore=_list_not_copied)
+    except OSError as error:
+        # shutil.Error has a list of tuples: source, copy, error.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise UsageError(f"cannot copy {project}: {why}", hint="pass a wheel instead") from error
     command = [*make_module_command("pip", "wheel", "--no-input", "--disable-pip-version-check", "--no-deps")]
     if _has_build_tools(file):
         command.append("--no-build-isolation")
@@ -165,6 +173,12 @@ def build_wheel(project: Path, folder: Path) -> Path:
             detail=printed.strip()[-4000:],
         )
     return wheels[0]
+
+
+def _list_not_copied(folder: str, names: list[str]) -> set[str]:
+    """Return the names in a directory of a project that hil does not copy, also sockets and links to missing files."""
+    special = (name for name in names if not ((path := Path(folder, name)).is_file() or path.is_dir()))
+    return {*_NOT_COPIED(folder, names), *special}
 
 
 def _has_build_tools(file: Path) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.compare.criteria import parse_accept
-from hil.controller.devices.choosing.board_resolver import is_address, is_alias
+from hil.controller.devices.choosing.board_resolver import is_without_config
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job
@@ -39,7 +39,7 @@ def restore_board(stored: Job, job: Job, *, own: bool) -> Job:
         return stored
     if job.board or job.hw_type:
         return copy_board_options(stored, job)
-    if is_address(stored.board) or is_file(stored.board) or is_alias(stored.board):
+    if is_file(stored.board) or is_without_config(stored.board):
         raise UsageError(
             f"cannot use board {stored.board} from the stored bench: this user did not create its record at this path",
             hint="select the board with --board",

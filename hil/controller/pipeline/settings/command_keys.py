@@ -29,9 +29,13 @@ def resolve_command_key(path: Path, name: str, value: str) -> str:
     """
     if name == "out" or (name == "flow" and get_flow_file(value)) or (name in _BOARDS and is_file(value)):
         return str(path.parent / value)
-    if name in _BOARDS and not _is_address(value) and value not in list_boards():
+    if name in _BOARDS:
+        # Imported on use, because most project files select no board.
+        from hil.controller.devices.choosing.board_resolver import is_address
+
         own = path.parent / BOARDS_FOLDER / f"{value}.toml"
-        return str(own) if own.is_file() else value
+        if not is_address(value) and value not in list_boards() and own.is_file():
+            return str(own)
     return value
 
 
@@ -61,16 +65,11 @@ def get_flow_file(flow: str) -> str:
 _BOARDS = ("board", "runtime_hw_type")
 
 
-def _is_address(board: str) -> bool:
-    # Imported on use, because most project files select no board.
-    from hil.controller.devices.choosing.board_resolver import is_address
-
-    return is_address(board)
-
-
 def _runs_commands(board: str) -> bool:
     """Return False for a board of hil, and for a simulator without settings that need trust."""
-    if _is_address(board):
+    from hil.controller.devices.choosing.board_resolver import is_without_config
+
+    if is_without_config(board):
         return True
     try:
         return not read_board(find_board(board)).is_harmless

@@ -83,11 +83,11 @@ class Project:
         Raises:
             UsageError: a board is unknown, or its config or its use needs trust that the user has not given.
         """
-        from hil.controller.devices.choosing.board_resolver import is_address
+        from hil.controller.devices.choosing.board_resolver import is_without_config
 
         found = self.use("board"), self.use("runtime_hw_type")
         for name in found:
-            if name and not is_address(name):
+            if name and not is_without_config(name):
                 try:
                     load_board(name, typed=False)
                 except UsageError as error:

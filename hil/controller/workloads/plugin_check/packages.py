@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from hil.controller.devices.deploy.vendor_packages import build_wheel
+from hil.controller.devices.deploy.vendor_packages import DAMAGED_WHEEL, build_wheel
 from hil.core.files import open_file
 from hil.errors import UsageError, did_you_mean
 
@@ -49,8 +49,10 @@ def open_package(source: str, folder: Path) -> CheckedPackage:
         try:
             with open_file(wheel) as file, zipfile.ZipFile(file) as archive:
                 archive.extractall(site)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise UsageError(f"{wheel} is not a valid wheel: {error}") from error
+        except DAMAGED_WHEEL as error:
+            raise UsageError(f"{wheel} is not a valid wheel: {error}", hint="build the wheel again") from error
+        if len(list(metadata.distributions(path=[str(site)]))) != 1:
+            raise UsageError(f"{wheel} is not a valid wheel: METADATA not found", hint="build the wheel again")
         return read_folder(site)
     try:
         return _read_package(metadata.distribution(source), ())

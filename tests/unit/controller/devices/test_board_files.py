@@ -87,6 +87,15 @@ def test_new_board_with_invalid_value_is_rejected(name, address, more, message, 
     assert not boards.exists()
 
 
+def test_board_with_name_of_simulator_is_not_a_simulator():
+    add("sim-lab", "root@h")
+    Path("board_configs", "sim-npu.toml").write_text('[board]\nhw_type = "npu"\n')
+    Path("board_configs", "sim-bad.toml").write_text("[")
+    for name in ("sim-lab", "sim-npu", "sim-bad"):
+        with pytest.raises(UsageError, match=f"invalid address '{name}'"):
+            add("new", name)
+
+
 @pytest.mark.parametrize("table", ['[runtime]\nkind = "command"\nfile = "run.sh"\n', '[power]\nreset = ["./reset"]\n'])
 def test_type_with_relative_path_is_rejected(table, tmp_path, monkeypatch):
     (tmp_path / "types").mkdir()

@@ -129,6 +129,18 @@ def test_board_of_the_user_needs_trust(write: Write, tmp_path: Path) -> None:
     assert call()["board"] == ("garage",)
 
 
+def test_host_of_ssh_config_needs_trust(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    (tmp_path / "home" / ".ssh" / "config").write_text("Host kitchen\n  HostName 10.0.0.7\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = write('[defaults]\nboard = "kitchen"\n')
+    with pytest.raises(UsageError, match=r"settings that need trust: \[defaults\] board"):
+        read_project(file).use_board()
+    trust(file.parent)
+    assert read_project(file).use_board() == ("kitchen", "")
+    assert call()["board"] == ("kitchen",)
+
+
 def test_trusted_project_cannot_select_untrusted_config(write: Write) -> None:
     path = write('[defaults]\nboard = "kitchen"\n')
     kitchen = write_board(path.parent / "board_configs", "kitchen", KITCHEN)

@@ -108,6 +108,15 @@ def test_config_show_follows_precedence_of_boards(monkeypatch: pytest.MonkeyPatc
     assert (found["board"][0], found["arithmetic"][0]) == (None, "bfloat16")
 
 
+def test_config_show_accepts_host_of_ssh_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host lab\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = show("--board", "lab")
+    assert values["board"] == ("lab", "command line", "--board")
+    assert values["board.hw_type"][0] == "generic"
+
+
 def test_config_show_reads_variables_and_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HIL_LABELS": "a, b", "HIL_SANDBOX": "off", "HIL_FARM_TOKEN": "secret"}.items():
         monkeypatch.setenv(name, value)

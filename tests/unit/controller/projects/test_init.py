@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,21 @@ def test_init_quotes_names() -> None:
     assert "hil_models = 'my nets'" in Path("pytest.ini").read_text().splitlines()
 
 
+@pytest.mark.parametrize("name", [b"a\xff.onnx", b"a\n.onnx", b"a\x7f.onnx"])
+def test_init_rejects_names_that_files_cannot_contain(name: bytes) -> None:
+    Path(os.fsdecode(name)).touch()
+    assert refuse("--yes").message.startswith("unsupported characters in 'a")
+    assert [os.fsencode(path) for path in Path().iterdir()] == [name]
+
+
+def test_init_writes_valid_test_for_any_directory() -> None:
+    folder = Path('a"""b\\')
+    folder.mkdir()
+    (folder / "net.onnx").touch()
+    assert init("--yes").exit_code == 0
+    compile(Path("tests/test_models.py").read_text(), "test_models.py", "exec")
+
+
 def test_init_rejects_existing_project() -> None:
     Path("hil.toml").write_text("[defaults]\nseed = 3\n")
     error = refuse("--yes")
@@ -167,6 +183,7 @@ def test_init_keeps_existing_files() -> None:
     [
         ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-q'\n", True),
         ("pyproject.toml", "[tool.ruff]\nline-length = 100\n", False),
+        ("pyproject.toml", "tool = 1\n", False),
         ("setup.cfg", "[tool:pytest]\naddopts = -q\n", True),
         ("setup.cfg", "[metadata]\nname = x\n", False),
         ("pytest.toml", "[pytest]\n", True),
@@ -198,6 +215,14 @@ def test_init_asks_for_model_board_and_ci(ask: Init, home: Path) -> None:
     assert project is not None and list(project.models) == ["b.onnx"]
     assert project.use_board() == ("ssh:pi", "")  # the user chose the board, so the file is trusted
     assert Path(".gitlab-ci.yml").exists() and not Path(".github").exists()
+
+
+def test_init_accepts_host_of_ssh_config(home: Path) -> None:
+    (home / ".ssh" / "config").write_text("Host pi\n")
+    assert init("--board", "pi", "--yes").exit_code == 0
+    project = load_project(Path())
+    assert project is not None and project.use_board() == ("pi", "")
+    assert "self-hosted" in Path(".github/workflows/models.yml").read_text()
 
 
 def test_init_asks_again_after_invalid_answer(ask: Init) -> None:

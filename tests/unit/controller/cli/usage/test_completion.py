@@ -114,6 +114,13 @@ def test_completes_runtimes(complete, home):
         assert plain(complete(line)) == list(RUNTIMES)
 
 
+def test_does_not_load_known_failures(complete, home, monkeypatch):
+    loaded: list[str] = []
+    monkeypatch.setattr("hil.controller.web.publish.known_failures.load_known", loaded.append)
+    assert plain(complete("hil suite run m.onnx --known http://farm --fl")) == ["--flow"]
+    assert loaded == []
+
+
 def test_completes_flows_of_working_directory(complete, home):
     Path("flows.toml").write_text('[mine]\nruntime = "iree"\n')
     assert plain(complete("hil suite run m --flow mi")) == ["mine"]

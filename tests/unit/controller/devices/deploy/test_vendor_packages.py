@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from support.deploying import empty_index, put
 from hil.controller.devices.deploy import probe
 from hil.controller.devices.deploy.ensure import AgentRecipe
 from hil.controller.devices.deploy.packages import Interpreter, NoWheels
-from hil.controller.devices.deploy.vendor_packages import VendorPackage, prepare_packages
+from hil.controller.devices.deploy.vendor_packages import VendorPackage, build_wheel, prepare_packages
 from hil.errors import UsageError
 
 ARM = Interpreter("/usr/bin/python3.11", (3, 11), "aarch64", "glibc-2.31")
@@ -100,6 +101,44 @@ def test_invalid_sources_are_refused(tmp_path: Path, prepare):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"pyproject\.toml not found"):
         prepare(tmp_path / "empty")
+
+
+def test_damaged_wheel_is_refused(tmp_path: Path, prepare):
+    wheel = save_wheel(tmp_path)
+    content = wheel.read_bytes().replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
+    wheel.write_bytes(content)
+    with pytest.raises(UsageError, match=r"not a valid wheel: .* encrypted"):
+        prepare(wheel)
+    with zipfile.ZipFile(save_wheel(tmp_path), "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("data.txt", "text " * 100)
+        start = file.getinfo("data.txt").header_offset + len("data.txt") + 30
+    content = bytearray(wheel.read_bytes())
+    content[start : start + 6] = b"\xff" * 6
+    wheel.write_bytes(content)
+    with pytest.raises(UsageError, match=r"not a valid wheel: .* decompressing"):
+        prepare(wheel)
+
+
+def test_name_with_dot_satisfies_requirement(tmp_path: Path, prepare):
+    wheel = save_wheel(tmp_path, requires="Requires-Dist: acme.driver\n")
+    driver = save_wheel(tmp_path, "acme.driver", points="")
+    assert [one.name for one in prepare(wheel, driver)] == ["hil-acme", "acme-driver"]
+
+
+def test_project_with_special_files_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    project, folder = tmp_path / "acme", tmp_path / "build"
+    project.mkdir()
+    folder.mkdir()
+    (project / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    (project / "missing").symlink_to("nowhere")
+    (project / "linked.toml").symlink_to("pyproject.toml")
+    os.mkfifo(project / "pipe")
+    monkeypatch.setattr("hil.controller.devices.deploy.vendor_packages.call_pip", lambda *_: (1, "no network"))
+    with pytest.raises(UsageError, match="pip could not build a wheel"):
+        build_wheel(project, folder)
+    assert sorted(one.name for one in (folder / "source").iterdir()) == ["linked.toml", "pyproject.toml"]
+    with pytest.raises(UsageError, match=r"cannot copy .*acme: .*File exists"):
+        build_wheel(project, folder)
 
 
 @pytest.mark.ci

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,19 @@ def test_open_package_builds_project_and_leaves_it_unchanged(tmp_path: Path):
     assert "hil.board_configs npx" in [point.text for point in package.points]
     assert (tmp_path / "site" / "hil_npx" / "boards" / "npx-kit.toml").is_file()
     assert sorted(EXAMPLE.iterdir()) == before
+
+
+def test_open_package_refuses_invalid_wheel(tmp_path: Path):
+    wheel = tmp_path / "acme-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("acme.py", "VERSION = 1\n" * 100)
+    with pytest.raises(UsageError, match="METADATA not found"):
+        open_package(str(wheel), tmp_path / "new")
+    content = bytearray(wheel.read_bytes())
+    content[37:43] = b"\xff" * 6  # the start of the compressed data
+    wheel.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a valid wheel"):
+        open_package(str(wheel), tmp_path / "damaged")
 
 
 def test_open_package_refuses_other_sources(tmp_path: Path):
