@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hil.controller.web.history.nights import NIGHT_SECONDS, format_night, list_nights, parse_night
@@ -38,13 +38,12 @@ class Baseline:
         """True if no session matches a branch or label."""
         return self.kind in ("branch", "label") and not self.targets
 
-    def is_new(self, created: float | None, target: Target) -> bool:
-        """Return True if a change is newer than the baseline of its target."""
+    def is_new(self, created: float | None, targets: Iterable[Target]) -> bool:
+        """Return True if a change is newer than the baseline of one of its targets."""
         if created is None:
             return False
         if self.kind in ("branch", "label"):
-            begins = self.targets.get(target)
-            return begins is not None and created > begins
+            return any(target in self.targets and created > self.targets[target] for target in targets)
         return created >= self.created
 
 
@@ -102,7 +101,7 @@ def _find_targets(database: sqlite3.Connection, kind: str, value: str) -> dict[T
     newest: dict[Target, float] = {}
     query = "select suite, flow, boards, max(created) from sessions where suite != '' group by 1, 2, 3"
     for suite, flow, boards, created in database.execute(query):
-        for board in _split_boards(boards):
+        for board in split_boards(boards):
             newest[suite, flow, board] = max(newest.get((suite, flow, board), 0.0), created or 0.0)
     found: dict[Target, float] = {}
     rows = database.execute(
@@ -111,12 +110,13 @@ def _find_targets(database: sqlite3.Connection, kind: str, value: str) -> dict[T
         (matched, _SESSIONS),
     )
     for suite, flow, boards, created in rows:
-        for board in _split_boards(boards):
+        for board in split_boards(boards):
             target = suite, flow, board
             if created < newest[target]:
                 found.setdefault(target, created)
     return found
 
 
-def _split_boards(boards: str) -> list[str]:
+def split_boards(boards: str) -> list[str]:
+    """Return the boards of a session from the text in the index."""
     return [one for one in boards.split(SEPARATOR) if one]

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hil.controller.storage.outcomes import classify_outcome
-from hil.controller.web.history.baseline import Baseline, find_baseline_of
+from hil.controller.web.history.baseline import Baseline, find_baseline_of, split_boards
 from hil.controller.web.history.causes import BROKE, Cause, ChangedCase, group_changes
 from hil.controller.web.history.nights import night_of
 from hil.controller.web.index.index import SEPARATOR
@@ -26,7 +26,8 @@ _NO_TOOLS = frozenset({"host", "python", "numpy"})
 _WORDS = ("name", "board", "flow", "runtime", "model", "op", "outcome", "ended", "message")
 _QUERY = (
     "select changes.what, changes.created, changes.before, changes.after, changes.session, now.id, now.root, now.kind,"
-    " now.suite, now.title, now.commit_id, was.commit_id as earlier_commit, now.versions, was.versions as earlier,"
+    " now.suite, now.boards, now.title, now.commit_id, was.commit_id as earlier_commit,"
+    " now.versions, was.versions as earlier,"
     + ", ".join(f" (select word from words where words.key = cases.{name}) as {name}" for name in _WORDS)
     + " from changes join sessions now on now.key = changes.session"
     " left join sessions was on was.key = changes.earlier"
@@ -99,7 +100,7 @@ def read_new_changes(database: sqlite3.Connection, baseline: Baseline, most: int
         most: maximum changes, newest first.
     """
     found = database.execute(_QUERY, (baseline.created, most + 1)).fetchall()
-    rows = [row for row in _keep_newest(found[:most]) if baseline.is_new(row["created"], _make_target(row))]
+    rows = [row for row in _keep_newest(found[:most]) if baseline.is_new(row["created"], _list_targets(row))]
     layers = _find_wrong_layers(database, {row["model"] for row in rows if row["what"] == BROKE})
     timed = _count_timed(database, {row["session"] for row in rows})
     made = [_make_row(row, number, layers, timed) for number, row in enumerate(rows)]
@@ -116,8 +117,10 @@ def _keep_newest(rows: Sequence[sqlite3.Row]) -> list[sqlite3.Row]:
     return list(newest.values())
 
 
-def _make_target(row: sqlite3.Row) -> tuple[str, str, str]:
-    return row["suite"], row["flow"], row["board"]
+def _list_targets(row: sqlite3.Row) -> list[tuple[str, str, str]]:
+    """Return the targets of a change: all boards of the session if the case never reached a board."""
+    boards = [row["board"]] if row["board"] else split_boards(row["boards"])
+    return [(row["suite"], row["flow"], board) for board in boards]
 
 
 def _make_row(

@@ -27,7 +27,7 @@ from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 13
+VERSION = 14
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -270,8 +270,8 @@ class IndexWriter:
             outputs: list[tuple[object, ...]] = []
             self._database.executemany(_CASE, (self._make_case_row(key, case, outputs) for case in cases))
             self._database.executemany(_OUTPUT, outputs)
-            self._mark_unjudged(key)
             self._update_session(key, folder, session, stamp, read_bytes, damaged)
+            self._mark_unjudged(key)
         return key
 
     def run_in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -281,6 +281,14 @@ class IndexWriter:
 
     def _mark_unjudged(self, key: int) -> None:
         self._database.execute("insert or ignore into unjudged select name, board from cases where session = ?", (key,))
+        # A case that failed before it reached a board is a result for every board of the session.
+        boards = self._database.execute("select boards from sessions where key = ?", (key,)).fetchone()[0] or ""
+        for board in filter(None, boards.split(SEPARATOR)):
+            self._database.execute(
+                "insert or ignore into unjudged select name, ? from cases"
+                " where session = ? and board = (select key from words where word = '')",
+                (self._get_word_key(board), key),
+            )
 
     def _update_session(
         self, key: int, folder: Path, session: SessionEntry, stamp: str, read_bytes: int, damaged: int

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.storage.outcomes import is_failing
+from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.series import MAX_SAMPLES, MEASURES, find_flips_among, find_series_steps
 
 BROKE, SLOWER = "broke", "slower"
@@ -53,10 +54,13 @@ class _Judge:
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        sessions = database.execute("select key, created, kind, suite from sessions order by created, key").fetchall()
+        sessions = database.execute(
+            "select key, created, kind, suite, boards from sessions order by created, key"
+        ).fetchall()
         self._created = [row[1] for row in sessions]
         kinds: dict[tuple[str, str], int] = {}
-        self._kind = np.array([kinds.setdefault(row[2:], len(kinds)) for row in sessions], np.int64)
+        self._kind = np.array([kinds.setdefault(row[2:4], len(kinds)) for row in sessions], np.int64)
+        self._boards = {row[0]: row[4] for row in sessions}
         # Session key -> position in time order.
         self._place = np.full(1 + max((row[0] for row in sessions), default=0), -1)
         self._place[[row[0] for row in sessions]] = np.arange(len(sessions))
@@ -67,7 +71,9 @@ class _Judge:
 
     def judge(self, name: int, board: int) -> None:
         """Judge a case's histories on a board."""
-        samples = np.fromiter(self._database.execute(_SELECT, (name, board)), _SAMPLE, -1)
+        samples = np.fromiter(
+            (*self._database.execute(_SELECT, (name, board)), *self._list_early(name, board)), _SAMPLE
+        )
         self._database.execute("delete from changes where name = ? and board = ?", (name, board))
         if samples.size > 1:
             for history in self._split_histories(samples):
@@ -75,6 +81,14 @@ class _Judge:
                 if found:
                     self._database.executemany(_INSERT, [(name, board, *one) for one in found])
         self._database.execute("delete from unjudged where name = ? and board = ?", (name, board))
+
+    def _list_early(self, name: int, board: int) -> Sequence[Any]:
+        """Return the samples that failed before they reached a board, in sessions with this board."""
+        found = self._database.execute(_SELECT, (name, self._nothing)).fetchall() if board != self._nothing else ()
+        if not found:
+            return ()
+        word = self._database.execute("select word from words where key = ?", (board,)).fetchone()[0]
+        return [row for row in found if f"{SEPARATOR}{word}{SEPARATOR}" in (self._boards.get(row[0]) or "")]
 
     def _split_histories(self, samples: Samples) -> Iterator[Samples]:
         """Split samples by configuration (session kind, suite, flow, runtime, model), in time order."""

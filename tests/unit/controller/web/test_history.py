@@ -135,6 +135,28 @@ def test_regressions_mark_fixed_and_drop_deleted_cases(tmp_path):
             assert not list_regressions(database, RegressionFilter(since="2020-01-01")).found
 
 
+def test_case_that_no_longer_reaches_a_board_is_newly_failing_until_it_passes(tmp_path):
+    runs = tmp_path / "runs"
+    # A case that fails to compile has no board.
+    early = {"outcome": "COMPILE_ERROR", "board": ""}
+    for number, case in enumerate([{"board": "evk1"}, early, early]):
+        write_suite(runs, f"s{number}", [case], started=1.7e9 + number, boards=["evk1"])
+    write_suite(runs, "other", [{"board": "rpi5"}], started=1.7e9 + 9, boards=["rpi5"])
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
+        indexer = Indexer(writer, [runs])
+        indexer.scan()
+        reader = IndexReader(tmp_path / "index.sqlite")
+        with reader.open_snapshot() as database:
+            (one,) = list_regressions(database, RegressionFilter(since="2020-01-01")).found
+            assert (one.what, one.over, one.compare) == ("broke", False, "a=s0&b=s1")
+        write_suite(runs, "s3", [{"board": "evk1"}], started=1.7e9 + 3, boards=["evk1"])
+        indexer.scan()
+        indexer.scan()
+        with reader.open_snapshot() as database:
+            (one,) = list_regressions(database, RegressionFilter(since="2020-01-01")).found
+            assert one.over
+
+
 def test_suite_history_shows_pass_rate_and_time(database):
     found = read_suite(database, "models", "iree", "sim")
     assert [one.passed for one in found.samples] == [3] * BROKEN + [2] * (22 - BROKEN)

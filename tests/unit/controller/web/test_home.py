@@ -113,6 +113,15 @@ def test_branch_baseline_compares_with_its_newest_earlier_session(tmp_path: Path
     assert "night:2023-11-18" not in offered
 
 
+@pytest.mark.parametrize("since", ["", "night:2023-11-15", "branch:main", "label:v0"])
+def test_new_compile_error_is_a_cause_for_every_baseline(tmp_path: Path, since: str) -> None:
+    for number, case in enumerate([{"board": "evk1"}, {"board": "", "outcome": "COMPILE_ERROR"}]):
+        origin = {"branch": "main", "labels": [f"v{number}"]}
+        write_suite(tmp_path, f"s{number}", [case], boards=["evk1"], started=FIRST_NIGHT + number * DAY, origin=origin)
+    with asking(tmp_path) as client:
+        assert "1 cause of 1 changed case" in client.get("/", params={"since": since}).text
+
+
 def test_home_tables_are_available_as_csv(nights: Path) -> None:
     with asking(nights) as client:
         cells = list(csv.DictReader(io.StringIO(client.get("/nights.csv").text)))
