@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,9 +28,17 @@ def check_patterns(patterns: Any) -> list[str]:
         raise UsageError(f"a command can keep at most {_MAX_PATTERNS} patterns of files")
     for one in patterns:
         inside = PurePosixPath(one)
-        if not one or not one.isprintable() or inside.is_absolute() or ".." in inside.parts:
+        whole = not any("**" in part and part != "**" for part in inside.parts)
+        if not (inside.parts and one.isprintable() and whole) or inside.is_absolute() or ".." in inside.parts:
             raise UsageError(
                 f"invalid pattern {one[:100]!r}: expected files below the command's directory",
                 hint="for example --keep 'out/*.log'",
             )
     return list(patterns)
+
+
+def check_executables(names: Any, files: Collection[str]) -> list[str]:
+    """Return valid names of the job's files that are programs. Raises UsageError otherwise."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) and one in files for one in names):
+        raise UsageError("the programs of a command must be files of the job")
+    return list(names)

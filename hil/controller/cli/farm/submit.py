@@ -126,7 +126,7 @@ _OWN = {
 Examples:
   hil farm submit example:digits_cnn --select "arch=aarch64" --wait
   hil farm submit @models --flow onnxruntime --filter '*digits*'
-  hil farm submit --select chip=a76 --keep '*.log' --wait -- ./flash.sh image.bin""",
+  hil farm submit --send flash.sh --send image.bin --keep '*.log' --wait -- ./flash.sh image.bin""",
 )
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE|-- CMD...", shell_complete=complete_models)
 @schedule_options

@@ -141,22 +141,23 @@ def _inspect_database(url: str) -> _Target:
 
 
 def _replace_farm(place: FarmPlace, path: Path, manifest: BackupManifest, target: _Target, say: TextSink) -> None:
-    """Restore the files, then the database, then the settings."""
+    """Restore the files, then the settings and the database. After an error, the old ones are in place."""
     work = place.home / f"restore-{secrets.token_hex(4)}"
     work.mkdir(mode=0o700)
     try:
         _extract(path, manifest, ArtifactStore(place.artifacts), work)
         say(f"files     {manifest.files:,} files, {manifest.bytes:,} bytes")
-        if place.url:
-            _load_dump(place.url, work / DATABASE, manifest, target)
-        else:
-            with EmbeddedDatabase(work / DATABASE_FOLDER) as new:
+        if not place.url:
+            with EmbeddedDatabase(work / "home" / DATABASE_FOLDER) as new:
                 _load_dump(new.url, work / DATABASE, manifest, target)
-            _swap(work / DATABASE_FOLDER, place.home / DATABASE_FOLDER, work)
+        with contextlib.ExitStack() as undo:
+            for name in (SETTINGS, HISTORY, DATABASE_FOLDER):
+                if (work / "home" / name).exists():
+                    _swap(work / "home" / name, place.home / name, work / f"old-{name}", undo)
+            if place.url:
+                _load_dump(place.url, work / DATABASE, manifest, target)
+            undo.pop_all()
         say(f"database  {manifest.jobs:,} jobs, {manifest.boards:,} boards, {manifest.tokens:,} tokens")
-        for name in (SETTINGS, HISTORY):
-            if (work / "home" / name).exists():
-                _swap(work / "home" / name, place.home / name, work)
     finally:
         remove_tree(work)
 
@@ -199,8 +200,10 @@ def _load_dump(url: str, dump: Path, manifest: BackupManifest, target: _Target) 
             connection.cursor().executemany(_KEEP_ROW, target.files)
 
 
-def _swap(new: Path, old: Path, work: Path) -> None:
-    """Put a new file or directory in the place of an old one, which goes to the work directory."""
+def _swap(new: Path, old: Path, aside: Path, undo: contextlib.ExitStack) -> None:
+    """Put a new file or directory in the place of an old one, which moves aside. Add the reverse to ``undo``."""
     if old.exists():
-        old.rename(work / f"old-{old.name}")
+        old.rename(aside)
+        undo.callback(aside.rename, old)
     new.rename(old)
+    undo.callback(old.rename, new)

@@ -186,5 +186,5 @@ def _make_environment(url: str) -> Iterator[dict[str, str]]:
         lines = [f"[{_SERVICE}]", *(f"{name}={value}" for name, value in parameters.items()), ""]
         service.touch(0o600)
         service.write_text("\n".join(lines))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        yield {**kept, "PGSERVICEFILE": str(service), "PGSERVICE": _SERVICE}
+        # Values of the service have precedence over other variables, such as PGPASSWORD.
+        yield {**os.environ, "PGSERVICEFILE": str(service), "PGSERVICE": _SERVICE}

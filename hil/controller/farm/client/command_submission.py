@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ def load_command(words: Sequence[str], sent: Sequence[Path], keep: Sequence[str]
     Raises UsageError for an invalid command, file or pattern.
     """
     options: dict[str, Any] = {"command": check_command(words), "keep": check_patterns(keep)}
+    if programs := [file.name for file in sent if os.access(file, os.X_OK)]:
+        options["executable"] = programs
     parcel = JobFiles()
     for file in sent:
         if file.name in parcel.files:

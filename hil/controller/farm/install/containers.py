@@ -16,17 +16,19 @@ from hil.controller.farm.install.units import (
     make_gateway_environment,
 )
 from hil.core import own_version
+from hil.core.boards import BOARDS_FOLDER, is_file
 from hil.protocol.listening import parse_host_port
 
-# Directories in the containers.
-_DATA, _CERTIFICATES, _BOARDS = PurePosixPath("/var/lib/hil"), PurePosixPath("/certificates"), PurePosixPath("/boards")
+# Directories in the containers: data, named boards, and directories of config files.
+_DATA, _BOARDS, _CONFIGS = PurePosixPath("/var/lib/hil"), PurePosixPath("/boards"), PurePosixPath("/configs")
+_CERT, _KEY, _CA = (Path("/certificates", name) for name in ("cert.pem", "key.pem", "ca.pem"))
 _SOURCE = "0+source"
 
 
 def make_containers(settings: InstallSettings) -> dict[str, str]:
     """Return file name -> content of the image's and the compose file, and their environment files."""
     inside = _move_inside(settings)
-    ca = Path(_CERTIFICATES / settings.ca.name) if settings.ca else None
+    ca = _CA if settings.ca else None
     return {
         "Containerfile": _make_containerfile(),
         # The image must not contain the environment files, which have tokens.
@@ -46,12 +48,23 @@ def _move_inside(settings: InstallSettings) -> InstallSettings:
         settings,
         home=Path(_DATA / "farm"),
         listen=listen,
-        tls_cert=Path(_CERTIFICATES / settings.tls_cert.name) if listen and settings.tls_cert else None,
-        tls_key=Path(_CERTIFICATES / settings.tls_key.name) if listen and settings.tls_key else None,
+        tls_cert=_CERT if listen and settings.tls_cert else None,
+        tls_key=_KEY if listen and settings.tls_key else None,
         metrics=f"0.0.0.0:{settings.metrics_address[1]}",
         web=f"0.0.0.0:{settings.web_address[1]}",
-        boards=tuple(str(_BOARDS / PurePosixPath(board).name) for board in settings.boards),
+        boards=tuple(
+            str(_place_configs(settings)[PurePosixPath(board).parent] / PurePosixPath(board).name)
+            if is_file(board)
+            else board
+            for board in settings.boards
+        ),
     )
+
+
+def _place_configs(settings: InstallSettings) -> dict[PurePosixPath, PurePosixPath]:
+    """Return directory of config files -> directory in the container."""
+    folders = dict.fromkeys(PurePosixPath(board).parent for board in settings.boards if is_file(board))
+    return {folder: _CONFIGS / str(number) for number, folder in enumerate(folders, start=1)}
 
 
 def _make_containerfile() -> str:
@@ -69,17 +82,21 @@ RUN cd /build && pip install --no-cache-dir "$HIL" && rm -rf /build
 RUN useradd --system --create-home --uid 10001 hil && install --directory --owner hil {_DATA}
 USER hil
 WORKDIR {_DATA}
-ENV HIL_FARM_HOME={_DATA}/farm
+ENV HIL_FARM_HOME={_DATA}/farm HIL_BOARDS={_BOARDS}
 VOLUME {_DATA}
 ENTRYPOINT ["hil"]
 """
 
 
 def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
-    certificates = settings.ca.parent if settings.ca else None
-    shared = [f"farm:{_DATA}", *([f"{certificates}:{_CERTIFICATES}:ro"] if certificates else [])]
-    configs = sorted({str(PurePosixPath(board).parent) for board in settings.boards if "/" in board})
-    boards = [f"{folder}:{_BOARDS}:ro" for folder in configs[:1]] or [f"./board_configs:{_BOARDS}:ro"]
+    data = f"farm:{_DATA}"
+    # Only the gateway may read the private key.
+    keys = {settings.tls_cert: _CERT, settings.tls_key: _KEY} if inside.tls_cert else {}
+    certificates = [f"{outside}:{target}:ro" for outside, target in keys.items()]
+    shared = [data, *([f"{settings.ca}:{_CA}:ro"] if settings.ca else [])]
+    boards = [f"{folder}:{target}:ro" for folder, target in _place_configs(settings).items()]
+    if not all(map(is_file, settings.boards)) or not settings.boards:
+        boards.append(f"./{BOARDS_FOLDER}:{_BOARDS}:ro")
     local = not settings.gateway
     metrics_host, metrics_port = settings.metrics_address
     web_host, web_port = settings.web_address
@@ -91,7 +108,7 @@ def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
                     "gateway",
                     list_gateway_words(inside),
                     "farm.env",
-                    shared,
+                    [data, *certificates],
                     ports=[*published, f"{_bracket(metrics_host)}{metrics_port}:{metrics_port}"],
                     more=_HEALTH,
                 )

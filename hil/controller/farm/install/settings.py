@@ -57,8 +57,9 @@ class InstallSettings:
                 "--gateway excludes --listen, --db and --backups: this machine then runs no gateway",
                 hint="use these options on the gateway's machine",
             )
-        if not all(one.isprintable() for one in self.boards):
-            raise UsageError("--board contains an unprintable character")
+        for option, words in (("--board", self.boards), ("--command", self.command)):
+            if not all(one.isprintable() for one in words):
+                raise UsageError(f"{option} contains an unprintable character")
         self._check_addresses()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -118,21 +119,19 @@ def _make_host_unit(settings: InstallSettings) -> str:
 
 
 def _make_web_unit(settings: InstallSettings) -> str:
-    runs = str(settings.home.parent)
-    words = list_web_words(settings, runs)
+    words = list_web_words(settings, str(settings.home))
     return _make_service(
         settings, "hil: pages of the farm and of stored results", words, "web.env", after=["hil-farm-gateway.service"]
     )
 
 
 def _make_backup_unit(settings: InstallSettings) -> str:
-    target = f"{settings.backups}/farm-$(date +%F).tar"
-    command = " ".join(map(_quote_shell, settings.command))
-    script = f'exec {command} farm backup --force "{target}"'
+    command = " ".join(map(shlex.quote, settings.command))
+    script = f'exec {command} farm backup --force {shlex.quote(str(settings.backups))}/"farm-$(date +%F).tar"'
     return (
         "[Unit]\nDescription=hil farm: daily backup\n\n"
         f"[Service]\nType=oneshot\nUser={settings.user}\nUMask=0077\n"
-        f"Environment=HIL_FARM_HOME={_quote_word(str(settings.home))}\n"
+        f"Environment={_quote_assignment('HIL_FARM_HOME', str(settings.home))}\n"
         f"EnvironmentFile=-{ENVIRONMENT}/farm.env\n"
         f"ExecStart=/bin/sh -c {_quote_word(script)}\n{_HARDENING}\n"
     )
@@ -164,9 +163,9 @@ def _make_service(
         f"[Unit]\nDescription={description}\nWants=network-online.target\n"
         f"After={' '.join(['network-online.target', *after])}\n\n"
         f"[Service]\nType=exec\nUser={settings.user}\nUMask=0077\n"
-        f"Environment=HIL_FARM_HOME={_quote_word(str(settings.home))}\n"
+        f"Environment={_quote_assignment('HIL_FARM_HOME', str(settings.home))}\n"
         f"EnvironmentFile=-{ENVIRONMENT}/{environment}\n"
-        f"WorkingDirectory={_escape_specifiers(str(settings.home.parent))}\n"
+        f"WorkingDirectory={_escape_specifiers(str(settings.home))}\n"
         f"ExecStart={' '.join(map(_quote_word, (*settings.command, *words)))}\n"
         f"Restart=always\nRestartSec=5\n{more}{_HARDENING}\n\n"
         "[Install]\nWantedBy=multi-user.target\n"
@@ -179,14 +178,18 @@ def _escape_specifiers(text: str) -> str:
 
 def _quote_word(word: str) -> str:
     """Return a word for a command line of a unit, in which `$` and `%` have a meaning."""
-    escaped = _escape_specifiers(word).replace("$", "$$")
-    if _PLAIN.fullmatch(escaped):
-        return escaped
-    return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return _quote(_escape_specifiers(word).replace("$", "$$"))
 
 
-def _quote_shell(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
+def _quote_assignment(name: str, value: str) -> str:
+    """Return an assignment for ``Environment=``, in which only `%` has a meaning."""
+    return _quote(_escape_specifiers(f"{name}={value}"))
+
+
+def _quote(word: str) -> str:
+    if _PLAIN.fullmatch(word):
+        return word
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _quote_value(value: str) -> str:

@@ -79,17 +79,19 @@ def list_next_commands(settings: InstallSettings, files: Mapping[str, str], fold
 
 def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]:
     here, user = shlex.quote(str(folder)), settings.user
-    data = shlex.quote(str(settings.home.parent))
+    home = shlex.quote(str(settings.home))
     units = ["hil-farm-host.service", "hil-web.service"]
     if not settings.gateway:
         units.insert(0, "hil-farm-gateway.service")
     if settings.backups:
         units.append("hil-farm-backup.timer")
-    backups = [f"sudo install -d -o {user} -m 700 {shlex.quote(str(settings.backups))}"] if settings.backups else []
+    # Do not change the owner of an existing directory, which may have other files.
+    target = shlex.quote(str(settings.backups))
+    backups = [f"test -d {target} || sudo install -d -o {user} -m 700 {target}"] if settings.backups else []
     return [
         "# systemd",
-        f"sudo useradd --system --home-dir {data} {user}",
-        f"sudo install -d -o {user} -m 700 {data}",
+        f"sudo useradd --system --home-dir {home} {user}",
+        f"sudo install -d -o {user} -m 700 {home}",
         *backups,
         f"sudo install -D -m 600 -t {ENVIRONMENT} {here}/*.env",
         f"sudo install -m 644 -t /etc/systemd/system {here}/*.service"

@@ -41,6 +41,7 @@ class PowerRequest:
     lease: int  # lease of the requesting user; 0 if the board is free
     force: bool  # True if the board may have any lease
     reason: str  # reason for which the board is drained during the action
+    drained: bool  # True if this request drained the board
 
 
 @serialize_calls
@@ -69,10 +70,11 @@ async def begin_power_action(tx: Tx, who: Principal, name: str, action: str) -> 
             _refuse_busy(name, lease["user"], lease["kind"])
     own = next((lease["id"] for lease in leases if lease["user"] == who.user), 0)
     reason = make_storable(f"{_OFF_REASON if action == OFF else f'power {action} by '}{who.user}")
-    if not board["hold"] and (not leases or action == OFF):
+    drained = not board["hold"] and (not leases or action == OFF)
+    if drained:
         await tx.execute(_HOLD, [reason, name])
     await note_board(tx, "power", name, f"{action} by {who.user}")
-    return PowerRequest(name, action, who.user, own, is_admin, reason)
+    return PowerRequest(name, action, who.user, own, is_admin, reason, drained)
 
 
 @serialize_calls
@@ -92,7 +94,8 @@ async def end_power_action(
     if request.action == OFF and not error:
         return
     [board] = await fetch_rows(tx, "select hold_reason from hil.boards where name = %s", [name])
-    ours = [request.reason]
+    # An earlier action may still run, with an equal reason.
+    ours = [request.reason] if request.drained else []
     if request.action != OFF and not error and board["hold_reason"].startswith(_OFF_REASON):
         ours.append(board["hold_reason"])
     if await fetch_rows(tx, _FREE, [name, ours]):

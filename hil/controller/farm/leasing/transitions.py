@@ -230,6 +230,8 @@ async def lease_over(
     """End a lease and the job on request, with a given result."""
     await _end_lease(tx, queue, lease, result.reason, settings)
     await finish(tx, lease.job, result, lease.id, state=state)
+    if lease.job.kind is Kind.COMMAND:
+        await _doubt_after_command(tx, lease, settings)
 
 
 async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
@@ -275,11 +277,14 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
         reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
     if job.kind is Kind.COMMAND:
-        # A command may change anything on the board.
-        return await change_board(
-            tx, lease.board, health.Event(what.UNCHECKED, f"job {job.name} ran a command"), settings
-        )
+        return await _doubt_after_command(tx, lease, settings)
     if result.board_ns[1] and result.exit_code == EXIT_OK:
         await tx.execute(_WORKED, [lease.board])
     if result.board_ns[1] and job.affinity:
         await tx.execute(_WARM, {"affinity": job.affinity, "most": _MAX_WARM, "board": lease.board})
+
+
+async def _doubt_after_command(tx: Tx, lease: LeaseRow, settings: FarmSettings) -> None:
+    """Queue a check of a board, because a command may have changed anything on it."""
+    reason = f"job {lease.job.name} ran a command"
+    await change_board(tx, lease.board, health.Event(health.EventKind.UNCHECKED, reason), settings)

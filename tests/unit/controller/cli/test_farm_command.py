@@ -58,8 +58,10 @@ def run(monkeypatch: pytest.MonkeyPatch, sent: list[Any]) -> Callable[..., Any]:
 
 
 def test_submit_sends_command_files_and_patterns(run: Callable[..., Any], sent: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "image.bin").write_bytes(b"image")
-    options = ("--select", "chip=a76", "--send", tmp_path / "image.bin", "--keep", "*.log", "--json")
+    image, script = tmp_path / "image.bin", tmp_path / "flash.sh"
+    image.write_bytes(b"image")
+    script.touch(0o755)
+    options = ("--select", "chip=a76", "--send", image, "--send", script, "--keep", "*.log", "--json")
     done = run(*options, "--", "./flash.sh", "--wait", "image.bin")
     assert done.exit_code == 0, done.output
     check_document(json.loads(done.stdout), "farm submit", "farm")
@@ -67,9 +69,9 @@ def test_submit_sends_command_files_and_patterns(run: Callable[..., Any], sent: 
     [spec] = load.specs
     assert (spec.kind, spec.options) == (
         Kind.COMMAND,
-        {"command": ["./flash.sh", "--wait", "image.bin"], "keep": ["*.log"]},
+        {"command": ["./flash.sh", "--wait", "image.bin"], "keep": ["*.log"], "executable": ["flash.sh"]},
     )
-    assert list(spec.files) == ["image.bin"] and list(load.uploads.values()) == [tmp_path / "image.bin"]
+    assert list(spec.files) == ["image.bin", "flash.sh"] and list(load.uploads.values()) == [image, script]
     assert (how["selector"], how["max_attempts"], load.title) == ("chip=a76", 1, "./flash.sh --wait image.bin")
     assert run("--max-attempts", 3, "--", "true").exit_code == 0 and sent[1][1]["max_attempts"] == 3
 

@@ -14,6 +14,7 @@ from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_boards
 from hil.controller.records.commands.farm import InstallFiles
+from hil.core.boards import is_file
 
 _PATH = click.Path(path_type=Path)
 _PARTS = ("systemd", "containers", "monitoring")
@@ -71,6 +72,8 @@ def install(
     from hil.controller.farm.install.settings import InstallPart, InstallSettings
     from hil.controller.farm.install.writer import check_existing, list_next_commands, make_files, write_files
 
+    # The services have another working directory.
+    given["boards"] = tuple(str(Path(one).absolute()) if is_file(one) else one for one in given["boards"])
     settings = InstallSettings(command=(command,) if command else _find_command(), **given)
     files = make_files(settings, [InstallPart(part) for part in parts])
     if dry_run:

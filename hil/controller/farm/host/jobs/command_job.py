@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from hil.controller.farm.command_options import check_command, check_patterns
+from hil.controller.farm.command_options import check_command, check_executables, check_patterns
 from hil.controller.farm.host.jobs.job_transfer import FileCache, retry_until_reachable, upload_folder
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.messages import JobResult
@@ -33,6 +33,8 @@ _MAX_FILES, _MAX_BYTES = 10_000, 8 << 30
 _MAX_OUTPUT, _MAX_SHOWN, _SHOWN_RATE = 64 << 20, 16 << 20, 3 << 20
 _PIECE, _MAX_LINE = 32 << 10, 8 << 10
 _LOOK_SECONDS, _END_SECONDS = 0.2, 3.0
+# Largest size of a pipe without privileges.
+_MAX_PIPE = 1 << 20
 # Variables with secrets or settings of the host.
 _PRIVATE = ("HIL_FARM", "HIL_FARM_TOKEN", "HIL_FARM_CA", "HIL_FARM_DB", "HIL_FARM_HOME", "HIL_WEB_TOKEN", "HIL_BOARD")
 
@@ -46,11 +48,14 @@ def run_command_job(attempt: Attempt) -> JobResult:
         raise UsageError("this host does not allow commands", hint="start it with hil farm host --allow-commands")
     spec, farm = attempt.grant.spec, attempt.farm
     command, patterns = check_command(spec.options.get("command")), check_patterns(spec.options.get("keep", []))
+    programs = check_executables(spec.options.get("executable", []), spec.files)
     work, out = attempt.folder / "work", attempt.folder / "out"
     work.mkdir(parents=True)
     out.mkdir()
     with attempt.measure_step("fetch"):
         retry_until_reachable(lambda: FileCache(attempt.site.files).lay_out(spec, work, farm()))
+    for name in programs:
+        (work / name).chmod(0o700)
     with attempt.measure_step("run"), (out / OUTPUT).open("wb") as log:
         code = _run_command(command, work, _make_environment(attempt), log, attempt)
     with attempt.measure_step("upload"):
@@ -143,14 +148,17 @@ def _forward_output(process: subprocess.Popen[bytes], log: BinaryIO, attempt: At
 
 
 def _iter_output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Yield the output. After the end of the command, yield only what the pipe may already contain."""
     assert process.stdout is not None
-    stream = process.stdout.fileno()
-    while True:
+    stream, rest = process.stdout.fileno(), _MAX_PIPE
+    while rest > 0:
         ended = process.poll() is not None
         ready, _, _ = select.select([stream], [], [], 0 if ended else _LOOK_SECONDS)
         if ready:
             if not (piece := os.read(stream, _PIECE)):
                 return
+            if ended:
+                rest -= len(piece)
             yield piece
         elif ended:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -22,7 +23,7 @@ import asyncio
 from hil.controller.cli.farm.farm import farm as command
 from hil.controller.farm.backup import farm_backup, postgres_tools
 from hil.controller.farm.backup.farm_backup import FarmPlace, write_backup
-from hil.controller.farm.backup.farm_restore import restore_farm
+from hil.controller.farm.backup.farm_restore import _swap, restore_farm
 from hil.controller.farm.backup.postgres_tools import find_programs
 from hil.controller.farm.database.database import migrate
 from hil.controller.farm.database.embedded_database import EmbeddedDatabase
@@ -172,6 +173,9 @@ def test_failed_restore_leaves_database_unchanged(
     place: FarmPlace, other: FarmPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(place.url, tmp_path / "artifacts")
+    for home, days in ((place.home, 7), (other.home, 8)):
+        home.mkdir()
+        (home / "farm.toml").write_text(f"[terms]\nkeep_days = {days}\n")
     write_backup(place, tmp_path / "farm.tar", quiet)
     asyncio.run(migrate(other.url))
     before = contents(other.url)
@@ -186,7 +190,15 @@ def test_failed_restore_leaves_database_unchanged(
         restore_farm(other, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
     assert "no_such_function" in failed.value.detail
     assert contents(other.url) == before
+    assert (other.home / "farm.toml").read_text() == "[terms]\nkeep_days = 8\n"
     assert not list(other.home.glob("restore-*"))
+
+
+def test_failed_swap_returns_old_directory(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError), contextlib.ExitStack() as undo:
+        _swap(tmp_path / "missing", tmp_path / "old", tmp_path / "aside", undo)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_restore_rejects_archive_of_newer_hil(place: FarmPlace, tmp_path: Path) -> None:
@@ -198,6 +210,7 @@ def test_restore_rejects_archive_of_newer_hil(place: FarmPlace, tmp_path: Path) 
         restore_farm(place, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
 
 
+@pytest.mark.slow
 def test_embedded_farm_is_restored_in_new_home(tmp_path: Path) -> None:
     home, new = tmp_path / "home", tmp_path / "new"
     place = FarmPlace(home, "", str(home / "artifacts"))
@@ -233,14 +246,16 @@ def test_backup_of_embedded_farm_restores_on_older_server(
 
 
 def test_password_is_not_on_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGPASSWORD", "of another database")
+    monkeypatch.setenv("PGSERVICE", "another database")
+    monkeypatch.setenv("PGSSLROOTCERT", "/etc/ca.pem")
     with postgres_tools._make_environment("postgresql://anna:s3cret@lab:5433/farm?sslmode=require") as environment:
         service = Path(environment["PGSERVICEFILE"])
         assert stat.S_IMODE(service.stat().st_mode) == 0o600
         assert set(service.read_text().splitlines()) == {
             *("[hil_farm]", "user=anna", "password=s3cret", "host=lab", "port=5433", "dbname=farm", "sslmode=require")
         }
-        assert "PGPASSWORD" not in environment
+        # The gateway's connection uses the other variables of PostgreSQL too.
+        assert (environment["PGSERVICE"], environment["PGSSLROOTCERT"]) == ("hil_farm", "/etc/ca.pem")
     assert not service.exists()
 
 

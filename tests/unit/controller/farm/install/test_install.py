@@ -101,6 +101,19 @@ def test_systemd_accepts_units(full: InstallSettings, tmp_path: Path, which: str
     assert ours == []
 
 
+def test_backup_unit_writes_to_directory_with_special_characters(tmp_path: Path) -> None:
+    folder, calls = tmp_path / "it's $HOME $(id) 100%", tmp_path / "calls"
+    settings = replace(SIMPLE, command=("/bin/sh", "-c", f'printf %s "$4" > {calls}', "hil"), backups=folder)
+    shell = read_start(make_units(settings)["hil-farm-backup.service"])
+    subprocess.run(shell, check=True, timeout=60)
+    assert re.fullmatch(re.escape(f"{folder}/farm-") + r"\d{4}-\d\d-\d\d\.tar", calls.read_text())
+
+
+def test_home_in_environment_of_units_is_not_expanded() -> None:
+    unit = make_units(replace(SIMPLE, home=Path("/srv/a $b 5%")))["hil-farm-gateway.service"]
+    assert 'Environment="HIL_FARM_HOME=/srv/a $b 5%%"\n' in unit
+
+
 def test_environment_files_contain_database_and_gateway(full: InstallSettings) -> None:
     units = make_units(full)
     assert 'HIL_FARM_DB="postgresql://hil:pa\\$s%w\\"ord@db/hil"' in units["farm.env"]
@@ -118,15 +131,36 @@ def test_compose_file_runs_commands_that_exist(full: InstallSettings) -> None:
     assert list(services) == ["gateway", "host", "web"]
     for name, service in services.items():
         words = [word.replace("$$", "$") for word in service["command"]]
-        # The certificates are in the containers.
-        words = [word.replace("/certificates", str(full.home.parent)) for word in words]
-        assert parse_words(words), name
+        mounted = {inside: outside for outside, inside, *_ in (one.split(":") for one in service["volumes"])}
+        assert parse_words([mounted.get(word, word) for word in words]), name
         assert service["env_file"] in files
     assert services["gateway"]["ports"] == ["0.0.0.0:7070:7070", "127.0.0.1:9107:9107"]
     assert services["web"]["ports"] == ["127.0.0.1:8790:8790"]
     assert services["host"]["depends_on"]["gateway"]["condition"] == "service_healthy"
-    assert "/etc/hil/boards:/boards:ro" in services["host"]["volumes"]
-    assert services["host"]["command"][-3:] == ["/boards/jetson.toml", "--sim", "2"]
+    assert {"/etc/hil/boards:/configs/1:ro", "./board_configs:/boards:ro"} < set(services["host"]["volumes"])
+    assert services["host"]["command"][-5:] == ["rpi5", "--board", "/configs/1/jetson.toml", "--sim", "2"]
+    assert "HIL_BOARDS=/boards" in files["Containerfile"]
+
+
+def test_containers_have_all_directories_of_board_configs() -> None:
+    settings = replace(SIMPLE, boards=("/a/pi.toml", "/b/pi.toml", "/a/pi2.toml"))
+    host = yaml.safe_load(make_containers(settings)["compose.yaml"])["services"]["host"]
+    assert host["volumes"] == ["farm:/var/lib/hil", "/a:/configs/1:ro", "/b:/configs/2:ro"]
+    assert [word for word in host["command"] if word.endswith(".toml")] == [
+        *("/configs/1/pi.toml", "/configs/2/pi.toml", "/configs/1/pi2.toml")
+    ]
+
+
+def test_only_gateway_container_has_private_key(full: InstallSettings, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    key = tmp_path / "private" / "farm.pem"
+    key.touch()
+    services = yaml.safe_load(make_containers(replace(full, tls_key=key))["compose.yaml"])["services"]
+    assert f"{key}:/certificates/key.pem:ro" in services["gateway"]["volumes"]
+    assert f"{tmp_path / 'farm.pem'}:/certificates/cert.pem:ro" in services["gateway"]["volumes"]
+    for name in ("host", "web"):
+        mounts = [one for one in services[name]["volumes"] if "/certificates" in one]
+        assert mounts == [f"{tmp_path / 'farm.pem'}:/certificates/ca.pem:ro"]
 
 
 def test_image_excludes_environment_files(full: InstallSettings) -> None:
@@ -211,11 +245,12 @@ def test_scrape_config_names_metrics_address() -> None:
         ({"tls_cert": Path("/c.pem"), "listen": "0.0.0.0:1"}, "without a key"),
         ({"site": "a\nb"}, "unprintable"),
         ({"boards": ("a\nExecStart=x",)}, "unprintable"),
+        ({"command": ("a\nExecStart=x",)}, "unprintable"),
     ],
 )
 def test_settings_reject_invalid_values(given: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        InstallSettings(command=("hil",), **given)
+        InstallSettings(**{"command": ("hil",), **given})
 
 
 @pytest.fixture
@@ -250,3 +285,20 @@ def test_install_dry_run_writes_nothing(run: Callable[..., Any], tmp_path: Path)
     done = run("--out", tmp_path / "new", "--dry-run")
     assert done.exit_code == 0 and f"would write {tmp_path}/new/systemd/hil-web.service" in done.stdout
     assert not (tmp_path / "new").exists()
+
+
+def test_install_commands_change_only_directories_of_farm(run: Callable[..., Any], tmp_path: Path) -> None:
+    words = ["--out", tmp_path / "new", "--home", "/srv/farm", "--backups", "/var/backups", "--dry-run", "--json"]
+    commands = json.loads(run(*words).stdout)["commands"]
+    owned = [one.split()[-1] for one in commands if "install -d" in one and not one.startswith("test -d")]
+    assert owned == ["/srv/farm"]
+    assert "test -d /var/backups || sudo install -d -o hil -m 700 /var/backups" in commands
+
+
+def test_install_uses_absolute_paths_of_board_configs(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("--out", "new", "--only", "systemd", "--board", "boards/pi.toml", "--board", "rpi5").exit_code == 0
+    words = read_start((tmp_path / "new/systemd/hil-farm-host.service").read_text())
+    assert words[-4:] == ["--board", f"{tmp_path}/boards/pi.toml", "--board", "rpi5"]

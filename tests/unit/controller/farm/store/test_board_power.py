@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, Desk
@@ -120,10 +119,11 @@ def test_power_during_check_is_refused(desk: Desk) -> None:
         begin(desk)
 
 
-def test_repeated_power_action_waits_for_first(pi: Desk) -> None:
+@pytest.mark.parametrize("who", [MAY, replace(BERT, rights=frozenset({Right.POWER}))])
+def test_repeated_power_action_waits_for_first(pi: Desk, who: Principal) -> None:
     first = begin(pi)
-    second: Any = begin(pi, who=replace(BERT, rights=frozenset({Right.POWER})))
-    end(pi, second)
+    second = begin(pi, who=who)
+    end(pi, second, "a different power action is running")
     assert pi.board("pi")["hold_reason"] == first.reason
     end(pi, first)
     assert pi.board("pi")["hold"] == ""

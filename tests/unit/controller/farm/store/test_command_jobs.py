@@ -52,6 +52,13 @@ def test_board_is_checked_after_command(farm: Desk) -> None:
     assert farm.grant("open").spec.kind is Kind.HEALTH
 
 
+def test_board_is_checked_after_cancelled_command(farm: Desk) -> None:
+    [name] = farm.submit(specs=(COMMAND,), who=MAY)
+    farm.grant("open")
+    farm.cancel(name, who=MAY)
+    assert farm.jobs()[name] == "cancelled" and farm.grant("open").spec.kind is Kind.HEALTH
+
+
 def test_commands_cannot_be_mixed_with_other_jobs(farm: Desk) -> None:
     with pytest.raises(UsageError, match="with other jobs"):
         farm.submit(specs=(JobSpec(Kind.RUN), COMMAND), who=MAY)

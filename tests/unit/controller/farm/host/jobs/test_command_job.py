@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.waiting import eventually
 
 from hil.controller.farm.host.inventory import HostInfo
+from hil.controller.farm.host.jobs import command_job
 from hil.controller.farm.host.jobs.command_job import run_command_job
 from hil.controller.farm.host.lease_runner import Attempt
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
@@ -106,6 +108,13 @@ def test_command_gets_files_and_keeps_matching_files(host: Host) -> None:
     assert host.kept(result) == {"files/out/deep/a.bin": b"a", "files/b.log": b"given", "output.log": b""}
 
 
+def test_sent_program_can_be_executed(host: Host) -> None:
+    files = {"go.sh": b"#!/bin/sh\necho sent $1\n", "data": b""}
+    assert host.run("./go.sh", "x", files=files, executable=["go.sh"]).exit_code == 0 and host.lines == ["sent x"]
+    with pytest.raises(UsageError, match="must be files of the job"):
+        host.run("./go.sh", files=files, executable=["../go.sh"])
+
+
 def test_files_outside_directory_are_not_kept(host: Host, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "key.log").write_text("secret")
@@ -116,7 +125,7 @@ def test_files_outside_directory_are_not_kept(host: Host, tmp_path: Path) -> Non
     assert list(host.python(made, keep=["*.log", "linked", "linked/*", "*/*.log"]).files) == ["output.log"]
 
 
-@pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../../b", "", "a\n"])
+@pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../../b", "", "a\n", ".", "a**b"])
 def test_patterns_outside_directory_are_refused(host: Host, pattern: str) -> None:
     with pytest.raises(UsageError, match="invalid pattern"):
         host.python("", keep=[pattern])
@@ -164,6 +173,19 @@ def test_background_processes_end_with_command(host: Host) -> None:
     began = time.monotonic()
     assert host.python(code).exit_code == 0 and time.monotonic() - began < 60
     eventually(lambda: not is_alive(int(host.lines[0])))
+
+
+def test_output_of_background_processes_does_not_delay_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.farm.host.jobs.command_job._MAX_PIPE", 100)
+    read, write = os.pipe()
+    with open(read, "rb") as stdout, open(write, "wb", buffering=0) as background:  # noqa: PTH123
+
+        def poll() -> int:
+            background.write(b"y" * 40)
+            return 0
+
+        ended: Any = SimpleNamespace(stdout=stdout, poll=poll)
+        assert b"".join(command_job._iter_output(ended)) == b"y" * 120
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
