@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.controller.devices.ssh.paramiko.config import list_aliases
+from hil.controller.devices.ssh.aliases import list_aliases
 from hil.core.boards import BOARDS_FOLDER, list_boards, read_board
 from hil.errors import UsageError
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import FILE, json_option
+from hil.controller.cli.options import MODEL, json_option
 from hil.controller.cli.screen import answer
+from hil.controller.cli.usage.candidates import complete_boards, complete_types
 
 if TYPE_CHECKING:
     from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue
@@ -24,10 +25,21 @@ def config() -> None:
 
 
 @config.command(epilog="Example: hil config show net.onnx --board rpi5 --json")
-@click.argument("model", required=False, type=FILE, metavar="[MODEL]")
-@click.option("--board", default="", metavar="ADDR|NAME", help="Show the values for this board.")
+@click.argument("model", required=False, type=MODEL, metavar="[MODEL]")
 @click.option(
-    "--runtime-hw-type", "hw_type", default="", metavar="TYPE", help="Show the values for this hardware type."
+    "--board",
+    default="",
+    metavar="ADDR|NAME",
+    help="Show the values for this board.",
+    shell_complete=complete_boards,
+)
+@click.option(
+    "--runtime-hw-type",
+    "hw_type",
+    default="",
+    metavar="TYPE",
+    help="Show the values for this hardware type.",
+    shell_complete=complete_types,
 )
 @json_option
 def show(model: Path | None, board: str, hw_type: str, as_json: bool) -> None:

@@ -140,37 +140,6 @@ def route(address: Address, passed: tuple[str, ...] = ()) -> tuple[Address, ...]
     return (*route(jumps[0], (*passed, address.host)), *jumps[1:], address)
 
 
-def list_aliases() -> list[str]:
-    """Return the host names in the user's config and its included files, in order. Patterns with wildcards are omitted.
-
-    An unreadable or invalid file has no names: the connection reports its errors.
-    """
-    try:
-        user = Path.home() / ".ssh"
-    except RuntimeError:
-        return []
-    names = [name for line in _iter_hosts(user / "config", user) for name in line]
-    return list(dict.fromkeys(name for name in names if not set(name) & set("*?!")))
-
-
-def _iter_hosts(path: Path, folder: Path, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the patterns of each Host line."""
-    try:
-        if depth > _DEEPEST or not path.is_file():
-            return
-        for line in read_text(path, errors="replace").split("\n"):
-            keyword, value = _split(line, str(path))
-            if keyword == "host":
-                yield shlex.split(value)
-            elif keyword == "include":
-                for pattern in shlex.split(value):
-                    place = folder / _parse_path(_Value(pattern, str(path)), {})
-                    for name in _find_files(str(place), str(path)):
-                        yield from _iter_hosts(Path(name), folder, depth + 1)
-    except (OSError, UsageError):
-        return
-
-
 def _iter_settings(
     path: Path, folder: Path, host: str, depth: int = 0, *, is_system: bool = False
 ) -> Iterator[tuple[str, _Value]]:
