@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import FILE, json_option
+from hil.controller.cli.options import MODEL, json_option
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_boards, complete_types
 
@@ -25,9 +25,13 @@ def config() -> None:
 
 
 @config.command(epilog="Example: hil config show net.onnx --board rpi5 --json")
-@click.argument("model", required=False, type=FILE, metavar="[MODEL]")
+@click.argument("model", required=False, type=MODEL, metavar="[MODEL]")
 @click.option(
-    "--board", default="", metavar="ADDR|NAME", help="Show the values for this board.", shell_complete=complete_boards
+    "--board",
+    default="",
+    metavar="ADDR|NAME",
+    help="Show the values for this board.",
+    shell_complete=complete_boards,
 )
 @click.option(
     "--runtime-hw-type",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.options import FILE, json_option
+from hil.controller.cli.options import FILE, MODEL, json_option
 from hil.controller.cli.screen import answer
-from hil.controller.cli.usage.candidates import complete_boards
+from hil.controller.cli.usage.candidates import complete_boards, complete_folder
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ _MAX_SHOWN = 12
 
 
 @make_command(epilog="Example: hil init my-models --model net.onnx --board sim --yes")
-@click.argument("folder", default=".", type=FILE, metavar="[DIR]")
-@click.option("--model", type=FILE, metavar="FILE", help="Model to test (default: the first in DIR, or an example).")
+@click.argument("folder", default=".", type=FILE, metavar="[DIR]", shell_complete=complete_folder)
+@click.option("--model", type=MODEL, metavar="FILE", help="Model to test (default: the first in DIR, or an example).")
 @click.option(
     "--board",
     default="",

@@ -128,6 +128,13 @@ def test_init_explains_models_without_reference() -> None:
     assert lines[-2:] == ["  hil run a.mlir --input a.inputs.npz --expected a.expected.npz", "  pytest"]
 
 
+def test_init_accepts_example_by_name() -> None:
+    assert (
+        json.loads(init("--model", "example:digits_cnn_int8", "--json").stdout)["model"]
+        == "models/digits_cnn_int8.onnx"
+    )
+
+
 def test_init_copies_model_from_outside_with_its_data(tmp_path: Path) -> None:
     for name in ("m.onnx", "m.onnx.data", "m.inputs.npz", "other.onnx"):
         (tmp_path / name).write_text(name)
