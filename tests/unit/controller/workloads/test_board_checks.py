@@ -77,9 +77,7 @@ def test_wrong_wall_clock_gives_warning(off_s, said):
 
 
 @pytest.mark.parametrize(("runtime", "state"), [("acme", "skip"), ("onnxruntime", "fail")])
-def test_refused_test_program_of_package_is_skipped(
-    runtime: str, state: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_refused_test_program_of_package_is_skipped(runtime: str, state: str, monkeypatch: pytest.MonkeyPatch):
     case = SimpleNamespace(outcome=Outcome.COMPILE_ERROR, reason="no operator Add", error=None)
     monkeypatch.setattr("hil.core.runtimes.can_load_onnx", lambda name: True)
     monkeypatch.setattr(Runner, "begin", lambda *_: None)
