@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 FORMAT = 1
 FILE = "program.npx"
 _JSON = "program"
+# Errors that numpy and zipfile raise for a damaged file. A damaged header may announce encryption or compression.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -68,5 +71,5 @@ def read_program(path: Path) -> NpxProgram:
             weights = {name: archive[f"w{number}"] for number, name in enumerate(header["weights"])}
         steps = [Step(**step) for step in header["steps"]]
         return NpxProgram(header["inputs"], header["outputs"], steps, weights, header["lanes"])
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, TypeError, ValueError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{path.name} is not a program of NPX: {error}") from error

@@ -228,7 +228,7 @@ def _check_program(
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
     from hil.core.results import Outcome
-    from hil.core.runtimes import can_load_onnx
+    from hil.core.runtimes import RUNTIMES, can_load_onnx
 
     wanted = runtime or session.board.config.runtime
     if not can_load_onnx(wanted):
@@ -246,6 +246,10 @@ def _check_program(
             return BoardCheck("program", FAIL, error.message, error.hint), error
     if case.outcome is Outcome.PASS:
         return BoardCheck("program", PASS, "a tiny model runs and returns correct outputs"), None
+    if case.outcome is Outcome.COMPILE_ERROR and wanted not in RUNTIMES:
+        # A package's compiler may not support the operator of the model. This is not the board's fault.
+        found = f"the compiler for {wanted} refuses hil's test program: {case.reason}"
+        return BoardCheck("program", SKIP, found, "test the board with: hil run MODEL"), None
     if isinstance(case.error, NotRun):
         return BoardCheck("program", SKIP, case.reason, case.error.hint), None
     if isinstance(case.error, BoardBusy):

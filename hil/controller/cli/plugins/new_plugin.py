@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -38,10 +39,11 @@ def new_plugin(name: str, kind: str, out: Path | None, as_json: bool) -> None:
 
     folder = out or Path(f"hil-{name}")
     files = create_package(name, kind, folder)
+    place = shlex.quote(str(folder))
     document = NewPlugin(folder=str(folder), package=f"hil-{name}", files=[str(file) for file in files])
     answer(
         as_json,
         document,
         f"{folder}: {len(files)} files",
-        f"next: pip install -e {folder}; pytest {folder}; hil plugin check hil-{name}",
+        f"next: pip install -e {place}; pytest {place}; hil plugin check hil-{name}",
     )

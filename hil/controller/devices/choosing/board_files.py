@@ -89,6 +89,10 @@ def make_board_config(board: NewBoard) -> BoardConfig:
         document["simulator"].update({**simulator[1], **({"faults": list(board.faults)} if board.faults else {})})
     # A comment at the start describes the type, not the board.
     text = re.sub(r"\A(#.*\n|\s*\n)+", "", tomlkit.dumps(document))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("an option contains invalid UTF-8", hint="use valid UTF-8 in texts and paths") from error
     config = parse_board(text, folder / f"{board.name}.toml")
     if simulator is None and any(getattr(config, key) != getattr(base, key) for key in _WITH_PATHS):
         raise _make_path_error(base)

@@ -254,7 +254,11 @@ def _choose(seen: Seen, recipe: AgentRecipe, say: TextSink) -> tuple[Interpreter
     """Return the board's best Python with available packages, and these packages."""
     groups = (recipe.agent, *recipe.runtimes)
     refused: list[NoWheels] = []
-    for interpreter in list_usable_interpreters(seen):
+    interpreters = list_usable_interpreters(seen)
+    if recipe.kept:
+        # Compiled code of kept packages may run only on the Python of the installed agent.
+        interpreters.sort(key=lambda one: one.path != seen.agent.python)
+    for interpreter in interpreters:
         try:
             for vendor in recipe.vendors:
                 vendor.check_platform(interpreter)

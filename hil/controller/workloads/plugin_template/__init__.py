@@ -19,8 +19,8 @@ _HERE = Path(__file__).parent
 _PLACES = (_HERE, _HERE.parents[3] / "examples")
 _SUFFIXES = (".md", ".py", ".toml")
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-# Prefixes of addresses, which are not names of runtimes or links.
-_PREFIXES = ("farm", "hil", "local", "ssh", "unix")
+# Names of addresses and simulators, which are not names of runtimes or links.
+_PREFIXES = ("farm", "hil", "local", "sim", "ssh", "unix")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_rename_covers_all_forms():
     assert rename("hil-plain-ort hil_plain_ort:reference", "plain-ort", "acme") == "hil-acme hil_acme:reference"
 
 
-@pytest.mark.parametrize("name", ["Acme", "a_b", "1a", "a-", "", "iree", "ssh", "torch-eager", "../x"])
+@pytest.mark.parametrize("name", ["Acme", "a_b", "1a", "a-", "", "iree", "sim", "ssh", "torch-eager", "../x"])
 def test_new_plugin_refuses_invalid_name(name: str, tmp_path: Path):
     with pytest.raises(UsageError, match=f"invalid plugin name '{name}'"):
         create(name, "-o", tmp_path / "new")

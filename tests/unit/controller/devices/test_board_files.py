@@ -79,6 +79,7 @@ def test_added_simulator_has_settings():
         ("a", "root@h", {"faults": ("crash",)}, "--fault requires a simulator"),
         ("a", "root@h", {"hw_type": "sim"}, "sim is a simulator"),
         ("a", "root@h", {"hw_type": "nothing"}, "unknown board 'nothing'"),
+        ("a", "root@h", {"description": "lab \udcff"}, "invalid UTF-8"),
     ],
 )
 def test_new_board_with_invalid_value_is_rejected(name, address, more, message, boards):

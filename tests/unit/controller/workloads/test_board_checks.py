@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 
+from hil.controller.pipeline.runner import Runner
 from hil.controller.records.commands.boards import BoardCheck
+from hil.controller.workloads import board_checks
 from hil.controller.workloads.board_checks import check_info
+from hil.core.results import Outcome
 
 NOW_NS = 1_790_000_000_000_000_000
 
@@ -68,3 +74,14 @@ def test_wrong_wall_clock_gives_warning(off_s, said):
     assert one.state == "warn"
     assert said in one.found
     assert look(off_s=off_s / 1000 / 100)["clock"].state == "pass"
+
+
+@pytest.mark.parametrize(("runtime", "state"), [("acme", "skip"), ("onnxruntime", "fail")])
+def test_refused_test_program_of_package_is_skipped(runtime: str, state: str, monkeypatch: pytest.MonkeyPatch):
+    case = SimpleNamespace(outcome=Outcome.COMPILE_ERROR, reason="no operator Add", error=None)
+    monkeypatch.setattr("hil.core.runtimes.can_load_onnx", lambda name: True)
+    monkeypatch.setattr(Runner, "begin", lambda *_: None)
+    monkeypatch.setattr(Runner, "run_on_board", lambda *_: case)
+    check, error = board_checks._check_program(mock.Mock(), runtime)
+    assert check.state == state and "no operator Add" in check.found
+    assert (error is None) == (state == "skip")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.deploying import empty_index, put
 
-from hil.controller.devices.deploy import probe
+from hil.controller.devices.deploy import ensure, probe
 from hil.controller.devices.deploy.ensure import AgentRecipe
 from hil.controller.devices.deploy.packages import Interpreter, NoWheels
 from hil.controller.devices.deploy.vendor_packages import VendorPackage, build_wheel, prepare_packages
@@ -171,3 +173,16 @@ def test_package_survives_new_agent_until_new_version(shell: Any, small: Callabl
     assert first.package.id in deploy("new hil")
     packages = deploy("new hil", second)
     assert second.package.id in packages and first.package.id not in packages
+
+
+@pytest.mark.parametrize(("marker", "python"), [("+hil-acme=id", "/usr/bin/old"), ("iree=3.1.0", "/usr/bin/best")])
+def test_new_agent_keeps_python_of_kept_package(
+    marker: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ensure, "fetch_packages", lambda *_, **__: [])
+    best = replace(ARM, path="/usr/bin/best", version=sys.version_info[:2])
+    old = replace(ARM, path="/usr/bin/old", version=(3, 10))
+    installed = probe.AgentBuild("build", "recipe", (marker,), old.path, ("id",))
+    seen = probe.Seen(system="Linux", interpreters=(best, old), installed=installed, packages=frozenset({"id"}))
+    agent, _ = ensure._plan(seen, AgentRecipe.of(()), tmp_path, print)
+    assert agent.python == python

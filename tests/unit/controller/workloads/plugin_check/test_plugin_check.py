@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -35,6 +37,25 @@ def test_check_accepts_example(tmp_path: Path):
     assert [(one.rule, one.found) for one in report.violations] == []
     assert report.exit_code == 0 and report.checks > 15 and not report.skipped
     assert report.entry_points[-1] == "hil.targets npx"
+
+
+@pytest.mark.parametrize(("offset", "value"), [(8, b"\x01"), (10, b"\x08"), (10, b"\x63")])
+def test_example_refuses_damaged_program(offset: int, value: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("npx_program", EXAMPLE / "hil_npx" / "program.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "npx_program", module)
+    spec.loader.exec_module(module)
+    file = tmp_path / module.FILE
+    module.write_program(module.NpxProgram([], [], [], {}, 4), file)
+    assert module.read_program(file).lanes == 4
+    content = bytearray(file.read_bytes())
+    # Flags and compression method of the first entry.
+    start = content.index(b"PK\x01\x02") + offset
+    content[start : start + 1] = value
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="is not a program of NPX"):
+        module.read_program(file)
 
 
 def test_check_finds_each_planted_violation(tmp_path: Path):
