@@ -191,6 +191,8 @@ def test_history_pages_handle_valid_and_invalid_queries(tmp_path):
             "case=slow&x=hil",
         ):
             assert client.get(f"/history?{query}").status_code == 200, query
+        for day in ("0001-01-01", "0500-01-01", "1970-01-01", "9999-12-31"):
+            assert client.get(f"/history/regressions?since={day}").status_code == 200, day
         for query in ("suite=models&flow=iree&board=sim&page=7", "case=%3Cb%3E%26", "case=slow&x=hil&page=9"):
             answer = client.get(f"/history?{query}")
             assert answer.status_code == 200 and "<b>&" not in answer.text, query
