@@ -41,6 +41,13 @@ def test_set_adds_and_changes_entry(run: Run, tmp_path: Path) -> None:
     assert len(load_known(str(tmp_path / "hil-triage.json")).entries) == 1
 
 
+def test_new_outcomes_apply_to_both_stages(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "expected.toml").write_text('[[run]]\ncases = "conv1"\noutcome = "FAIL"\nreason = "x"\n')
+    assert json.loads(run("import", "expected.toml", "--json").output)["entries"][0]["stage"] == "run"
+    (entry,) = json.loads(run("set", "conv1", "--outcome", "TIMEOUT", "--json").output)["entries"]
+    assert (entry["outcomes"], entry["stage"]) == (["TIMEOUT"], "")
+
+
 def test_list_filters_by_state(run: Run) -> None:
     run("set", "conv1", "--state", "known", "--note", "rounds")
     run("set", "fc1")
