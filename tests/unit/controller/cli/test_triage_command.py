@@ -83,6 +83,7 @@ def test_export_and_import_round_trip(run: Run, tmp_path: Path) -> None:
         (["set", "conv1", "--state", "wontfix"], "wontfix requires a last day"),
         (["set", "conv1", "--outcome", "BAD"], "unknown outcome 'BAD'"),
         (["list", "--file", "none.json"], "none.json not found"),
+        (["list", "--file", "x" * 5000], "xxx not found"),
         (["export"], "hil-triage.json not found"),
         (["import", "none.toml"], "none.toml not found"),
         (["set", "conv1", "--file", "none/x.json"], "directory none not found"),
@@ -104,6 +105,7 @@ def test_known_failures_are_read_from_server(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(known_failures.WebClient, "ask", ask)
         assert [one.case for one in load_known("http://127.0.0.1:8790/").entries] == ["conv1"]
         assert [one.case for one in load_known("http://127.0.0.1:8790/triage.json").entries] == ["conv1"]
+        assert [one.case for one in load_known("http://[::1]:8790/triage.json?token=a").entries] == ["conv1"]
         (tmp_path / "hil-triage.json").write_text("{")
         monkeypatch.setattr(known_failures.WebClient, "ask", lambda *_: ServerResponse(200, {"schema": 1}))
         with pytest.raises(UsageError, match="is not a triage file"):
@@ -112,5 +114,7 @@ def test_known_failures_are_read_from_server(tmp_path: Path, monkeypatch: pytest
 
 def test_token_is_not_sent_unencrypted_to_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_WEB_TOKEN", "secret")
-    with pytest.raises(UsageError, match="unencrypted"):
+    with pytest.raises(UsageError, match="unencrypted") as caught:
         load_known("http://192.0.2.1:8790/")
+    # --known has no such option.
+    assert caught.value.hint and "--plain-http" not in caught.value.hint
