@@ -165,6 +165,15 @@ def test_pages_wait_for_first_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert client.get("/session?id=none").status_code == 404
 
 
+def test_invalid_change_is_rejected_before_first_index(tmp_path: Path) -> None:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
+        indexer = Indexer(writer, [tmp_path])
+        app = create_app([tmp_path], tmp_path / "index.sqlite", indexer.progress, AccessRules("127.0.0.1", "secret"))
+        with TestClient(app, base_url=ADDRESS, headers={"authorization": "Bearer secret", "origin": ADDRESS}) as client:
+            answer = client.post("/triage", data={"case": " ", "remove": "1"})
+    assert answer.status_code == 404 and "empty case ID" in answer.text and "reload" not in answer.text
+
+
 @pytest.mark.parametrize(
     ("url", "link"),
     [
