@@ -190,6 +190,11 @@ def test_link_contains_no_secrets(monkeypatch: pytest.MonkeyPatch, url: str, lin
     assert make_web_link(Path("hil-suites/tuesday")) == link
 
 
+def test_link_of_unprintable_directory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_WEB_URL", ADDRESS)
+    assert make_web_link(Path("hil-suites/a\udcff")) == f"{ADDRESS}/session?id=a%3F"
+
+
 def test_links_of_commands_open_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_suite(tmp_path, "reports/nets/sim", [{"id": "a b"}])
     monkeypatch.setenv("HIL_WEB_URL", ADDRESS)
