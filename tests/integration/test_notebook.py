@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.command_server import REPOSITORY
 
 STORED = REPOSITORY / "examples" / "notebook.ipynb"
@@ -27,6 +28,7 @@ def list_outputs(path: Path) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_notebook_runs_and_shows_same_kinds_of_output(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples" / "digits", tmp_path / "digits")
     notebook = shutil.copy(STORED, tmp_path)

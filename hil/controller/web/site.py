@@ -58,7 +58,7 @@ class WebSite:
     @cached_property
     def memo(self) -> IndexMemo:
         """Cache of values that pages compute from the whole index."""
-        return IndexMemo(self.progress)
+        return IndexMemo(self.reader, self.progress)
 
     @property
     def has_history(self) -> bool:

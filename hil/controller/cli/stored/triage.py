@@ -191,6 +191,8 @@ def _change(path: Path, case: str, scope: dict[str, str], given: dict[str, Any])
         values: dict[str, Any] = {"case": case, "state": "new", **scope} if same is None else same.to_json()
         if given.get("state") not in (None, "wontfix"):
             values["until"] = None
+        if "outcomes" in given:
+            values["stage"] = ""
         made.append(make_entry(**{**values, **given, "changed": time.time()}))
         return put_entry(entries, made[0])
 

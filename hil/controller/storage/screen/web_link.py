@@ -28,4 +28,6 @@ def make_web_link(folder: Path, case: str = "", *, parts: int = 1) -> str:
     # Omit the query, which may contain a token.
     place = f"{base.scheme}://{base.netloc.rpartition('@')[2]}{base.path.rstrip('/')}"
     session = {"id": "/".join(folder.absolute().parts[-parts:])}
-    return f"{place}/case?{urlencode({**session, 'case': case})}" if case else f"{place}/session?{urlencode(session)}"
+    # A file name may contain bytes that are no text.
+    query = urlencode({**session, "case": case} if case else session, errors="replace")
+    return f"{place}/{'case' if case else 'session'}?{query}"

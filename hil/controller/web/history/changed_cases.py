@@ -88,9 +88,14 @@ class NewChanges:
         return next((one for one in self.causes if one.key == key), None)
 
 
-def read_changes(site: WebSite, database: sqlite3.Connection, since: str) -> NewChanges:
-    """Return the changed cases since a baseline, from the cache if the index is unchanged. Raises UsageError."""
-    return site.memo.get(("changes", since), lambda: read_new_changes(database, find_baseline_of(database, since)))
+def read_changes(site: WebSite, since: str) -> NewChanges:
+    """Return the changed cases since a baseline, from the cache if the index is unchanged. Raises UsageError.
+
+    Do not call this function in a snapshot.
+    """
+    return site.memo.get(
+        ("changes", since), lambda database: read_new_changes(database, find_baseline_of(database, since))
+    )
 
 
 def read_new_changes(database: sqlite3.Connection, baseline: Baseline, most: int = MAX_CHANGES) -> NewChanges:

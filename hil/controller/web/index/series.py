@@ -31,6 +31,8 @@ COMPARED = 5
 # Fields that identify a series, and the fields among them that are columns in the table ``cases``.
 IDENTITY = ("kind", "suite", "flow", "runtime", "board", "model")
 _OF_CASE = ("flow", "runtime", "board", "model")
+_NO_BOARD = "cases.board = (select key from words where word = '')"
+_HAS_BOARD = "instr(sessions.boards, ?)"
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ def measure_of(asked: HistoryFilter) -> HistoryMeasure:
 
 
 def list_identities(database: sqlite3.Connection, asked: HistoryFilter) -> list[tuple[Mapping[str, str], int]]:
-    """Return the matching series of a case with their numbers of samples, latest first."""
+    """Return the matching series of a case with their numbers of samples, latest first. Series of boards are first."""
     where, values = _build_condition(asked)
     rows = database.execute(
         "select sessions.kind, sessions.suite, cases.flow, cases.runtime, cases.board, cases.model, count(*)"
         f" from cases join sessions on sessions.key = cases.session where {where}"
-        " group by 1, 2, 3, 4, 5, 6 order by max(sessions.created) desc limit 100",
+        f" group by 1, 2, 3, 4, 5, 6 order by {_NO_BOARD}, max(sessions.created) desc limit 100",
         values,
     ).fetchall()
     words: dict[int, str] = {}
@@ -296,14 +298,21 @@ def _make_point(row: Sequence[Any]) -> Point:
 
 
 def _build_condition(asked: HistoryFilter, identity: Mapping[str, str] | None = None) -> tuple[str, list[Any]]:
-    """Return an SQL condition. An empty identity value matches only empty values. An empty filter value matches all."""
+    """Return an SQL condition. An empty identity value matches only empty values. An empty filter value matches all.
+
+    The board of an identity also matches cases that failed before they reached a board, in sessions with this board.
+    """
     parts = ["cases.name = (select key from words where word = ?)"]
     values: list[Any] = [asked.case]
     for name in IDENTITY:
         value = identity[name] if identity is not None else getattr(asked, name)
         if not value and identity is None:
             continue
-        if name in _OF_CASE:
+        if name == "board" and value and identity is not None:
+            parts.append(f"(cases.board = (select key from words where word = ?) or {_NO_BOARD} and {_HAS_BOARD})")
+            values.append(value)
+            value = f"{SEPARATOR}{value}{SEPARATOR}"
+        elif name in _OF_CASE:
             parts.append(f"cases.{name} = (select key from words where word = ?)")
         else:
             parts.append(f"sessions.{name} = ?")

@@ -167,9 +167,9 @@ def regressed(request: Request) -> Response:
     site, wanted = get_site(request), parse_filter(request, regressions.RegressionFilter)
     with site.reader.open_snapshot() as database:
         found = regressions.list_regressions(database, wanted, count_rows(request, regressions.ROWS))
-        # The night before the date, because a baseline's own changes are old.
-        night = format_night(night_of(regressions.parse_since(wanted.since)) - 1)
-        changes = read_changes(site, database, f"night:{night}")
+    # The night before the date, because a baseline's own changes are old. Sessions begin in 1970.
+    night = max(night_of(regressions.parse_since(wanted.since)) - 1, -1)
+    changes = read_changes(site, f"night:{format_night(night)}")
     shown: dict[str, Any] = {"max_causes": MAX_CAUSES, "named_cases": NAMED_CASES, "triage": site.triage.read()}
     return site.render_page(request, "regressions.html", asked=wanted, found=found, changes=changes, **shown)
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from hil.controller.records.triage import TriageEntry
+from hil.controller.storage.paths import path_exists
 from hil.controller.web.publish.web_client import WebClient
 from hil.controller.workloads.suites.expected import parse, read_text
 from hil.controller.workloads.triage.entries import TriageList
@@ -30,10 +31,12 @@ def load_known(text: str) -> TriageList:
         FarmUnreachable: the server does not respond.
     """
     if text.startswith(_SCHEMES):
-        with WebClient(text.removesuffix(_PATH), os.environ.get("HIL_WEB_TOKEN", ""), reads_only=True) as client:
+        address, mark, query = text.partition("?")
+        address = f"{address.removesuffix(_PATH)}{mark}{query}"
+        with WebClient(address, os.environ.get("HIL_WEB_TOKEN", ""), reads_only=True) as client:
             return parse_triage(client.check(client.ask("GET", _PATH, b"")), client.address)
     path = Path(text)
-    if not path.exists():
+    if not path_exists(path):
         raise UsageError(f"file {text} not found", hint="create it with hil triage set, or with the pages of hil web")
     if path.suffix == _EXPECTED_SUFFIX:
         return TriageList(read_expected_entries(path))

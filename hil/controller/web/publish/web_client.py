@@ -79,7 +79,8 @@ class WebClient:
         if self._token and not (self._context or plain_http or _is_loopback(self._host)):
             raise UsageError(
                 f"the token would be sent to {self._host} unencrypted",
-                hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790, or --plain-http",
+                hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790"
+                + ("" if reads_only else ", or --plain-http"),
             )
         self._connection: http.client.HTTPConnection | None = None
 

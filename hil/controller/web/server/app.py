@@ -118,7 +118,8 @@ def create_app(
 def _handle_hil_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HilError)
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
-    if status == 404 and not get_site(request).progress.first_done:
+    # A change is wrong, whether the index is complete or not.
+    if status == 404 and request.method in ("GET", "HEAD") and not get_site(request).progress.first_done:
         response = _render_error(request, 503, error.message, "hil still reads the stored sessions: reload in a moment")
         response.headers["retry-after"] = str(_RETRY_SECONDS)
         return response

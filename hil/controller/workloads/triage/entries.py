@@ -13,7 +13,7 @@ from hil.controller.records.base import make_record
 from hil.controller.records.gate import GateVerdict
 from hil.controller.records.suite import CaseRecord
 from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
-from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wild, matches
+from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wild, matches, strip_judgement
 from hil.core.results import Outcome
 from hil.errors import UsageError, did_you_mean
 
@@ -105,7 +105,9 @@ class TriageList:
         if result in HIDDEN:
             reason = entry.note or f"triage: {result}"
             told = {"outcome": record.ended, "reason": reason, "issue": entry.issue}
-            return record.replace(outcome=Outcome.XFAIL.value, expectation=told, triage=result)
+            # The message may contain a different outcome of the expected failures, which no longer decides.
+            message = strip_judgement(record)
+            return record.replace(outcome=Outcome.XFAIL.value, message=message, expectation=told, triage=result)
         text = describe_result(entry, result)
         return record.replace(triage=result, hint="; ".join(filter(None, (record.hint, text))))
 
@@ -136,15 +138,20 @@ def make_entry(**values: Any) -> TriageEntry:
             hint = f"{did_you_mean(outcome.upper(), OUTCOMES)}outcomes: {', '.join(OUTCOMES)}"
             raise UsageError(f"unknown outcome {outcome!r}", hint=hint)
     until = texts.get("until") or None
-    if until is not None:
-        check_date(until)
-    if (state == "wontfix") != (until is not None):
-        text = "wontfix requires a last day" if until is None else f"a last day requires wontfix, got {state}"
-        raise UsageError(text, hint="example: state wontfix, until 2030-12-31")
+    check_last_day(state, until)
     return make_record({**texts, "until": until}, TriageEntry)
 
 
-def check_date(text: str) -> None:
+def check_last_day(state: str, until: str | None) -> None:
+    """Raise UsageError if an invalid date, or a state without a necessary last day, would make an entry permanent."""
+    if until is not None:
+        _check_date(until)
+    if (state == "wontfix") != (until is not None):
+        text = "wontfix requires a last day" if until is None else f"a last day requires wontfix, got {state}"
+        raise UsageError(text, hint="example: state wontfix, until 2030-12-31")
+
+
+def _check_date(text: str) -> None:
     """Raise UsageError if a text is not a date in the form YYYY-MM-DD."""
     try:
         is_valid = str(date.fromisoformat(text)) == text  # Python also accepts other forms
@@ -198,20 +205,21 @@ def make_entry_key(entry: TriageEntry) -> tuple[str, ...]:
     return (entry.case, *(getattr(entry, name) for name in SCOPE))
 
 
+def covers_name(pattern: str, names: Sequence[str]) -> bool:
+    """Return True if a pattern of an entry is empty, or matches one of the names."""
+    return not pattern or pattern in names or (is_wild(pattern) and any(matches((pattern,), name) for name in names))
+
+
 def _covers(entry: TriageEntry, case: TriagedCase) -> bool:
     boards = [case.board, case.hw_type]
     return (
-        _matches(entry.case, [case.case])
+        covers_name(entry.case, [case.case])
         and not matches(tuple(entry.excluded), case.case)
-        and (case.suite is None or _matches(entry.suite, [case.suite]))
-        and _matches(entry.flow, [case.flow])
-        and _matches(entry.runtime, [case.runtime])
-        and _matches(entry.board, boards)
+        and (case.suite is None or covers_name(entry.suite, [case.suite]))
+        and covers_name(entry.flow, [case.flow])
+        and covers_name(entry.runtime, [case.runtime])
+        and covers_name(entry.board, boards)
     )
-
-
-def _matches(pattern: str, names: Sequence[str]) -> bool:
-    return not pattern or pattern in names or (is_wild(pattern) and any(matches((pattern,), name) for name in names))
 
 
 def _measure_precision(entry: TriageEntry) -> tuple[int, int, int, float]:

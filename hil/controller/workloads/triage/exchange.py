@@ -11,7 +11,14 @@ import tomlkit
 
 from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
 from hil.controller.workloads.suites.expected import TABLES, Expectation
-from hil.controller.workloads.triage.entries import find_same, is_expired, put_entry
+from hil.controller.workloads.triage.entries import (
+    covers_name,
+    find_same,
+    is_expired,
+    make_entry,
+    make_entry_key,
+    put_entry,
+)
 from hil.core.results import Outcome
 
 _PASS, _TIMEOUT = Outcome.PASS.value, Outcome.TIMEOUT.value
@@ -22,6 +29,8 @@ def import_expectations(
 ) -> tuple[list[TriageEntry], int]:
     """Add expected failures to triage entries. Owners of existing entries are kept.
 
+    As in a list of expected failures, ``[[compile]]`` has priority over ``[[run]]`` for the same cases.
+
     Args:
         suite: suite of the expected failures; "" for all suites.
         owner: owner of new entries.
@@ -29,14 +38,17 @@ def import_expectations(
 
     Returns:
         The entries, and the number of imported entries.
+
+    Raises:
+        UsageError: a text is too long.
     """
-    found, count = list(entries), 0
+    found, tables = list(entries), dict[tuple[str, ...], str]()
     for expectation in expectations:
         for case, flow, runtime, board in itertools.product(
             expectation.cases, *(one or ("",) for one in (expectation.flow, expectation.runtime, expectation.board))
         ):
             outcomes = [one for one in expectation.outcomes if one != _PASS]
-            entry = TriageEntry(
+            entry = make_entry(
                 case=case,
                 suite=suite,
                 flow=flow,
@@ -44,6 +56,7 @@ def import_expectations(
                 board=board,
                 excluded=list(expectation.without),
                 outcomes=outcomes,
+                owner=owner,
                 stage="compile" if expectation.table == "compile" else "run",
                 state="wontfix" if expectation.until else "known",
                 issue=expectation.issue[:MAX_TRIAGE_CHARS],
@@ -51,10 +64,11 @@ def import_expectations(
                 until=str(expectation.until) if expectation.until else None,
                 changed=now,
             )
+            if tables.setdefault(make_entry_key(entry), expectation.table) != expectation.table:
+                continue
             same = find_same(found, entry)
-            found = put_entry(found, entry.replace(owner=(same.owner if same else "") or owner))
-            count += 1
-    return found, count
+            found = put_entry(found, entry.replace(owner=(same.owner if same else "") or entry.owner))
+    return found, len(tables)
 
 
 def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: date) -> tuple[str, list[str]]:
@@ -66,7 +80,7 @@ def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: da
     rows: dict[tuple[Any, ...], list[str]] = {}
     left_out = []
     for entry in entries:
-        if suite and entry.suite not in ("", suite):
+        if suite and not covers_name(entry.suite, [suite]):
             continue
         if entry.state not in HIDDEN or is_expired(entry, today):
             left_out.append(f"{entry.case}: {'expired' if entry.state in HIDDEN else entry.state}")

@@ -13,7 +13,7 @@ import filelock
 from hil.controller.records.base import check_schema, make_record
 from hil.controller.records.triage import TriageDocument, TriageEntry
 from hil.controller.storage.runs import write_file
-from hil.controller.workloads.triage.entries import TriageList, check_date
+from hil.controller.workloads.triage.entries import TriageList, check_last_day
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
@@ -52,8 +52,7 @@ def parse_triage(data: bytes | Any, source: object) -> TriageList:
         check_schema(values, Path(str(source)))
         entries = make_record(values, TriageDocument).entries
         for entry in entries:
-            if entry.until is not None:
-                check_date(entry.until)
+            check_last_day(entry.state, entry.until)
         return TriageList(tuple(entries))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{source} is not a triage file: {error}", hint="see hil triage --help") from error
@@ -94,15 +93,21 @@ def update_triage(path: Path, change: Callable[[Sequence[TriageEntry]], Sequence
 
 
 def write_triage(path: Path, entries: Sequence[TriageEntry]) -> TriageList:
-    """Write a triage file atomically. Raises UsageError if there are too many entries, and StorageError."""
+    """Write a triage file atomically.
+
+    Raises:
+        UsageError: there are too many entries, or hil could not read an entry again.
+        StorageError: the file cannot be written.
+    """
     data = encode_triage(entries)
     if len(entries) > MAX_ENTRIES or len(data) > MAX_BYTES:
         raise UsageError(
             f"{path} is full: at most {MAX_ENTRIES} entries and {MAX_BYTES} bytes",
             hint="remove entries with hil triage remove, or use patterns",
         )
+    triage = parse_triage(data, path)
     write_file(path, data)
-    return TriageList(tuple(entries))
+    return triage
 
 
 def encode_triage(entries: Sequence[TriageEntry]) -> bytes:

@@ -41,6 +41,13 @@ def test_set_adds_and_changes_entry(run: Run, tmp_path: Path) -> None:
     assert len(load_known(str(tmp_path / "hil-triage.json")).entries) == 1
 
 
+def test_new_outcomes_apply_to_both_stages(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "expected.toml").write_text('[[run]]\ncases = "conv1"\noutcome = "FAIL"\nreason = "x"\n')
+    assert json.loads(run("import", "expected.toml", "--json").output)["entries"][0]["stage"] == "run"
+    (entry,) = json.loads(run("set", "conv1", "--outcome", "TIMEOUT", "--json").output)["entries"]
+    assert (entry["outcomes"], entry["stage"]) == (["TIMEOUT"], "")
+
+
 def test_list_filters_by_state(run: Run) -> None:
     run("set", "conv1", "--state", "known", "--note", "rounds")
     run("set", "fc1")
@@ -76,6 +83,7 @@ def test_export_and_import_round_trip(run: Run, tmp_path: Path) -> None:
         (["set", "conv1", "--state", "wontfix"], "wontfix requires a last day"),
         (["set", "conv1", "--outcome", "BAD"], "unknown outcome 'BAD'"),
         (["list", "--file", "none.json"], "none.json not found"),
+        (["list", "--file", "x" * 5000], "xxx not found"),
         (["export"], "hil-triage.json not found"),
         (["import", "none.toml"], "none.toml not found"),
         (["set", "conv1", "--file", "none/x.json"], "directory none not found"),
@@ -97,6 +105,7 @@ def test_known_failures_are_read_from_server(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(known_failures.WebClient, "ask", ask)
         assert [one.case for one in load_known("http://127.0.0.1:8790/").entries] == ["conv1"]
         assert [one.case for one in load_known("http://127.0.0.1:8790/triage.json").entries] == ["conv1"]
+        assert [one.case for one in load_known("http://[::1]:8790/triage.json?token=a").entries] == ["conv1"]
         (tmp_path / "hil-triage.json").write_text("{")
         monkeypatch.setattr(known_failures.WebClient, "ask", lambda *_: ServerResponse(200, {"schema": 1}))
         with pytest.raises(UsageError, match="is not a triage file"):
@@ -105,5 +114,7 @@ def test_known_failures_are_read_from_server(tmp_path: Path, monkeypatch: pytest
 
 def test_token_is_not_sent_unencrypted_to_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIL_WEB_TOKEN", "secret")
-    with pytest.raises(UsageError, match="unencrypted"):
+    with pytest.raises(UsageError, match="unencrypted") as caught:
         load_known("http://192.0.2.1:8790/")
+    # --known has no such option.
+    assert caught.value.hint and "--plain-http" not in caught.value.hint

@@ -165,6 +165,15 @@ def test_pages_wait_for_first_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert client.get("/session?id=none").status_code == 404
 
 
+def test_invalid_change_is_rejected_before_first_index(tmp_path: Path) -> None:
+    with IndexWriter(tmp_path / "index.sqlite") as writer:
+        indexer = Indexer(writer, [tmp_path])
+        app = create_app([tmp_path], tmp_path / "index.sqlite", indexer.progress, AccessRules("127.0.0.1", "secret"))
+        with TestClient(app, base_url=ADDRESS, headers={"authorization": "Bearer secret", "origin": ADDRESS}) as client:
+            answer = client.post("/triage", data={"case": " ", "remove": "1"})
+    assert answer.status_code == 404 and "empty case ID" in answer.text and "reload" not in answer.text
+
+
 @pytest.mark.parametrize(
     ("url", "link"),
     [
@@ -179,6 +188,11 @@ def test_pages_wait_for_first_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_link_contains_no_secrets(monkeypatch: pytest.MonkeyPatch, url: str, link: str) -> None:
     monkeypatch.setenv("HIL_WEB_URL", url)
     assert make_web_link(Path("hil-suites/tuesday")) == link
+
+
+def test_link_of_unprintable_directory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIL_WEB_URL", ADDRESS)
+    assert make_web_link(Path("hil-suites/a\udcff")) == f"{ADDRESS}/session?id=a%3F"
 
 
 def test_links_of_commands_open_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

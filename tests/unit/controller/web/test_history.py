@@ -157,6 +157,17 @@ def test_case_that_no_longer_reaches_a_board_is_newly_failing_until_it_passes(tm
             assert one.over
 
 
+def test_history_of_board_has_cases_that_failed_before_they_reached_it(tmp_path):
+    early = {"outcome": "COMPILE_ERROR", "ended": "COMPILE_ERROR", "board": ""}
+    for number, (case, board) in enumerate([({"board": "evk1"}, "evk1"), (early, "evk1"), (early, "rpi5")]):
+        write_suite(tmp_path, f"s{number}", [case], started=1.7e9 + number, boards=[board])
+    with asking(tmp_path) as client, client.app.state.site.reader.open_snapshot() as database:
+        (identity, _), *_ = list_identities(database, HistoryFilter(case="case"))
+        found = read_series(database, "case", identity, MEASURES["device"])
+    assert identity["board"] == "evk1"
+    assert [one.outcome for one in found.points] == ["PASS", "COMPILE_ERROR"] and found.flips == [1]
+
+
 def test_suite_history_shows_pass_rate_and_time(database):
     found = read_suite(database, "models", "iree", "sim")
     assert [one.passed for one in found.samples] == [3] * BROKEN + [2] * (22 - BROKEN)
@@ -191,6 +202,8 @@ def test_history_pages_handle_valid_and_invalid_queries(tmp_path):
             "case=slow&x=hil",
         ):
             assert client.get(f"/history?{query}").status_code == 200, query
+        for day in ("0001-01-01", "0500-01-01", "1970-01-01", "9999-12-31"):
+            assert client.get(f"/history/regressions?since={day}").status_code == 200, day
         for query in ("suite=models&flow=iree&board=sim&page=7", "case=%3Cb%3E%26", "case=slow&x=hil&page=9"):
             answer = client.get(f"/history?{query}")
             assert answer.status_code == 200 and "<b>&" not in answer.text, query

@@ -5,14 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sqlite3
 from html import unescape
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 from support.nights import DAY, FIRST_NIGHT, write_nights
-from support.web import asking, write_run, write_suite
+from support.web import ADDRESS, asking, write_run, write_suite
 
+from hil.controller.web.access.security import AccessRules
 from hil.controller.web.history.nights import read_night_grid
+from hil.controller.web.index.index import IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.pages.home import home
+from hil.controller.web.server.app import create_app
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +127,25 @@ def test_new_compile_error_is_a_cause_for_every_baseline(tmp_path: Path, since: 
         write_suite(tmp_path, f"s{number}", [case], boards=["evk1"], started=FIRST_NIGHT + number * DAY, origin=origin)
     with asking(tmp_path) as client:
         assert "1 cause of 1 changed case" in client.get("/", params={"since": since}).text
+
+
+def test_change_during_request_is_on_next_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, index, list_choices = tmp_path / "runs", tmp_path / "index.sqlite", home.sessions.list_choices
+    write_suite(root, "s0", [{}], started=FIRST_NIGHT)
+    with IndexWriter(index) as writer:
+        indexer = Indexer(writer, [root])
+        indexer.scan()
+
+        def index_meanwhile(database: sqlite3.Connection) -> dict[str, list[str]]:
+            if not (root / "s1").exists():
+                write_suite(root, "s1", [{"outcome": "FAIL"}], started=FIRST_NIGHT + DAY)
+                indexer.scan()
+            return list_choices(database)
+
+        monkeypatch.setattr(home.sessions, "list_choices", index_meanwhile)
+        with TestClient(create_app([root], index, indexer.progress, AccessRules("127.0.0.1", "")), ADDRESS) as client:
+            client.get("/")
+            assert "1 cause of 1 changed case" in client.get("/").text
 
 
 def test_home_tables_are_available_as_csv(nights: Path) -> None:

@@ -13,7 +13,7 @@ from support.nights import DAY, FIRST_NIGHT
 from support.web import ADDRESS, asking, write_run, write_suite
 
 from hil.controller.records.triage import TriageEntry
-from hil.controller.workloads.triage.triage_file import NAME, read_triage
+from hil.controller.workloads.triage.triage_file import NAME, read_triage, update_triage
 
 TOKEN = "a token of some length"
 CHANGE = {"authorization": f"Bearer {TOKEN}", "origin": ADDRESS}
@@ -80,6 +80,24 @@ def test_form_changes_and_removes_entry(client: TestClient) -> None:
     keys = {"case": "conv1", "suite": "nets", "flow": "iree", "board": "evk1", "runtime": "iree", "remove": "1"}
     assert client.post("/triage", data=keys, headers=CHANGE).headers["location"] == "/triage"
     assert [one.board for one in stored(client)] == [""]
+
+
+def test_form_keeps_outcomes_of_entry(client: TestClient, tmp_path: Path) -> None:
+    client.post("/triage", data=FORM, headers=CHANGE)
+    update_triage(tmp_path / NAME, lambda entries: [one.replace(outcomes=["SLOWER", "TIMEOUT"]) for one in entries])
+    # The case passes in s0: a new owner does not change which failures are known.
+    client.post("/triage", data={**FORM, "id": "s0", "owner": "bo"}, headers=CHANGE)
+    assert [(one.owner, one.outcomes) for one in stored(client)] == [("bo", ["SLOWER", "TIMEOUT"])]
+    client.post("/triage", data=FORM, headers=CHANGE)
+    assert [one.outcomes for one in stored(client)] == [["SLOWER", "TIMEOUT", "FAIL"]]
+
+
+def test_passing_case_is_not_known_for_any_outcome_by_accident(client: TestClient) -> None:
+    answer = client.post("/triage", data={**FORM, "id": "s0"}, headers=CHANGE)
+    assert answer.status_code == 404 and "no outcome of this case can be known" in answer.text
+    assert stored(client) == ()
+    for form in ({"any_outcome": "1"}, {"state": "new"}):
+        assert client.post("/triage", data={**FORM, "id": "s0", **form}, headers=CHANGE).status_code == 303
 
 
 @pytest.mark.parametrize(

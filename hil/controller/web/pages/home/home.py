@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,21 +37,23 @@ def index(request: Request) -> Response:
     """Show the last nights, new failures and slower cases, and the sessions that match a filter, newest first."""
     site, wanted = get_site(request), parse_filter(request, HomeFilter)
     part = request.headers.get("hx-target", "")
-    with site.reader.open_snapshot() as database:
-        values: dict[str, Any] = {}
-        if part != "nights":
+    values: dict[str, Any] = {}
+    if part != "nights":
+        with site.reader.open_snapshot() as database:
             values["found"] = sessions.list_sessions(database, wanted, count_rows(request, sessions.PAGE_ROWS))
             values["choices"] = {} if part == "sessions" else sessions.list_choices(database)
-        if part != "sessions" and not wanted.lists_sessions_only:
-            values |= _read_nights(site, database, wanted.since)
+    if part != "sessions" and not wanted.lists_sessions_only:
+        values |= _read_nights(site, wanted.since)
     return site.render_page(request, "sessions.html", asked=wanted, roots=site.roots, **values)
 
 
-def _read_nights(site: WebSite, database: sqlite3.Connection, since: str) -> dict[str, Any]:
+def _read_nights(site: WebSite, since: str) -> dict[str, Any]:
+    with site.reader.open_snapshot() as database:
+        grid = read_night_grid(database)
     return {
-        "grid": read_night_grid(database),
-        "changes": read_changes(site, database, since),
-        "baselines": site.memo.get("baselines", lambda: list_baselines(database, NIGHTS)),
+        "grid": grid,
+        "changes": read_changes(site, since),
+        "baselines": site.memo.get("baselines", lambda database: list_baselines(database, NIGHTS)),
         "max_causes": MAX_CAUSES,
         "named_cases": NAMED_CASES,
         "triage": site.triage.read(),
@@ -63,8 +64,7 @@ def _read_nights(site: WebSite, database: sqlite3.Connection, since: str) -> dic
 def cause(request: Request) -> Response:
     """Show the cases of a cause."""
     site, query = get_site(request), request.query_params
-    with site.reader.open_snapshot() as database:
-        changes = read_changes(site, database, query.get("since", ""))
+    changes = read_changes(site, query.get("since", ""))
     found = changes.find_cause(query.get("key", ""))
     if found is None:
         raise UsageError("no such cause since this baseline", hint="the cases may pass now; see the home page")
@@ -82,8 +82,7 @@ _NIGHT = ("suite", "flow", "board", "night", "verdict", "outcomes", "session")
 def changes_csv(request: Request) -> Response:
     """Return the changed cases since a baseline, with their causes. ``key`` selects a cause."""
     site, query = get_site(request), request.query_params
-    with site.reader.open_snapshot() as database:
-        changes = read_changes(site, database, query.get("since", ""))
+    changes = read_changes(site, query.get("since", ""))
     chosen = [one for one in changes.causes if query.get("key", "") in ("", one.key)]
     rows = [
         (

@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
-from hil.controller.records.triage import TRIAGE_STATES, TriageEntry
+from hil.controller.records.triage import HIDDEN, TRIAGE_STATES, TriageEntry
 from hil.controller.web.index.sessions import IndexedSession, find_case, find_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
@@ -22,6 +22,7 @@ from hil.controller.web.text.requests import count_rows, list_fields, parse_filt
 from hil.controller.workloads.suites.expected import choose_table_of
 from hil.controller.workloads.triage.entries import OUTCOMES, SCOPE, find_same, make_entry, put_entry, remove_entry
 from hil.controller.workloads.triage.triage_file import encode_triage, update_triage
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -119,7 +120,12 @@ def _change(site: WebSite, given: Mapping[str, str]) -> str:
 
     def put(entries: Sequence[TriageEntry]) -> Sequence[TriageEntry]:
         same = find_same(entries, make_entry(**{**values, "until": None, "state": "new"}))
-        kept = {"excluded": same.excluded} if same is not None else {}
+        kept: dict[str, Any] = {"excluded": same.excluded} if same is not None else {}
+        if not given.get("any_outcome"):
+            kept |= _choose_outcomes(row, same)
+            if not kept["outcomes"] and values["state"] in HIDDEN:
+                hint = 'select "for any outcome", or open a session in which the case fails'
+                raise UsageError("no outcome of this case can be known", hint=hint)
         return put_entry(entries, make_entry(**values, **kept, changed=time.time()))
 
     update_triage(site.triage.path, put)
@@ -128,9 +134,8 @@ def _change(site: WebSite, given: Mapping[str, str]) -> str:
 
 def _make_values(given: Mapping[str, str], session: IndexedSession, row: Any) -> dict[str, Any]:
     """Return the values of an entry from the form of a case page."""
-    ended = row["ended"] or row["outcome"]
     state = given.get("state", "")
-    values: dict[str, Any] = {
+    return {
         "case": row["name"],
         "suite": session.suite,
         "flow": row["flow"],
@@ -140,9 +145,18 @@ def _make_values(given: Mapping[str, str], session: IndexedSession, row: Any) ->
         "until": (given.get("until") or None) if state == "wontfix" else None,
         **{name: " ".join(given.get(name, "").split()) for name in ("owner", "issue", "note")},
     }
-    if not given.get("any_outcome") and ended in OUTCOMES:
-        values |= {"outcomes": [ended], "stage": choose_table_of(ended, row["stage"])}
-    return values
+
+
+def _choose_outcomes(row: Any, same: TriageEntry | None) -> dict[str, Any]:
+    """Return the outcomes of an entry: those of the existing entry, and the outcome of this case if it failed."""
+    ended = row["ended"] or row["outcome"]
+    outcomes, stage = (list(same.outcomes), same.stage) if same is not None else ([], "")
+    if ended == Outcome.TIMEOUT.value:
+        table = choose_table_of(ended, row["stage"])
+        stage = table if ended not in outcomes or stage == table else ""
+    if ended in OUTCOMES and ended not in outcomes:
+        outcomes.append(ended)
+    return {"outcomes": outcomes, "stage": stage}
 
 
 def _make_case_address(given: Mapping[str, str]) -> str:

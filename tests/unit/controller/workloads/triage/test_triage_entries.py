@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hil.controller.records.gate import GateSide, GateVerdict
 from hil.controller.records.history import SeriesKey
 from hil.controller.records.suite import CaseRecord
 from hil.controller.records.triage import TriageEntry
+from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.triage.entries import (
     SLOWER,
     TriagedCase,
@@ -72,6 +74,14 @@ def test_other_results_do_not_change(ended: str) -> None:
 def test_expected_failures_take_precedence() -> None:
     expected = record().replace(outcome="XFAIL", expectation={"outcome": "FAIL", "reason": "list"})
     assert judge(expected, entry()) == expected
+
+
+def test_known_failure_has_no_message_of_other_expected_failure(tmp_path: Path) -> None:
+    (tmp_path / "expected.toml").write_text('[[run]]\ncases = "conv1"\noutcome = "BLIND"\nreason = "list"\n')
+    unexpected = Expectations.load(tmp_path / "expected.toml").judge(record(message="off by 3"))
+    assert unexpected.message == "off by 3; BLIND was expected (list)"
+    found = judge(unexpected, entry(note="rounds"))
+    assert (found.message, found.expectation["reason"]) == ("off by 3", "rounds")
 
 
 def test_known_outcome_does_not_hide_other_failure() -> None:

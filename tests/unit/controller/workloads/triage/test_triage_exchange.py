@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
+import pytest
+
 from hil.controller.records.triage import TriageEntry
 from hil.controller.workloads.suites.expected import Expectations, parse
 from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.exchange import export_expectations, import_expectations
+from hil.errors import UsageError
 
 TODAY = date(2026, 11, 21)
 LIST = """
@@ -52,6 +55,21 @@ def test_import_makes_entry_per_case_and_board() -> None:
     assert (last.outcomes, last.note, last.stage) == (["FAIL"], "rounds half up", "run")
 
 
+def test_import_keeps_priority_of_compile_entries() -> None:
+    row = '[[{}]]\ncases = "a"\noutcome = "{}"\nreason = "x"\n'
+    text = row.format("compile", "COMPILE_ERROR") + row.format("run", "FAIL") + row.format("run", "BLIND")
+    entries, count = import_expectations((), parse(text, None), suite="", owner="", now=1.0)
+    assert count == 1 and [one.outcomes for one in entries] == [["COMPILE_ERROR"]]
+
+
+@pytest.mark.parametrize(
+    "given", [{"owner": "x" * 501}, {"suite": "x" * 501}, {"text": LIST.replace("pad", "x" * 501)}]
+)
+def test_import_rejects_long_texts(given: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="has 501 characters"):
+        imported(**given)
+
+
 def test_import_keeps_owner_of_existing_entry() -> None:
     before = [make_entry(case="pad", suite="nets", flow="iree*", state="new", owner="bo")]
     found, count = import_expectations(before, parse(LIST, None), suite="nets", owner="ada", now=1.0)
@@ -77,7 +95,7 @@ def test_export_leaves_out_other_states_and_suites() -> None:
         make_entry(case="d", state="known", outcomes=["SLOWER"]),
         make_entry(case="e", state="wontfix", until="2020-01-01", outcomes=["FAIL"]),
         make_entry(case="f", state="known", outcomes=["FAIL"], suite="other"),
-        make_entry(case="g", state="known", outcomes=["FAIL", "COMPILE_ERROR"], suite="nets"),
+        make_entry(case="g", state="known", outcomes=["FAIL", "COMPILE_ERROR"], suite="net*"),
     ]
     text, left_out = export_expectations(entries, suite="nets", today=TODAY)
     assert [line.partition(":")[0] for line in left_out] == ["a", "b", "c", "d", "e"]

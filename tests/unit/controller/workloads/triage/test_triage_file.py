@@ -67,6 +67,7 @@ def test_named_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
         '{"schema": 1, "entries": [{"case": "a"}]}',
         '{"schema": 1, "entries": [{"case": "a", "state": "odd"}]}',
         '{"schema": 1, "entries": [{"case": "a", "state": "wontfix", "until": "2030-99-99"}]}',
+        '{"schema": 1, "entries": [{"case": "a", "state": "wontfix"}]}',
         '{"schema": 1, "entries": ' + "[" * 5000,
         json.dumps({"schema": 1, "entries": [{"case": "a" * 501, "state": "known"}]}),
     ],
@@ -75,6 +76,13 @@ def test_invalid_file_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(UsageError, match=NAME):
         read_triage(tmp_path / NAME)
+
+
+def test_unreadable_entry_is_never_written(tmp_path: Path) -> None:
+    add(tmp_path / NAME, "a")
+    with pytest.raises(UsageError, match="length <= 500"):
+        update_triage(tmp_path / NAME, lambda entries: [one.replace(owner="x" * 501) for one in entries])
+    assert read_triage(tmp_path / NAME).entries[0].owner == ""
 
 
 def test_file_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
