@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -270,11 +269,18 @@ def _check_files(files: Mapping[str, str]) -> None:
     if len(files) > MAX_FILES:
         raise UsageError(f"a job has at most {MAX_FILES} files")
     for path, name in files.items():
-        inside = PurePosixPath(path)
-        long = len(os.fsencode(path)) > _LONGEST_PATH or any(
-            len(os.fsencode(part)) > _LONGEST_NAME for part in inside.parts
-        )
-        unusual = "\0" in path or inside.is_absolute() or ".." in inside.parts or str(inside) != path
-        if not path or long or unusual:
+        if not is_job_path(path):
             raise UsageError(f"invalid path {path[:100]!r}: expected a file below the job's directory")
         digest.check(name)
+
+
+def is_job_path(path: str) -> bool:
+    """Return True if a file of a job or result can have this path."""
+    inside = PurePosixPath(path)
+    try:
+        long = len(path.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in inside.parts)
+    except UnicodeEncodeError:
+        return False
+    return bool(path) and not (
+        long or "\0" in path or inside.is_absolute() or ".." in inside.parts or str(inside) != path
+    )

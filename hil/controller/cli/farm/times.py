@@ -80,7 +80,7 @@ def _find_day(day: str, now: datetime, *, back: bool, hour: int, minute: int) ->
         days = (distance - 7, distance, distance - 14) if back else (distance, distance + 7)
         fitting = [one for one in map(at, days) if (one <= now if back else one >= now)]
         return max(fitting) if back else min(fitting)
-    date = datetime.fromisoformat(day)
+    date = datetime.fromisoformat(day.upper().replace("Z", "+00:00"))  # Python 3.10 does not parse Z
     if date.tzinfo is None and not date.hour and not date.minute:
         date = date.replace(hour=hour, minute=minute)
     if date.year > _LAST_YEAR:

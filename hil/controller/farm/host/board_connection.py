@@ -234,5 +234,5 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         "agentless": not read_capabilities(BoardChoice(config)).sessions,
         **{name: one.get("version") for name, one in runtimes.items()},
     }
-    configured = {key: value for key, value in config.labels.items() if key != COMMANDS_LABEL}
-    return {**{key: value for key, value in found.items() if value}, **configured}
+    labels = {**{key: value for key, value in found.items() if value}, **config.labels}
+    return {key: value for key, value in labels.items() if key != COMMANDS_LABEL}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timezone
 
 import pytest
 
@@ -34,6 +34,10 @@ NOW = datetime(2026, 11, 25, 14, 30).astimezone()
 )
 def test_past_moments(text: str, found: tuple[int, ...]) -> None:
     assert parse_past(text, "--since", NOW) == datetime(*found).astimezone()  # type: ignore[arg-type]
+
+
+def test_moment_in_utc() -> None:
+    assert parse_past("2026-11-20T09:05:00Z", "--since", NOW) == datetime(2026, 11, 20, 9, 5, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +87,6 @@ def install(
 
 
 def _find_command() -> tuple[str, ...]:
-    """Return the command that runs this hil."""
-    installed = shutil.which("hil")
-    return (installed,) if installed else (sys.executable, "-m", "hil")
+    """Return the command that runs this hil. PATH may contain another one."""
+    installed = Path(sys.executable).with_name("hil")
+    return (str(installed),) if installed.is_file() else (sys.executable, "-m", "hil")

@@ -21,6 +21,7 @@ from hil.controller.farm.command_options import check_command, check_executables
 from hil.controller.farm.host.jobs.job_transfer import FileCache, retry_until_reachable, upload_folder
 from hil.controller.farm.host.lease_runner import REASON, Attempt
 from hil.controller.farm.messages import JobResult
+from hil.controller.farm.rpc import is_job_path
 from hil.core.files import resolve_within
 from hil.core.processes import exit_text, signal_group, wait_or_kill
 from hil.core.results import Outcome
@@ -165,16 +166,19 @@ def _iter_output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 
 def _keep_files(work: Path, target: Path, patterns: Sequence[str]) -> str:
-    """Move the files that match a pattern to the target directory. Return a problem as text; "" without a problem."""
-    count = size = 0
+    """Move the files that match a pattern to the target directory. Return problems as text; "" without a problem."""
+    count = size = skipped = 0
     for path in _find_files(work, patterns):
+        place = target / path.relative_to(work)
+        if not is_job_path(str(place.relative_to(target.parent))):
+            skipped += 1
+            continue
         count, size = count + 1, size + path.stat().st_size
         if count > _MAX_FILES or size > _MAX_BYTES:
             return f"kept only {count - 1} files: the limit is {_MAX_FILES} files and {_MAX_BYTES >> 30} GiB"
-        place = target / path.relative_to(work)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.rename(place)
-    return ""
+    return f"{skipped} files have too long or invalid names and were not kept" if skipped else ""
 
 
 def _find_files(work: Path, patterns: Sequence[str]) -> list[Path]:

@@ -63,3 +63,9 @@ def test_labels_mark_simulated_and_agentless_boards():
     assert collect_labels(load_board("sim").config, {})["simulated"] is True
     assert collect_labels(BOARD, INFO | {"simulated": ["sim"]})["simulated"] is True
     assert collect_labels(replace(BOARD, command=replace(BOARD.command, kind="command")), {})["agentless"] is True
+
+
+def test_board_cannot_claim_permission_for_commands():
+    claimed = replace(BOARD, labels={"commands": True})
+    assert "commands" not in collect_labels(claimed, INFO)
+    assert "commands" not in collect_labels(BOARD, {"runtimes": [{"name": "commands", "version": "1"}]})

@@ -302,3 +302,20 @@ def test_install_uses_absolute_paths_of_board_configs(
     assert run("--out", "new", "--only", "systemd", "--board", "boards/pi.toml", "--board", "rpi5").exit_code == 0
     words = read_start((tmp_path / "new/systemd/hil-farm-host.service").read_text())
     assert words[-4:] == ["--board", f"{tmp_path}/boards/pi.toml", "--board", "rpi5"]
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_units_run_hil_of_this_environment(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_script: bool
+) -> None:
+    for folder in ("this", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hil").touch(0o755)
+    if not has_script:
+        (tmp_path / "this" / "hil").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "this" / "python"))
+    assert run("--out", tmp_path / "new", "--only", "systemd").exit_code == 0
+    words = read_start((tmp_path / "new/systemd/hil-farm-host.service").read_text())
+    python = [f"{tmp_path}/this/python", "-m", "hil"]
+    assert words == [*([f"{tmp_path}/this/hil"] if has_script else python), "farm", "host"]

@@ -19,6 +19,7 @@ from hil.controller.farm.host.jobs.command_job import run_command_job
 from hil.controller.farm.host.lease_runner import Attempt
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import decode_result, encode_result
 from hil.core.digest import digest_of
 from hil.errors import UsageError
 
@@ -123,6 +124,19 @@ def test_files_outside_directory_are_not_kept(host: Host, tmp_path: Path) -> Non
         f"os.symlink({str(tmp_path / 'secret')!r}, 'linked')\nos.mkfifo('pipe.log')\n"
     )
     assert list(host.python(made, keep=["*.log", "linked", "linked/*", "*/*.log"]).files) == ["output.log"]
+
+
+def test_files_that_gateway_rejects_are_not_kept(host: Host) -> None:
+    made = (
+        "import os, pathlib as p\n"
+        "open(b'x\\xff.log', 'w').close()\n"
+        "deep = p.Path(*['d' * 200] * 5)\ndeep.mkdir(parents=True)\n(deep / 'x.log').touch()\n"
+        "p.Path('a.log').touch()\n"
+    )
+    result = host.python(made, keep=["**/*.log"])
+    assert sorted(result.files) == ["files/a.log", "output.log"]
+    assert result.reason == "2 files have too long or invalid names and were not kept"
+    assert decode_result(encode_result(result)).files == result.files
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a/../../b", "", "a\n", ".", "a**b"])
