@@ -231,6 +231,8 @@ def choose_status(error: errors.HilError) -> grpc.StatusCode:
     return grpc.StatusCode.FAILED_PRECONDITION
 
 
+# Name of a query or action that this gateway does not know.
+NOTHING = "nothing"
 # Role -> calls that require at least this role. An entry may contain the name of a query or action. Calls that are not
 # listed are refused.
 _MAY: Mapping[Role, tuple[str, ...]] = {
@@ -326,6 +328,10 @@ def check_admission(who: Principal, call: str, what: str | None = None) -> None:
     action = call if what is None else f"{call} {what}"
     needed = NEEDED.get(action)
     if needed is None:
+        if what == NOTHING:
+            raise errors.UsageError(
+                "unknown farm request: the client is newer than this gateway", hint="upgrade the gateway"
+            )
         known = [name.partition(" ")[2] for name in NEEDED if name.startswith(f"{call} ")]
         hint = f"{errors.did_you_mean(str(what), known)}known: {', '.join(known)}"
         raise errors.UsageError(f"unknown farm request {str(what)[:50]!r}", hint=hint)

@@ -23,7 +23,7 @@ from hil.controller.farm.gateway.history.recorder import HistoryRecorder
 from hil.controller.farm.gateway.metrics import FarmSnapshot
 from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
-from hil.controller.farm.leasing import sweeper
+from hil.controller.farm.leasing import sweeper, waiting_room
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
@@ -136,7 +136,7 @@ class Gateway:
             return FarmSnapshot(
                 await queries.stats(tx, self.context.settings),
                 await queries.boards(tx),
-                await queries.read_oldest_waits(tx),
+                await waiting_room.read_oldest_waits(tx),
             )
 
 

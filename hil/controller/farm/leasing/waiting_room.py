@@ -1,13 +1,13 @@
-"""Queue positions of waiting jobs: see :mod:`hil.controller.farm.scheduler.outlook`."""
+"""Queue positions and waiting times of jobs: see :mod:`hil.controller.farm.scheduler.outlook`."""
 
 from __future__ import annotations
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing.allocator import compute_shares, list_queued_lanes, list_waiting_jobs
-from hil.controller.farm.messages import Kind
+from hil.controller.farm.messages import Kind, Priority
 from hil.controller.farm.scheduler import outlook
 from hil.controller.farm.settings import FarmSettings
-from hil.controller.farm.store.records import read_board_rows
+from hil.controller.farm.store.records import JOBS, fetch_rows, read_board_rows
 
 
 async def list_outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlook.Outlook]:
@@ -20,3 +20,15 @@ async def list_outlooks(tx: Tx, settings: FarmSettings, most: int) -> list[outlo
     waiting = await list_waiting_jobs(tx, [lane.without_avoid(boards) for lane in lanes], [most] * len(lanes))
     shares = await compute_shares(tx, settings)
     return outlook.list_outlooks(waiting, boards, shares, settings.aging_s, most, settings.limits)
+
+
+_OLDEST = f"""
+    select submission.priority, extract(epoch from clock_timestamp() - min(job.queued_at))::float as waits_s from {JOBS}
+    where job.state = 'queued' and job.kind <> 'health' group by 1
+"""
+
+
+async def read_oldest_waits(tx: Tx) -> dict[str, float]:
+    """Return the waiting time in seconds of the oldest queued job for each priority; 0 without jobs."""
+    waits = {row["priority"]: row["waits_s"] for row in await fetch_rows(tx, _OLDEST)}
+    return {priority.value: max(waits.get(priority.value, 0.0), 0.0) for priority in Priority}

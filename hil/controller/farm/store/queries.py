@@ -338,18 +338,6 @@ async def stats(
     )
 
 
-_OLDEST = f"""
-    select submission.priority, extract(epoch from clock_timestamp() - min(job.queued_at))::float as waits_s from {JOBS}
-    where job.state = 'queued' and job.kind <> 'health' group by 1
-"""
-
-
-async def read_oldest_waits(tx: Tx) -> dict[str, float]:
-    """Return the waiting time in seconds of the oldest queued job for each priority; 0 without jobs."""
-    waits = {row["priority"]: row["waits_s"] for row in await fetch_rows(tx, _OLDEST)}
-    return {priority.value: max(waits.get(priority.value, 0.0), 0.0) for priority in Priority}
-
-
 async def _read_counts(tx: Tx, query: str, known: list[str]) -> dict[str, int]:
     counts = {row["state"]: row["n"] for row in await fetch_rows(tx, query)}
     return {state: counts.get(state, 0) for state in known}

@@ -18,7 +18,7 @@ from hil.controller.farm import telemetry
 from hil.controller.farm.database import notifications
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.database.notifications import Change, drain_queue
-from hil.controller.farm.gateway.calls import GatewayCall
+from hil.controller.farm.gateway.calls import NOTHING, GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.gateway.services.power_service import switch_power
@@ -80,7 +80,7 @@ class FarmService:
 
     async def ask(self, request: pb.AskRequest, call: GatewayCall) -> pb.Answer:
         """Run a query."""
-        what = request.WhichOneof("question") or "nothing"
+        what = request.WhichOneof("question") or NOTHING
         call.check_permission(what)
         try:
             async with self._context.db.transaction() as tx:
@@ -93,7 +93,7 @@ class FarmService:
 
     async def do(self, request: pb.DoRequest, call: GatewayCall) -> pb.Answer:
         """Run an action."""
-        action = request.WhichOneof("action") or "nothing"
+        action = request.WhichOneof("action") or NOTHING
         call.check_permission(action)
         answer = await self._actions.do(action, getattr(request, action), call)
         return pb.Answer(answer=encode_json(msgspec.to_builtins(answer)))

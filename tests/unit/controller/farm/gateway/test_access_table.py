@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.farm.gateway.calls import NEEDED, check_admission
+from hil.controller.farm.gateway.calls import NEEDED, NOTHING, check_admission
 from hil.controller.farm.gateway.services.farm_service import AdminActions
 from hil.controller.farm.messages import Principal, Role
 from hil.controller.farm.rpc import SERVICES, iter_methods
@@ -35,3 +35,9 @@ def test_admit_rejects_calls_missing_from_table(role: Role) -> None:
     with pytest.raises(UsageError) as unknown:
         check_admission(Principal("anna", role), "Farm.Ask", "job5")
     assert "'job'" in unknown.value.hint
+
+
+@pytest.mark.parametrize("call", ["Farm.Ask", "Farm.Do"])
+def test_request_of_newer_client_is_explained(call: str) -> None:
+    with pytest.raises(UsageError, match="the client is newer than this gateway"):
+        check_admission(Principal("anna", Role.ADMIN), call, NOTHING)

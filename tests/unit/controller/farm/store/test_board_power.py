@@ -37,23 +37,21 @@ def test_power_needs_right_or_admin(pi: Desk) -> None:
     assert begin(pi, who=ADMIN).force
 
 
-@pytest.mark.parametrize(
-    ("board", "action", "error", "text"),
-    [
+def test_power_rejects_impossible_actions(pi: Desk) -> None:
+    pi.online("old")
+    pi.online("switch", power=["off"])
+    pi.online("gone", power=ALL)
+    pi.leave("gone")
+    cases: list[tuple[str, str, type[Exception], str]] = [
         ("pie", "cycle", UsageError, "'pie' not found"),
         ("pi", "reset", UsageError, "unknown power action"),
         ("old", "cycle", UsageError, "available: none"),
         ("switch", "cycle", UsageError, "available: off"),
         ("gone", "cycle", FarmError, "offline"),
-    ],
-)
-def test_power_rejects_impossible_actions(pi: Desk, board: str, action: str, error: type[Exception], text: str) -> None:
-    pi.online("old")
-    pi.online("switch", power=["off"])
-    pi.online("gone", power=ALL)
-    pi.leave("gone")
-    with pytest.raises(error, match=text):
-        begin(pi, action, board=board)
+    ]
+    for board, action, error, text in cases:
+        with pytest.raises(error, match=text):
+            begin(pi, action, board=board)
 
 
 def test_no_job_starts_during_power_cycle_and_check_follows(pi: Desk) -> None:

@@ -92,9 +92,8 @@ def test_reservation_prefers_board_in_service(farm: Desk) -> None:
     assert book(farm, HOUR).board == "b"
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
+def test_invalid_reservations_are_refused(farm: Desk) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"in_s": -HOUR}, UsageError, "next 60 days"),
         ({"in_s": 61 * 24 * HOUR}, UsageError, "next 60 days"),
         ({"in_s": float("nan")}, UsageError, "next 60 days"),
@@ -102,11 +101,10 @@ def test_reservation_prefers_board_in_service(farm: Desk) -> None:
         ({"in_s": HOUR, "seconds": float("inf")}, UsageError, "must last from 60 s"),
         ({"in_s": HOUR, "selector": "gpu"}, NoSuchBoard, "no board matches 'gpu'"),
         ({"in_s": HOUR, "selector": "=="}, UsageError, "selector"),
-    ],
-)
-def test_invalid_reservations_are_refused(farm: Desk, given: dict[str, Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        book(farm, **given)
+    ]
+    for given, error, text in cases:
+        with pytest.raises(error, match=text):
+            book(farm, **given)
 
 
 def test_reservations_respect_limits(farm: Desk) -> None:

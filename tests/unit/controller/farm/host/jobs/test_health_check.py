@@ -67,7 +67,7 @@ def test_health_check_reports_result_of_small_model(record, code, reason, tmp_pa
 @pytest.mark.parametrize(("runtime", "code"), [("vendor", 0), ("onnxruntime", 3)])
 def test_health_check_accepts_package_compiler_that_refuses_model(runtime, code, tmp_path, monkeypatch):
     record = run_record(run_case(outcome="COMPILE_ERROR", reason="no Add"), exit_code=3)
-    monkeypatch.setattr("hil.controller.farm.host.job_attempt.can_load_onnx", lambda runtime: True)
+    monkeypatch.setattr("hil.controller.farm.host.jobs.job_attempt.can_load_onnx", lambda runtime: True)
     monkeypatch.setattr(board_needs, "check_needs", lambda *args: True)
     monkeypatch.setattr(run_job, "run_job", lambda job, **more: record)
     (tmp_path / "job").mkdir()
