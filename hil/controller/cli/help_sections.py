@@ -23,9 +23,8 @@ SECTIONS = {
         *("db", "artifacts", "site", "sims", "backups", "allow_commands"),
     ),
     "Queue": ("priority", "timeout_s", "max_attempts", "project", "wait"),
-    "Triage": ("state", "outcomes", "owner", "issue", "note", "until"),
     "Cases": (
-        *("suite", "as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
+        *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
         *("case", "key", "keep", "sent"),
         *("start", "end", "dispatches", "keys"),
@@ -87,7 +86,8 @@ def write_options(params: Iterable[click.Parameter], ctx: click.Context, formatt
     If there are many, use sections; the last section has options that no section lists.
     """
     options = [one for one in params if isinstance(one, click.Option) and not one.hidden]
-    is_long = sum(one.name != "help" for one in options) >= MIN_OPTIONS
+    # Do not count --help, whose parameter name depends on the version of click.
+    is_long = sum("--help" not in one.opts for one in options) >= MIN_OPTIONS
     sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *SECTIONS)}
     for one in options:
         title = _SECTION_OF.get(str(one.name), _LAST) if is_long else "Options"
