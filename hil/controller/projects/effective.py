@@ -31,6 +31,7 @@ from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
 from hil.core.files import read_text
 from hil.core.runtimes import RUNTIMES, choose_runtime
+from hil.errors import UsageError
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
 # Variable -> built-in value.
@@ -70,7 +71,14 @@ def find_effective_config(
     project = read_project(path) if path else None
     untrusted = _list_untrusted(project)
     target = _find_target(project, board, hw_type)
-    config = _read_config(target)
+    try:
+        config = _read_config(target)
+    except UsageError as error:
+        if any(one.source == "project" for one in target.values()):
+            error.add(f"selected by {path}")
+        elif target["board"].source == "environment":
+            error.add(f"set by the variable {BOARD_VARIABLE}")
+        raise
     rows = [
         *(origin.to_row("defaults", key) for key, origin in target.items()),
         *(origin.to_row("defaults", key) for key, origin in _iter_places(project)),

@@ -169,13 +169,15 @@ def complete_stored(*records: str, root: str = "") -> Complete:
 
     Args:
         records: Names of records. A directory with one of them is a result. Default: the records of runs.
-        root: Directory without ``--out``. Default: the directory of runs.
+        root: Directory without ``--out``. Default: the directory of runs, also from the project file.
     """
 
     def list_stored(ctx: click.Context) -> list[str]:
+        from hil.controller.cli.commands import read_project_runs
         from hil.controller.storage.runs import DEFAULT_ROOT, RunStore
 
-        ids = RunStore(Path(ctx.params.get("out") or root or DEFAULT_ROOT)).list_ids(*records)
+        folder = ctx.params.get("out") or root or read_project_runs() or DEFAULT_ROOT
+        ids = RunStore(Path(folder)).list_ids(*records)
         return [*([_LATEST] if ids else []), *reversed(ids)]
 
     return make_completion(list_stored, files=True)

@@ -153,3 +153,15 @@ def test_config_show_works_without_project(tmp_path: Path, monkeypatch: pytest.M
 def test_config_show_reports_unknown_board() -> None:
     error = CliRunner().invoke(cli, ["config", "show", "--board", "kichen"]).exception
     assert isinstance(error, UsageError) and "did you mean 'kitchen'" in error.hint
+
+
+def test_config_show_names_source_of_unknown_board(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_error() -> str:
+        error = CliRunner().invoke(cli, ["config", "show"]).exception
+        assert isinstance(error, UsageError)
+        return error.message
+
+    (project / "hil.toml").write_text('[defaults]\nboard = "kichen"\n')
+    assert read_error() == f"unknown board 'kichen'; selected by {project}/hil.toml"
+    monkeypatch.setenv("HIL_BOARD", "kichen")
+    assert read_error() == "unknown board 'kichen'; set by the variable HIL_BOARD"

@@ -139,6 +139,10 @@ def test_completes_ids_of_stored_runs(complete, home):
     Path("hil-runs").rename("elsewhere")
     assert plain(complete("hil runs show --out elsewhere 2026")) == runs[1:]
     assert complete("hil runs show x") == [("file", "x")]
+    Path("hil.toml").write_text('[defaults]\nout = "elsewhere"\n')
+    assert plain(complete("hil runs show 2026")) == runs[1:]
+    Path("hil.toml").write_text('[defaults]\nout = "../elsewhere"\n')
+    assert complete("hil runs show 2026") == [("file", "2026")]  # not trusted
 
 
 @pytest.mark.parametrize("line", ["hil run exa", "hil bench exa", "hil run m.onnx --input image=exa"])
