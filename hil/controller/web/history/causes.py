@@ -119,7 +119,7 @@ class Cause:
         reasons = {
             "layer": f"A bisection of model {self.members[0].model} names {self.subject} as the first wrong layer.",
             "tools": "These versions changed between the last good session and the first session with the change.",
-            "board": "Most measured cases of this board became slower in the same night. No other board did in that night.",
+            "board": "Most measured cases of this board became slower in the same night. No other board did then.",
             "commit": "Most measured cases of several boards became slower in the same night.",
             "operator": "The cases have the same operator, outcome and night, and no versions changed.",
             "model": "The cases have the same model, outcome and night, and no versions changed.",

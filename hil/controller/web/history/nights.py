@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import json
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -92,13 +93,20 @@ def parse_night(day: str) -> int:
         raise UsageError(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
 
 
-def list_nights(database: sqlite3.Connection, most: int) -> list[int]:
-    """Return the newest nights with sessions of suites, newest first."""
+def list_nights(database: sqlite3.Connection, most: int, *, now: float | None = None) -> list[int]:
+    """Return the newest nights with sessions of suites, newest first.
+
+    Nights after tomorrow count only if there are no others: a session with a wrong clock must not hide the others.
+    """
+    after = (night_of(time.time() if now is None else now) + 2) * NIGHT_SECONDS
+    return _list_nights_before(database, most, after) or _list_nights_before(database, most, math.inf)
+
+
+def _list_nights_before(database: sqlite3.Connection, most: int, before: float) -> list[int]:
     found: list[int] = []
-    before: float | None = None
     while len(found) < most:
         row = database.execute(
-            "select max(created) from sessions where suite != '' and (? is null or created < ?)", (before, before)
+            "select max(created) from sessions where suite != '' and created < ?", (before,)
         ).fetchone()
         if row[0] is None:
             break
@@ -115,7 +123,7 @@ def read_night_grid(
     Args:
         most: maximum rows.
     """
-    newest = list_nights(database, 1)
+    newest = list_nights(database, 1, now=now)
     if not newest:
         return NightGrid((), ())
     today = night_of(time.time() if now is None else now)

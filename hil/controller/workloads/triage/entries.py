@@ -137,18 +137,27 @@ def make_entry(**values: Any) -> TriageEntry:
         if outcome not in OUTCOMES:
             hint = f"{did_you_mean(outcome.upper(), OUTCOMES)}outcomes: {', '.join(OUTCOMES)}"
             raise UsageError(f"unknown outcome {outcome!r}", hint=hint)
-    until = texts.get("until") or None
-    check_last_day(state, until)
-    return make_record({**texts, "until": until}, TriageEntry)
+    entry = make_record({**texts, "until": texts.get("until") or None}, TriageEntry)
+    check_entry(entry)
+    return entry
 
 
-def check_last_day(state: str, until: str | None) -> None:
-    """Raise UsageError if an invalid date, or a state without a necessary last day, would make an entry permanent."""
-    if until is not None:
-        _check_date(until)
-    if (state == "wontfix") != (until is not None):
-        text = "wontfix requires a last day" if until is None else f"a last day requires wontfix, got {state}"
+def check_entry(entry: TriageEntry) -> None:
+    """Raise UsageError if a last day is missing or invalid, or pages and other programs cannot show a text."""
+    if entry.until is not None:
+        _check_date(entry.until)
+    if (entry.state == "wontfix") != (entry.until is not None):
+        text = (
+            "wontfix requires a last day" if entry.until is None else f"a last day requires wontfix, got {entry.state}"
+        )
         raise UsageError(text, hint="example: state wontfix, until 2030-12-31")
+    for name, value in entry.to_json().items():
+        try:
+            str("".join(value) if isinstance(value, list) else value).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{name} {value!r} is not valid text", hint="use UTF-8; ? in a pattern matches any character"
+            ) from error
 
 
 def _check_date(text: str) -> None:

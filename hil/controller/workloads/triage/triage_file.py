@@ -13,7 +13,7 @@ import filelock
 from hil.controller.records.base import check_schema, make_record
 from hil.controller.records.triage import TriageDocument, TriageEntry
 from hil.controller.storage.runs import write_file
-from hil.controller.workloads.triage.entries import TriageList, check_last_day
+from hil.controller.workloads.triage.entries import TriageList, check_entry
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
 from hil.errors import UsageError
@@ -52,7 +52,7 @@ def parse_triage(data: bytes | Any, source: object) -> TriageList:
         check_schema(values, Path(str(source)))
         entries = make_record(values, TriageDocument).entries
         for entry in entries:
-            check_last_day(entry.state, entry.until)
+            check_entry(entry)
         return TriageList(tuple(entries))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{source} is not a triage file: {error}", hint="see hil triage --help") from error

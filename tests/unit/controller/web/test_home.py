@@ -56,6 +56,16 @@ def test_grid_begins_today_if_sessions_are_recent(tmp_path: Path) -> None:
     assert old.nights[0] == "2023-11-15" and old.rows[0].cells[0] is not None
 
 
+def test_session_with_wrong_clock_does_not_hide_others(tmp_path: Path) -> None:
+    for number, outcome in enumerate(["PASS", "FAIL"]):
+        write_suite(tmp_path, f"s{number}", [{"outcome": outcome}], started=FIRST_NIGHT + number * DAY)
+    write_suite(tmp_path, "future", [{}], suite="other", started=8e9)
+    with asking(tmp_path) as client:
+        page = client.get("/").text
+        assert grid_of(client).nights[0] == "2023-11-16"
+    assert "New since night 2023-11-15" in page and "1 case fails" in page
+
+
 def test_grid_shows_failing_rows_first_and_newest_session_of_night(tmp_path: Path) -> None:
     write_suite(tmp_path, "good", [{}], boards=["a"], started=FIRST_NIGHT)
     write_suite(tmp_path, "bad", [{"outcome": "FAIL"}], boards=["b"], started=FIRST_NIGHT)

@@ -161,6 +161,7 @@ def test_gate_verdicts_match_in_every_suite() -> None:
         ({"until": "2030-01-01"}, "a last day requires wontfix"),
         ({"state": "wontfix", "until": "2030-13-01"}, "invalid date '2030-13-01'"),
         ({"note": "x" * 501}, "note has 501 characters"),
+        ({"owner": "ada\udcff"}, "owner 'ada.*' is not valid text"),
     ],
 )
 def test_invalid_entry_is_rejected_with_hint(values: dict[str, Any], text: str) -> None:

@@ -68,6 +68,8 @@ def test_named_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
         '{"schema": 1, "entries": [{"case": "a", "state": "odd"}]}',
         '{"schema": 1, "entries": [{"case": "a", "state": "wontfix", "until": "2030-99-99"}]}',
         '{"schema": 1, "entries": [{"case": "a", "state": "wontfix"}]}',
+        r'{"schema": 1, "entries": [{"case": "a\udcff", "state": "known"}]}',
+        r'{"schema": 1, "entries": [{"case": "a", "state": "known", "outcomes": ["\ud800"]}]}',
         '{"schema": 1, "entries": ' + "[" * 5000,
         json.dumps({"schema": 1, "entries": [{"case": "a" * 501, "state": "known"}]}),
     ],
