@@ -98,8 +98,11 @@ def open_database(place: FarmPlace) -> Iterator[str]:
 
 @contextlib.contextmanager
 def connect_database(url: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
-    """Yield a connection whose transactions may be idle for any time. Converts outages to DatabaseAway."""
-    with convert_outages():
+    """Yield a connection whose transactions may be idle for any time.
+
+    Converts outages to DatabaseAway, and other errors of the database to FarmError.
+    """
+    with convert_outages(), _convert_database_errors():
         connection = psycopg.connect(url, autocommit=True, row_factory=dict_row, **choose_parameters(url))
         with contextlib.closing(connection):
             connection.execute("set idle_in_transaction_session_timeout = 0")
@@ -114,7 +117,8 @@ def write_backup(place: FarmPlace, path: Path, say: TextSink) -> FinishedBackup:
         FarmError: the database cannot be dumped.
         StorageError: the file cannot be written.
     """
-    with open_database(place) as url, connect_database(url) as connection, _convert_errors(path):
+    as_storage_errors = convert_os_errors(f"cannot write {path}", "use a directory with enough space")
+    with open_database(place) as url, connect_database(url) as connection, as_storage_errors:
         connection.execute("select pg_advisory_lock_shared(%s)", [BACKUP_LOCK])
         connection.execute("begin isolation level repeatable read read only")
         [found] = connection.execute("select to_regclass('hil.migrations') is not null as has").fetchall()
@@ -200,14 +204,13 @@ def _add_file(writer: ArchiveWriter, name: str, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _convert_errors(path: Path) -> Iterator[None]:
-    with convert_os_errors(f"cannot write {path}", "use a directory with enough space"):
-        try:
-            yield
-        except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError):
-                raise
-            raise FarmError(f"the database cannot be read: {str(error).strip()}") from error
+def _convert_database_errors() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        if isinstance(error, psycopg.OperationalError):
+            raise
+        raise FarmError(f"the database cannot be read: {str(error).strip()}") from error
 
 
 def check_target(path: Path, *, force: bool) -> None:

@@ -24,6 +24,7 @@ from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.local.local_farm import DATABASE as DATABASE_FOLDER
 from hil.controller.farm.local.local_farm import LOCK, prepare_home
+from hil.controller.farm.paths import is_there
 from hil.controller.records.farm_backup import BackupManifest
 from hil.core.files import digest_file, open_file, resolve_within
 from hil.core.scratch import remove_tree
@@ -73,7 +74,9 @@ def restore_farm(place: FarmPlace, path: Path, say: TextSink, *, force: bool, dr
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     _check_migrations(path, manifest)
     say(f"verified  {path}, made at {manifest.created} by hil {manifest.hil}")
-    with _lock_home(place.home), convert_os_errors(f"cannot write {place.home}", "use a directory with enough space"):
+    # Do not create the directory of a new farm in a dry run.
+    lock = _lock_home(place.home) if is_there(place.home) or not dry_run else contextlib.nullcontext()
+    with lock, convert_os_errors(f"cannot write {place.home}", "use a directory with enough space"):
         target = _inspect_target(place)
         if target.content and not force:
             has = ", ".join(f"{count} {name}" for name, count in target.content.items())

@@ -73,6 +73,11 @@ class InstallSettings:
         return parse_host_port(self.metrics, what="address", hint="--metrics HOST:PORT")
 
     @property
+    def runs(self) -> Path:
+        """Directory of stored results for the web pages."""
+        return self.home / "runs"
+
+    @property
     def ca(self) -> Path | None:
         """CA certificate for hosts and pages. A self-signed certificate is its own CA."""
         return self.tls_ca or self.tls_cert

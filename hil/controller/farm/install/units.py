@@ -119,7 +119,7 @@ def _make_host_unit(settings: InstallSettings) -> str:
 
 
 def _make_web_unit(settings: InstallSettings) -> str:
-    words = list_web_words(settings, str(settings.home))
+    words = list_web_words(settings, str(settings.runs))
     return _make_service(
         settings, "hil: pages of the farm and of stored results", words, "web.env", after=["hil-farm-gateway.service"]
     )

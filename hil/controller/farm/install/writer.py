@@ -91,7 +91,7 @@ def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]
     return [
         "# systemd",
         f"sudo useradd --system --home-dir {home} {user}",
-        f"sudo install -d -o {user} -m 700 {home}",
+        f"sudo install -d -o {user} -m 700 {home} {shlex.quote(str(settings.runs))}",
         *backups,
         f"sudo install -D -m 600 -t {ENVIRONMENT} {here}/*.env",
         f"sudo install -m 644 -t /etc/systemd/system {here}/*.service"

@@ -93,6 +93,8 @@ def test_restored_farm_has_all_jobs_files_and_tokens(place: FarmPlace, other: Fa
     done = write_backup(place, tmp_path / "farm.tar", quiet)
     assert stat.S_IMODE((tmp_path / "farm.tar").stat().st_mode) == 0o600
     assert (done.manifest.jobs, done.manifest.files, done.missing) == (3, 1, [])
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=True)
+    assert not other.home.exists()
     restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
     assert contents(other.url) == before
     assert b"".join(ArtifactStore(other.artifacts).read(DIGEST)) == MODEL
@@ -192,6 +194,18 @@ def test_failed_restore_leaves_database_unchanged(
     assert contents(other.url) == before
     assert (other.home / "farm.toml").read_text() == "[terms]\nkeep_days = 8\n"
     assert not list(other.home.glob("restore-*"))
+
+
+def test_restore_reports_errors_of_database(place: FarmPlace, other: FarmPlace, tmp_path: Path) -> None:
+    write_backup(place, tmp_path / "farm.tar", quiet)
+
+    async def make_damaged_farm(tx: Any) -> None:
+        await tx.execute("create schema hil")
+        await tx.execute("create table hil.migrations ()")
+
+    farm_rows.with_tx(other.url, make_damaged_farm)
+    with pytest.raises(FarmError, match="the database cannot be read: relation"):
+        restore_farm(other, tmp_path / "farm.tar", quiet, force=True, dry_run=False)
 
 
 def test_failed_swap_returns_old_directory(tmp_path: Path) -> None:

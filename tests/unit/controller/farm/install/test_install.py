@@ -290,8 +290,9 @@ def test_install_dry_run_writes_nothing(run: Callable[..., Any], tmp_path: Path)
 def test_install_commands_change_only_directories_of_farm(run: Callable[..., Any], tmp_path: Path) -> None:
     words = ["--out", tmp_path / "new", "--home", "/srv/farm", "--backups", "/var/backups", "--dry-run", "--json"]
     commands = json.loads(run(*words).stdout)["commands"]
-    owned = [one.split()[-1] for one in commands if "install -d" in one and not one.startswith("test -d")]
-    assert owned == ["/srv/farm"]
+    assert [one for one in commands if one.startswith("sudo install -d")] == [
+        "sudo install -d -o hil -m 700 /srv/farm /srv/farm/runs"
+    ]
     assert "test -d /var/backups || sudo install -d -o hil -m 700 /var/backups" in commands
 
 
