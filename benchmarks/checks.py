@@ -27,7 +27,7 @@ from hil.agent.iterations import AnswerLog
 from hil.controller.backends.compilers import compile_model
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.models.importers import import_model
-from hil.controller.models.rewrite_check import check_rewrites
+from hil.controller.models.onnx_files.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.tensors import Array

@@ -23,7 +23,7 @@ from hil.controller.farm.local.local_farm import LocalFarm, UpOptions
 from hil.controller.farm.messages import JobSpec, Submission
 from hil.controller.farm.paths import HOME_VARIABLE, choose_farm_address
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.farm import JobResultRow
+from hil.controller.records.lab.farm import JobResultRow
 from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec

@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hil.controller.analysis.bench.measure import measure_rounds
 from hil.controller.cli.running.gate import gate
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.workloads.gate.bisection.run import CauseFinder

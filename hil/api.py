@@ -12,8 +12,8 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.torch_module import export_program, is_torch, save_program
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.option_names import format_keyword, rename_in_error, rename_options

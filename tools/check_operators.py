@@ -19,7 +19,7 @@ import click
 from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.models.flows import load_flow
 from hil.controller.models.importers.onnx_nodes import has_float64
-from hil.controller.models.onnx_rewrites import OPSET
+from hil.controller.models.onnx_files.onnx_rewrites import OPSET
 from hil.controller.records.suite import CaseRecord, make_case_record
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError
 from hil.controller.storage.tensor_files import save_tensors

@@ -13,24 +13,24 @@ from typing import Any
 
 import msgspec
 
-from hil.controller.records import history
 from hil.controller.records.base import Record
-from hil.controller.records.bench import BenchRecord
-from hil.controller.records.bisect import BisectRecord
 from hil.controller.records.commands import boards, bundles, farm, models, plugins, projects, stored
 from hil.controller.records.commands.errors import ErrorDocument
-from hil.controller.records.dispatches import DispatchList
-from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
-from hil.controller.records.farm import ANSWERS, FarmEvent
-from hil.controller.records.gate import GateRecord
+from hil.controller.records.decisions.bisect import BisectRecord
+from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
+from hil.controller.records.decisions.gate import GateRecord
+from hil.controller.records.decisions.reduce import ReduceRecord
+from hil.controller.records.decisions.triage import TriageDocument
+from hil.controller.records.lab.farm import ANSWERS, FarmEvent
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
-from hil.controller.records.reduce import ReduceRecord
-from hil.controller.records.rerun import RerunRecord
+from hil.controller.records.measurements import history
+from hil.controller.records.measurements.bench import BenchRecord
+from hil.controller.records.measurements.dispatches import DispatchList
+from hil.controller.records.measurements.rerun import RerunRecord
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
 from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
-from hil.controller.records.triage import TriageDocument
 
 DOCS = Path(__file__).parents[1] / "docs"
 

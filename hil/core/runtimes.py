@@ -159,8 +159,8 @@ _ALL = (
         loads="so",
         only=True,
         compiler="tfcompile",
-        compile=f"{_COMPILERS}.tfcompile:compile_tfcompile",
-        target=f"{_COMPILERS}.tfcompile:choose_target",
+        compile=f"{_COMPILERS}.tensorflow.tfcompile:compile_tfcompile",
+        target=f"{_COMPILERS}.tensorflow.tfcompile:choose_target",
         targets_host=True,
     ),
 )

@@ -139,7 +139,7 @@ def _foreign_seeds() -> list[bytes]:
 @contextlib.contextmanager
 def _foreign(folder: Path) -> Iterator[Attempt]:
     """A file of another tool, imported and stored."""
-    from hil.controller.records.history import SourceState
+    from hil.controller.records.measurements.history import SourceState
     from hil.controller.storage.history.store import HistoryStore
     from hil.controller.workloads.history.foreign import ForeignNames, read_foreign
 

@@ -16,7 +16,7 @@ from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.devices.power import connect_with_retry
+from hil.controller.devices.power_control.power import connect_with_retry
 from hil.core.results import Artifact
 from hil.errors import BoardUnfit
 from tools.virtual_board import VirtualBoard

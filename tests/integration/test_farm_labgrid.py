@@ -14,7 +14,7 @@ from support.running_farms import running_farm
 from support.sshd import Sshd, running_sshd
 from support.waiting import eventually
 
-from hil.controller.devices.power import switch
+from hil.controller.devices.power_control.power import switch
 from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.core import board_config

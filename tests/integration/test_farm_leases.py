@@ -23,7 +23,7 @@ from hil.controller.farm.client import lease_session as holdings
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import LeaseSession, lease_order
 from hil.controller.farm.paths import choose_farm_address
-from hil.controller.records.farm import FarmBoard, FarmJob
+from hil.controller.records.lab.farm import FarmBoard, FarmJob
 from hil.controller.records.suite import CaseRecord
 from hil.controller.workloads.suites.job import run_suite
 from hil.controller.workloads.suites.request import SuiteRequest

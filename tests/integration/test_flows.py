@@ -18,7 +18,7 @@ from hil.controller.devices.board import Board
 from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol, load_flow, load_flows
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hil.controller.analysis.bisect.result import describe_verdict, find_exit_code
-from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, LayerFinding
+from hil.controller.records.decisions.bisect import BisectFinding, BisectFindings, BisectRecord, LayerFinding
 
 
 def layer_finding(

@@ -14,8 +14,8 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.devices.measure_commands import prepare_board
-from hil.controller.pipeline import board_pool
+from hil.controller.devices.measuring.measure_commands import prepare_board
+from hil.controller.pipeline.boards import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.board_config import MeasureCommands

@@ -17,7 +17,7 @@ from typing import Any
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.host.inventory import make_socket_folder
 from hil.controller.farm.messages import JobSpec, Submission
-from hil.controller.records.farm import JobDetails
+from hil.controller.records.lab.farm import JobDetails
 from support.farm_chaos_checks import read_journal
 from support.gateways import Running
 from support.sshd import started_with

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hil.controller.records.base import make_record
-from hil.controller.records.generation import StoredGeneration
+from hil.controller.records.measurements.generation import StoredGeneration
 from hil.core.steps import TokenPlaces
 
 TIMES = {

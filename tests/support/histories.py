@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.records.base import make_record
-from hil.controller.records.history import HistoryEntry, StoredProgram
+from hil.controller.records.measurements.history import HistoryEntry, StoredProgram
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.core.digest import digest_of
 

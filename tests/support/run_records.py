@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hil.controller.records.base import make_record
-from hil.controller.records.bench import BenchRecord
+from hil.controller.records.measurements.bench import BenchRecord
 from hil.controller.records.run import RunCase, RunRecord, make_run, make_run_case
 from hil.core.text import convert_to_json
 

@@ -21,7 +21,7 @@ NOT_NEEDED = (
     "rich.progress rich.live tenacity statistics "
     "hil.controller.models.tensorflow hil.controller.models.conversions.torch_program "
     "hil.controller.models.conversions.tensorflow_program hil.controller.models.importers.onnx "
-    "hil.controller.backends.compilers.tfcompile hil.controller.backends.compilers.executorch "
+    "hil.controller.backends.compilers.tensorflow.tfcompile hil.controller.backends.compilers.executorch "
     "hil.controller.backends.references.runners.iree_llvm_cpu hil.controller.backends.references.runners.torch_eager "
     "hil.controller.models.flows hil.controller.models.executorch_backends hil.controller.analysis "
     "hil.controller.devices.deploy.packages hil.controller.workloads.suites hil.controller.farm hil.controller.web"

@@ -51,7 +51,7 @@ USES: dict[str, set[str]] = {
         "._gi",
         "._p",
     },
-    "controller/backends/compilers/tfcompile_graph.py": {
+    "controller/backends/compilers/tensorflow/tfcompile_graph.py": {
         "tensorflow.compiler.tf2xla.tf2xla_pb2",
         "tensorflow.core.protobuf.config_pb2",
         "tensorflow.core.protobuf.rewriter_config_pb2",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.help_sections import write_options
-from hil.controller.storage.origin import note_typed
+from hil.controller.storage.sources.origin import note_typed
 from hil.core.text import hide_passwords
 from hil.errors import UsageError
 

@@ -19,7 +19,7 @@ def flows(file: Path | None, as_json: bool) -> None:
     from hil.controller.models.flows import load_flows as known_flows
     from hil.controller.models.flows import read_flows
     from hil.controller.records.commands.models import BrokenFlow, FlowList, FlowSettings
-    from hil.controller.storage.packages import Registered
+    from hil.controller.storage.sources.packages import Registered
 
     found = known_flows() if file is None else read_flows(file)
     width = max(map(len, found), default=0)

@@ -21,9 +21,9 @@ from hil.controller.pipeline.settings.flagfiles import parse_flagfile
 from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.storage.origin import find_origin
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.runs import make_safe_name
+from hil.controller.storage.sources.origin import find_origin
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.core.digest import digest_of

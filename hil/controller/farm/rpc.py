@@ -28,7 +28,7 @@ from hil.controller.farm.messages import (
     Kind,
     Submission,
 )
-from hil.controller.records.farm import FarmJob
+from hil.controller.records.lab.farm import FarmJob
 from hil.core import digest
 from hil.errors import UsageError
 from hil.protocol import wire

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from hil.controller.records.farm import FarmEvent, FarmJob
+from hil.controller.records.lab.farm import FarmEvent, FarmJob
 
 
 def parse_moment(text: str | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedFunction, convert_errors
-from hil.controller.storage.packages import find_package_folder
+from hil.controller.storage.sources.packages import find_package_folder
 from hil.core.files import open_file
 from hil.core.processes import get_signal_name
 from hil.errors import CompileCrashed, CompileFailed, StageError, UsageError

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hil.controller.storage.isolation.isolated import IsolatedFunction, get_function_name, make_function_version
-from hil.controller.storage.packages import load_registered, pick, require_version
+from hil.controller.storage.sources.packages import load_registered, pick, require_version
 from hil.core.guarded import guard
 from hil.core.named import resolve
 from hil.errors import CompileFailed, ImportFailed, NotRun, UsageError, did_you_mean

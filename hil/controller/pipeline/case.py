@@ -13,7 +13,7 @@ from hil.compare.verdict import Verdict
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
 from hil.controller.records.outputs import ProfileDirectory
 from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings

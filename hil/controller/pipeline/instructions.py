@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hil.controller.records.instructions import InstructionComparison, InstructionStatistics, InstructionVerdict
+from hil.controller.records.measurements.instructions import (
+    InstructionComparison,
+    InstructionStatistics,
+    InstructionVerdict,
+)
 from hil.core.instructions import ICOUNT, PERF_EVENT, RUNTIME, SIMULATED, InstructionCounts
 
 # The smallest relative difference to report.

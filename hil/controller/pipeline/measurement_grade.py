@@ -16,7 +16,7 @@ from hil.controller.devices.board_client import Invocation
 from hil.controller.pipeline.case import Case
 
 if TYPE_CHECKING:
-    from hil.controller.devices.conditions import ConditionWatch
+    from hil.controller.devices.measuring.conditions import ConditionWatch
 
 
 def is_measured(case: Case) -> bool:
@@ -28,7 +28,7 @@ def watch_run(case: Case, board: Board) -> AbstractContextManager[ConditionWatch
     """Record the board's conditions during the block, for :func:`grade_run`. None if the run does not measure times."""
     if not (is_measured(case) and board.config.has_time):
         return nullcontext()
-    from hil.controller.devices.conditions import ConditionWatch
+    from hil.controller.devices.measuring.conditions import ConditionWatch
 
     return ConditionWatch(board)
 
@@ -40,8 +40,8 @@ def grade_run(case: Case, watch: ConditionWatch, call: Invocation) -> Case:
         watch: The conditions during the run, after its end.
         call: The first call of the run.
     """
-    from hil.controller.devices.grading import grade_measurement
-    from hil.controller.devices.time_statistics import DEFAULT_EFFECT, summarise
+    from hil.controller.devices.measuring.grading import grade_measurement
+    from hil.controller.devices.measuring.time_statistics import DEFAULT_EFFECT, summarise
 
     result = case.result
     assert result is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.instructions import merge_counts

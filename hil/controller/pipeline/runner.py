@@ -19,8 +19,8 @@ from hil.controller.backends.targets import explain
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.inputs import OpenDimensions, fix_sizes
 from hil.controller.models.sizing.size_hints import suggest_sizes
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
@@ -130,7 +130,7 @@ class Runner(Tools):
         if case.error is not None or repetition is None or repetition.is_stable:
             return case
         if case.generation is not None:
-            from hil.controller.pipeline.generation import mark_unstable
+            from hil.controller.pipeline.decoding.generation import mark_unstable
 
             return mark_unstable(case)
         return self._run_step(case, PipelineStep(Stage.COMPARE, judge_repetition, lambda case: True))

@@ -30,7 +30,7 @@ from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
-from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
+from hil.controller.models.onnx_files.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.sizes import format_range
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
@@ -43,9 +43,9 @@ from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.pipeline.verdicts.independence import get_runtime
 from hil.controller.pipeline.verdicts.judging import PLAIN, compare_case
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.packages import pick
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import COMPILE_FAILURE, convert_write_errors
+from hil.controller.storage.sources.packages import pick
 from hil.core import clock
 from hil.core.results import Artifact, RunResult, Stage
 from hil.core.runtimes import choose_compiler, choose_runtime
@@ -112,7 +112,7 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     options = replace(options, runtime=choose_runtime(model.format, options.runtime), inputs=inputs)
     case = replace(case, model=model, options=options)
     if options.generate is not None:
-        from hil.controller.pipeline.generation import begin_generation
+        from hil.controller.pipeline.decoding.generation import begin_generation
 
         case = begin_generation(case, context)
     yield case.with_timings(import_s=time.monotonic() - start)
@@ -229,7 +229,7 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
             if watch is not None:
                 case = grade_run(case, watch, call)
             if case.decoder is not None:
-                from hil.controller.pipeline.generation import check_generation, run_prefill
+                from hil.controller.pipeline.decoding.generation import check_generation, run_prefill
 
                 check_generation(case := replace(case, calls=call.calls, link_ns=call.link_ns))
             yield case
@@ -271,7 +271,7 @@ def _run_reference(case: Case, tools: Tools) -> Iterator[Case]:
     If a reference fails, hil uses the results of the other references.
     """
     if case.decoder is not None:
-        from hil.controller.pipeline.generation import refer_generation
+        from hil.controller.pipeline.decoding.generation import refer_generation
 
         yield from refer_generation(case, tools)
         return
@@ -315,7 +315,7 @@ def _compare_outputs(case: Case, tools: Tools) -> Iterator[Case]:
     """Compare the board's outputs with the references."""
     if case.decoder is None:
         return compare_case(case, tools)
-    from hil.controller.pipeline.generation import compare_generation
+    from hil.controller.pipeline.decoding.generation import compare_generation
 
     return compare_generation(case, tools)
 

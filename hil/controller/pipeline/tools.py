@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import ProgressSink
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.run_context import RunContext

@@ -24,8 +24,8 @@ from hil.controller.pipeline.settings.options import RunSettings
 from hil.controller.pipeline.settings.project import Project, find_project, list_key_specs, read_project
 from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue, ValueSource, ValueTable
 from hil.controller.storage.cache import choose_default_root
-from hil.controller.storage.origin import LABELS
 from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.controller.storage.sources.origin import LABELS
 from hil.core.board_config import BoardConfig
 from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
-from hil.controller.records.conditions import Grade
+from hil.controller.records.measurements.conditions import Grade
 from hil.controller.records.outputs import Origin
 
 MatrixKind = Literal["run", "bundle", "suite", "trace"]

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, make_record, note
-from hil.controller.records.conditions import Conditions, MeasurementGrade
-from hil.controller.records.generation import StoredGeneration
-from hil.controller.records.instructions import InstructionStatistics
+from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.generation import StoredGeneration
+from hil.controller.records.measurements.instructions import InstructionStatistics
 from hil.controller.records.outputs import (
     DType,
     FailedReference,

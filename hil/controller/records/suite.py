@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, Timestamp, make_record, note
-from hil.controller.records.conditions import Conditions, MeasurementGrade
-from hil.controller.records.generation import StoredGeneration
+from hil.controller.records.decisions.triage import TriageResult
+from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
-from hil.controller.records.triage import TriageResult
 
 
 class SuiteModelFile(Record, kw_only=True):

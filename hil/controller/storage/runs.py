@@ -23,8 +23,8 @@ from hil.controller.records.base import check_schema, read_record
 from hil.controller.records.commands.stored import RunSummary
 from hil.controller.records.outputs import StoredTensor
 from hil.controller.records.run import RunHead, RunRecord, make_run
-from hil.controller.storage.origin import find_request_origin, format_origin
 from hil.controller.storage.paths import is_file, is_folder
+from hil.controller.storage.sources.origin import find_request_origin, format_origin
 from hil.controller.storage.tensor_files import save_files
 from hil.core.bounded_json import read_json
 from hil.core.config_files import get_user_folder

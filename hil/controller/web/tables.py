@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.records.gate import GateRecord, GateSide, GateVerdictName
+from hil.controller.records.decisions.gate import GateRecord, GateSide, GateVerdictName
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, make_row_name, read_row_toolchain

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hil.controller.devices.board import Board
     from hil.controller.devices.deploy.probe import Seen
     from hil.controller.devices.ssh.shell import Shell
-    from hil.controller.pipeline.board_session import BoardSession
+    from hil.controller.pipeline.boards.board_session import BoardSession
 
 _CONNECT_SECONDS = 10.0
 _DISK_MIB = 200
@@ -102,7 +102,7 @@ def _check_python(seen: Seen, choice: BoardChoice) -> BoardCheck:
 
 
 def _check_agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[BoardCheck]:
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
 
     start = time.monotonic()
     with BoardPool("hil board check", wait_s=_CONNECT_SECONDS, say=say) as pool:
@@ -128,7 +128,7 @@ def find_inference_fault(
     Args:
         timeout_s: Timeout for the load and for the run, in seconds.
     """
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
 
     with BoardPool("hil board recover", wait_s=_CONNECT_SECONDS) as pool:
         try:

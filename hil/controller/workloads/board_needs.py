@@ -31,7 +31,7 @@ def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) 
         BoardUnfit: the board lacks memory, or the disk is full or read-only.
         BoardError: the board does not respond or is in use.
     """
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
 
     with BoardPool("farm check", wait_s=_WAIT_SECONDS, say=say) as pool:
         board = pool.session(choice, runtimes=(runtime,)).board

@@ -13,7 +13,7 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.print_generation import describe_texts
 from hil.controller.pipeline.records.record import Recorder, record_board

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice, is_provider_address, knows_target
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.core.board_config import BoardConfig
 from hil.core.digest import digest_of
 from hil.errors import BoardError

@@ -18,9 +18,9 @@ import pytest
 from hil.controller.pipeline.settings.project import find_project
 from hil.controller.records.outputs import Origin
 from hil.controller.records.suite import CaseRecord, SuiteRecord, make_case_record
-from hil.controller.storage.origin import find_origin
 from hil.controller.storage.runs import convert_write_errors, make_safe_name, seal
 from hil.controller.storage.screen.web_link import make_web_link
+from hil.controller.storage.sources.origin import find_origin
 from hil.controller.workloads.matrix.files import write_targets
 from hil.controller.workloads.suites.cases.sources import EXPECTED
 from hil.controller.workloads.suites.reports import write_reports

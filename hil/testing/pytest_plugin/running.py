@@ -16,7 +16,7 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import Verdict, compare
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.suite import CaseRecord

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.devices.board import Board
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, CaseSettings, Options

@@ -16,9 +16,9 @@ from typing import Any
 from hil.controller.models.tensorflow.graphs import format_error, is_variable, replace_leaves, restore
 from hil.controller.models.tensorflow.lower import CapturedFunction, flatten
 from hil.controller.pipeline.settings.options import CaseSettings
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.screen.texts import get_first_line
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.workloads.traces.trace import CallProgram, convert_to_numpy
 from hil.core.results import Stage
 from hil.core.tensors import Array

@@ -20,7 +20,7 @@ from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import SERVICES, encode_result, encode_submission, iter_methods
-from hil.controller.records.farm import CancelledJobs
+from hil.controller.records.lab.farm import CancelledJobs
 from hil.errors import AccessRefused, FarmError, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 from hil.protocol.versions import FARM_KEY, FARM_PROTOCOL

@@ -24,7 +24,7 @@ from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.pipeline.settings.history_settings import HistorySettings
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import ProgramSource
 from hil.controller.storage.history.store import HistoryStore

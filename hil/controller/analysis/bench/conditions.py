@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.sustained import select_counters
-from hil.controller.devices.conditions import ConditionWatch
-from hil.controller.devices.settling import settle_board
-from hil.controller.records.bench import SideRecord
-from hil.controller.records.conditions import Conditions
+from hil.controller.devices.measuring.conditions import ConditionWatch
+from hil.controller.devices.measuring.settling import settle_board
+from hil.controller.records.measurements.bench import SideRecord
+from hil.controller.records.measurements.conditions import Conditions
 from hil.core.results import Stage
 from hil.errors import HilError, UsageError
 

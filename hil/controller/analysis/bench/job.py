@@ -26,8 +26,8 @@ from hil.controller.analysis.bench.store import (
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import fill_target, knows_target
 from hil.controller.models.sizing.dimensions import choose_model_sizes
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.records.restored import copy_board_options, restore_board
@@ -37,11 +37,11 @@ from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, check_value, make_count_kind
 from hil.controller.pipeline.stages import STAGES, choose_board
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
-from hil.controller.records.bench import BenchProgram, BenchRecord, SideLabel
-from hil.controller.storage.origin import get_typed_command
+from hil.controller.records.measurements.bench import BenchProgram, BenchRecord, SideLabel
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import Run, RunStore, is_sealed, make_safe_name, write_json
 from hil.controller.storage.screen.texts import format_seconds
+from hil.controller.storage.sources.origin import get_typed_command
 from hil.core.results import Outcome, Stage
 from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, StorageError, UsageError

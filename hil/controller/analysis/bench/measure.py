@@ -30,12 +30,12 @@ from hil.controller.analysis.bench.sustained import (
 )
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.health import list_changes
-from hil.controller.devices.time_statistics import Nanoseconds
+from hil.controller.devices.measuring.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import check_generation
+from hil.controller.pipeline.decoding.generation import check_generation
 from hil.controller.pipeline.repeated import load_arguments, make_steps_arguments
-from hil.controller.records.bench import SpeedComparison
-from hil.controller.records.conditions import Conditions, Settling
+from hil.controller.records.measurements.bench import SpeedComparison
+from hil.controller.records.measurements.conditions import Conditions, Settling
 from hil.core import clock
 from hil.core.instructions import InstructionCounts
 from hil.core.repetition import Repetition, merge_known

@@ -12,7 +12,7 @@ from hil.controller.analysis.bench.stats import Batch, BenchJob, compare_rounds,
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.pipeline.records.generation import TokenTimes, compute_duration, measure_generation, split_calls
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.bench import PromptComparison, SideGeneration, SpeedComparison
+from hil.controller.records.measurements.bench import PromptComparison, SideGeneration, SpeedComparison
 from hil.core.steps import PROMPT, TOKENS, TokenPlaces, split_turns
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from hil.controller.analysis.bench.job import run_bench
 from hil.controller.analysis.bench.stats import BenchJob, compare_medians
 from hil.controller.analysis.bench.store import read_bench
-from hil.controller.devices.grading import FREQUENCY_SHARE, LOAD_CORES, WARMING_DEGC, grade_measurement
+from hil.controller.devices.measuring.grading import FREQUENCY_SHARE, LOAD_CORES, WARMING_DEGC, grade_measurement
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.bench import SideRecord
-from hil.controller.records.conditions import ConditionReading, Conditions, MeasurementGrade
-from hil.controller.records.rerun import RerunDifference, RerunMeasurement, RerunRecord
+from hil.controller.records.measurements.bench import SideRecord
+from hil.controller.records.measurements.conditions import ConditionReading, Conditions, MeasurementGrade
+from hil.controller.records.measurements.rerun import RerunDifference, RerunMeasurement, RerunRecord
 from hil.controller.records.run import StoredProvenance
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import Run, RunStore, write_json

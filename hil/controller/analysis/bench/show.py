@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 from hil.controller.pipeline.instructions import format_counts
 from hil.controller.pipeline.records.print_generation import describe_times
-from hil.controller.records.bench import BenchRecord, BenchTimes, SideRecord, SpeedComparison, SustainedTimes
-from hil.controller.records.conditions import ConditionReading, Conditions, Settling
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.measurements.bench import (
+    BenchRecord,
+    BenchTimes,
+    SideRecord,
+    SpeedComparison,
+    SustainedTimes,
+)
+from hil.controller.records.measurements.conditions import ConditionReading, Conditions, Settling
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import format_seconds, keep_together, keep_units, make_table, show
 from hil.core.results import Outcome

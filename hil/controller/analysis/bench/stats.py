@@ -1,7 +1,7 @@
 """Compare the times of two programs: pure functions of samples with fixed seeds, so results are reproducible.
 
 Consecutive samples are correlated, so they are never treated as independent
-(:mod:`hil.controller.devices.time_statistics`):
+(:mod:`hil.controller.devices.measuring.time_statistics`):
 
 - The interval of a ratio is from a bootstrap over rounds. Each round reloads both programs, because the memory layout
   of a process can shift its time by several percent (Mytkowicz et al., "Producing wrong data without doing anything
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.devices.time_statistics import (
+from hil.controller.devices.measuring.time_statistics import (
     DEFAULT_EFFECT,
     LEVEL,
     MIN_REPEATS,
@@ -35,7 +35,7 @@ from hil.controller.devices.time_statistics import (
     compute_student_quantile,
 )
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.bench import BenchTimes, Interval, SpeedComparison, SpeedVerdict
+from hil.controller.records.measurements.bench import BenchTimes, Interval, SpeedComparison, SpeedVerdict
 from hil.core.steps import StepCall
 
 DEFAULT_MIN_TIME_SECONDS = 2.0

@@ -25,8 +25,8 @@ from hil.controller.analysis.bench.measure import BenchSide, compare_sides, coun
 from hil.controller.analysis.bench.prompts import compare_prompts, describe_side, group_sides
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.sustained import summarise_sustained
-from hil.controller.devices.grading import grade_measurement
-from hil.controller.devices.time_statistics import Nanoseconds, summarise
+from hil.controller.devices.measuring.grading import grade_measurement
+from hil.controller.devices.measuring.time_statistics import Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import compare_counts, summarise_counts
 from hil.controller.pipeline.records.next_steps import make_case_hint
@@ -34,7 +34,7 @@ from hil.controller.pipeline.records.record import record_case, record_specs
 from hil.controller.pipeline.records.restored import restore_artifact, restore_case
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import make_record, read_record
-from hil.controller.records.bench import (
+from hil.controller.records.measurements.bench import (
     BenchProgram,
     BenchRecord,
     SideLabel,

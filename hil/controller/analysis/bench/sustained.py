@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hil.controller.analysis.bench.stats import Batch
-from hil.controller.devices.time_statistics import Nanoseconds
-from hil.controller.records.bench import SustainedTimes, SustainedWindow, ThrottlingStart
+from hil.controller.devices.measuring.time_statistics import Nanoseconds
+from hil.controller.records.measurements.bench import SustainedTimes, SustainedWindow, ThrottlingStart
 from hil.core.timeline import Sample
 
 MAX_SAMPLES = 200_000

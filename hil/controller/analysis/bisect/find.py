@@ -27,7 +27,7 @@ from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow, compute_quantum_atol, quanta
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import record_comparison, record_verdict
 from hil.controller.pipeline.runner import Runner
@@ -37,13 +37,13 @@ from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, DE
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.base import make_record
-from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
+from hil.controller.records.decisions.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import StoredProvenance
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import convert_write_errors, store_tensors, write_json
+from hil.controller.storage.sources.origin import find_origin, get_typed_command
 from hil.core.files import copy_file
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.core.scratch import make_temporary_folder

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.generation.spec import read_spec
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.decoder_calls import DecoderCall, list_calls, make_call_inputs
-from hil.controller.pipeline.generation import make_prompt_options
+from hil.controller.pipeline.decoding.decoder_calls import DecoderCall, list_calls, make_call_inputs
+from hil.controller.pipeline.decoding.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.runs import convert_write_errors

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hil.controller.records.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
+from hil.controller.records.decisions.bisect import BisectFinding, BisectFindings, BisectRecord, BisectWay, LayerFinding
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.storage.screen.pictures import check_picture, make_figure, save_figure
 from hil.controller.storage.screen.texts import line, make_table

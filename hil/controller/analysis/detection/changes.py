@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hil.controller.devices.time_statistics import Floats
+from hil.controller.devices.measuring.time_statistics import Floats
 
 # Minimum runs in a segment.
 MIN_SEGMENT = 3

@@ -7,8 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from hil.controller.devices.time_statistics import LEVEL, Floats
-from hil.controller.records.bench import Interval
+from hil.controller.devices.measuring.time_statistics import LEVEL, Floats
+from hil.controller.records.measurements.bench import Interval
 
 _MAX_CORRELATION = 0.9
 
@@ -18,8 +18,8 @@ def rank_interval(samples: Floats, *, level: float = LEVEL) -> Interval | None:
 
     The limits are the order statistics of the sign test (Conover, "Practical Nonparametric Statistics", 1999). Serial
     correlation reduces the number of samples: n (1 - r) / (1 + r), with the lag-1 correlation r of the signs. The
-    interval is similar to :func:`hil.controller.devices.time_statistics.compute_median_interval`, and needs no
-    resampling.
+    interval is similar to :func:`hil.controller.devices.measuring.time_statistics.compute_median_interval`, and needs
+    no resampling.
     """
     count = samples.size
     if not count:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hil.controller.analysis.detection.changes import find_changes
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
-from hil.controller.devices.time_statistics import Floats, measure_drift
+from hil.controller.devices.measuring.time_statistics import Floats, measure_drift
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Probability that a step of the smallest effect becomes a suspect at once, unless MAX_SHARE limits it.
@@ -112,7 +112,7 @@ def find_drift(values: Floats, numbers: Sequence[int], min_effect: float) -> Sus
     """Return a suspect if the values of the runs ``numbers`` have risen slowly since the first of these runs.
 
     Uses the Theil-Sen slope and the Mann-Kendall test for autocorrelated data, as
-    :func:`hil.controller.devices.time_statistics.measure_drift` describes.
+    :func:`hil.controller.devices.measuring.time_statistics.measure_drift` describes.
     """
     if values.size < _MIN_DRIFT_RUNS:
         return None

@@ -14,7 +14,7 @@ from hil.controller.analysis.dispatches.extract import FUNCTION, Dispatch, extra
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.records.record import record_specs
@@ -23,7 +23,7 @@ from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Options
 from hil.controller.pipeline.stages import check_options
-from hil.controller.records.dispatches import DispatchList, DispatchResult
+from hil.controller.records.measurements.dispatches import DispatchList, DispatchResult
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import convert_write_errors, write_json
 from hil.core.results import Outcome, Relation, Stage, exit_code_of

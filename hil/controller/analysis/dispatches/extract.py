@@ -27,7 +27,7 @@ from hil.controller.backends.compilers.iree_program import (
 from hil.controller.models.compiling import Work, call_isolated, convert_compiler_errors
 from hil.controller.models.inputs import make_random_tensor
 from hil.controller.storage.cache import Cache
-from hil.controller.storage.own_code import digest_code
+from hil.controller.storage.sources.own_code import digest_code
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Model

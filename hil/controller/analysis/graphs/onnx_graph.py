@@ -83,7 +83,7 @@ def _load_model(path: Path, dims: Mapping[str, int]) -> tuple[Any, dict[int, str
 
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import fix_dims, limit_memory, make_light_copy
-    from hil.controller.models.onnx_rewrites import name_nodes
+    from hil.controller.models.onnx_files.onnx_rewrites import name_nodes
     from hil.formats.onnx_functions import inline_functions
 
     size = path.stat().st_size

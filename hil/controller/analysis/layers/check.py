@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.analysis.layers.values import Activations, Layer, select_layer_inputs, select_layer_outputs
 from hil.controller.models.compiling import Work, call_isolated
-from hil.controller.models.rewrite_check import find_difference
+from hil.controller.models.onnx_files.rewrite_check import find_difference
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import convert_errors
 from hil.core.files import digest_file

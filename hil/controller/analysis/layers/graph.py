@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.random_nodes import is_random
+from hil.controller.models.onnx_files.random_nodes import is_random
 from hil.core.digest import digest_of
 from hil.core.tensors import DTYPES
 from hil.formats.ort_values import ONNX_TYPES
@@ -38,8 +38,8 @@ def prepare_model(path: Path, dims: Mapping[str, int]) -> Any:
     from hil.controller.backends.compilers.onnx_to_mlir import infer
     from hil.controller.models.importers.onnx import make_light_copy
     from hil.controller.models.importers.onnx_nodes import iter_tensors
-    from hil.controller.models.onnx_model import load_model
-    from hil.controller.models.onnx_rewrites import name_nodes
+    from hil.controller.models.onnx_files.onnx_model import load_model
+    from hil.controller.models.onnx_files.onnx_rewrites import name_nodes
     from hil.formats.onnx_functions import inline_functions
 
     model = load_model(path, dims)

@@ -14,7 +14,7 @@ import numpy as np
 from hil.controller.models.compiling import Work, call_isolated
 from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.models.inputs import make_random_tensor
-from hil.controller.models.rewrite_check import check_rewrites
+from hil.controller.models.onnx_files.rewrite_check import check_rewrites
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import convert_errors
 from hil.controller.storage.runs import convert_write_errors
@@ -305,7 +305,7 @@ def _expose_values(model: Any) -> None:
     import onnx
 
     from hil.controller.analysis.layers.graph import list_reads
-    from hil.controller.models.random_nodes import is_random
+    from hil.controller.models.onnx_files.random_nodes import is_random
 
     graph = model.graph
     known = {value.name: value for value in graph.value_info}

@@ -12,7 +12,7 @@ from typing import Literal, overload
 from hil.controller.analysis.profile.rows import read_csv, write_csv, write_parquet
 from hil.controller.analysis.profile.trace import write_trace
 from hil.controller.records.base import make_record
-from hil.controller.records.profile import ProfileHead, StoredSample
+from hil.controller.records.measurements.profile import ProfileHead, StoredSample
 from hil.controller.storage.paths import is_file, is_folder, path_exists
 from hil.controller.storage.runs import RunStore, convert_write_errors, write_json
 from hil.core.bounded_json import read_json

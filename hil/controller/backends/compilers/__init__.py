@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hil.controller.models.compiling import CompileOrder, convert_compiler_errors
 from hil.controller.models.conversions import can_convert, convert
-from hil.controller.storage.packages import load_registered, pick
+from hil.controller.storage.sources.packages import load_registered, pick
 from hil.core.digest import get_algorithm
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file

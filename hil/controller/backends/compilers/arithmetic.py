@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.models.compiling import LOG, call_isolated, compile_cached, convert_compiler_errors
 from hil.controller.storage.cache import Cache, read_digests
-from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
 from hil.core.arithmetic import FLOAT32, check_arithmetic
 from hil.core.digest import digest_of
 from hil.core.installed import get_version

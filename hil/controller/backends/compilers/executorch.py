@@ -21,8 +21,8 @@ from hil.controller.models.executorch_backends import lower, pick_backend
 from hil.controller.models.flows.recipe import read_recipe_notes
 from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.isolation.isolated import make_function_version
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.screen.texts import convert_foreign_errors
+from hil.controller.storage.sources.packages import require_version
 from hil.core.files import read_file
 from hil.core.results import BACKEND_FLAG, BACKENDS, DELEGATE_FLAG, PORTABLE, Artifact, Model
 from hil.errors import CompileFailed, UsageError

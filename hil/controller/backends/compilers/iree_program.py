@@ -26,9 +26,9 @@ from hil.controller.models.compiling import (
 )
 from hil.controller.models.importers.mlir import declare, format_declaration, iter_functions, parse
 from hil.controller.storage.cache import META, Cache, read_digests
-from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.paths import is_file
+from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.sources.packages import require_version
 from hil.core.files import copy_file, digest_file, open_file, read_file, read_text
 from hil.core.installed import get_version
 from hil.core.results import Artifact, Model

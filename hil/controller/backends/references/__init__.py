@@ -25,8 +25,8 @@ from hil.controller.models.compiling import IsolatedCall, Work, call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import IsolatedCrash, IsolatedFailure, convert_errors, make_file_version
-from hil.controller.storage.own_code import digest_code
-from hil.controller.storage.packages import pick
+from hil.controller.storage.sources.own_code import digest_code
+from hil.controller.storage.sources.packages import pick
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.files import digest_file, read_text
 from hil.core.guarded import find_package, format_plugin, guard

@@ -15,7 +15,7 @@ from hil.controller.models.compiling import call_isolated
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import convert_errors
-from hil.controller.storage.own_code import digest_code
+from hil.controller.storage.sources.own_code import digest_code
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.installed import get_version
 from hil.core.results import Model, RunResult

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hil.controller.models.compiling import Work, call_isolated
-from hil.controller.storage.packages import load_registered
+from hil.controller.storage.sources.packages import load_registered
 from hil.controller.storage.tensor_files import call_on_files
 from hil.core.installed import list_entry_points
 from hil.core.named import defer_import

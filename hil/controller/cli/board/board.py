@@ -139,7 +139,7 @@ def ping(as_json: bool, count: int, **settings: Any) -> None:
 @json_option
 def info(as_json: bool, **settings: Any) -> None:
     """Show a board: machine, system, runtimes, clocks, temperatures and current user."""
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
     from hil.controller.records.commands.boards import BoardInfo
     from hil.controller.workloads.board_checks import remove_power_hooks
 

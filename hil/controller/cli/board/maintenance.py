@@ -88,7 +88,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board or switch the power with [power] of the board's config, and wait until the board responds."""
-    from hil.controller.devices.power import connect_with_retry, switch
+    from hil.controller.devices.power_control.power import connect_with_retry, switch
     from hil.controller.records.commands.boards import ResetReport
 
     choice = choose_place(settings)
@@ -135,7 +135,7 @@ def recover(as_json: bool, runtime: str, timeout: float, **settings: Any) -> int
     hil runs a tiny model at the start and after each step, and stops when the model works. Without [recover], the steps
     are the reset and the power cycle of [power]. Exit code: 0 if the board works, 4 if it does not.
     """
-    from hil.controller.devices.recovery import recover_board
+    from hil.controller.devices.power_control.recovery import recover_board
     from hil.controller.records.commands.boards import RecoveryReport
     from hil.controller.workloads.board_checks import find_inference_fault
 

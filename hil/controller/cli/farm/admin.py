@@ -23,7 +23,7 @@ from hil.controller.records.commands.farm import (
     TokenList,
     TokenRevocation,
 )
-from hil.controller.records.farm import (
+from hil.controller.records.lab.farm import (
     AuditEntry,
     CleanedFarm,
     FarmBoard,

@@ -25,7 +25,7 @@ from hil.controller.cli.options import check_seconds, json_option, parse_duratio
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.messages import Priority
 from hil.controller.records.commands.farm import BoardUnreserved, LeasedBoard, ReservationList, ReservedBoard
-from hil.controller.records.farm import CancelledReservation, FarmReservation
+from hil.controller.records.lab.farm import CancelledReservation, FarmReservation
 from hil.core.processes import wait_or_kill
 from hil.core.scratch import make_temporary_folder
 from hil.errors import EXIT_OK, FarmError, UsageError

@@ -17,7 +17,7 @@ from hil.controller.cli.options import FOLDER, json_option
 from hil.controller.cli.screen import Bars, answer, answer_matrix, print_message
 from hil.controller.farm.messages import ENDED, JobState, Kind
 from hil.controller.records.commands.farm import CancelReport, EndedJobReport, FarmResult, LogList
-from hil.controller.records.farm import CancelledJobs, LogPiece
+from hil.controller.records.lab.farm import CancelledJobs, LogPiece
 from hil.core.results import choose_exit_code
 from hil.errors import FarmUnreachable, NoSuchBoard, UsageError
 

@@ -42,7 +42,7 @@ from hil.controller.records.commands.farm import (
     StatsReport,
     SubmissionStatus,
 )
-from hil.controller.records.farm import FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
+from hil.controller.records.lab.farm import FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

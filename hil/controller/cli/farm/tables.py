@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import format_duration, format_labels
 from hil.controller.farm.messages import BoardState, JobState, Kind
-from hil.controller.records.farm import (
+from hil.controller.records.lab.farm import (
     AuditEntry,
     FarmAttempt,
     FarmBoard,

@@ -101,7 +101,7 @@ def create(model: Path, output: Path | None, signing_key: Path | None, as_json: 
     Checks that the cases match the model's signature. A CPU reference computes missing outputs; the bundle contains the
     name of the reference. Without --case, --input, --generate or --cases, creates one random case.
     """
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
     from hil.controller.storage.run_context import open_context
     from hil.controller.workloads.bundles.create import Request, create_bundle
 
@@ -170,9 +170,9 @@ def extract(bundle: Path, folder: Path, as_json: bool) -> int:
 def export(bundle: Path, path: Path, form: str, as_json: bool) -> int:
     """Export a BUNDLE to PATH in another tool's format."""
     from hil.controller.records.commands.bundles import ExportedBundle
-    from hil.controller.storage.packages import pick
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import convert_write_errors
+    from hil.controller.storage.sources.packages import pick
     from hil.controller.workloads.bundles.formats import load_formats, write_format
     from hil.controller.workloads.bundles.program_case import open_bundle
     from hil.controller.workloads.bundles.show import format_size

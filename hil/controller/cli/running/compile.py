@@ -37,9 +37,9 @@ from hil.errors import UsageError
 def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) -> int:
     """Compile MODEL for a board and write the program to a file."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
-    from hil.controller.backends.compilers.tfcompile import RUNTIME as XLA_AOT
+    from hil.controller.backends.compilers.tensorflow.tfcompile import RUNTIME as XLA_AOT
     from hil.controller.devices.board_choice import knows_target
-    from hil.controller.pipeline.board_pool import BoardPool
+    from hil.controller.pipeline.boards.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
     from hil.controller.records.commands.models import CompiledProgram

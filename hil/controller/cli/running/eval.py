@@ -77,7 +77,7 @@ def evaluate(model: Path | None, resume: str, as_json: bool, **settings: Any) ->
     The program is loaded once. The difference has a paired 95 % interval. Each finished sample is stored.
     """
     from hil.controller.pipeline.settings.options import Job
-    from hil.controller.records.evaluation import EvaluationSettings
+    from hil.controller.records.decisions.evaluation import EvaluationSettings
     from hil.controller.storage.screen.console import make_table_console
     from hil.controller.workloads.evaluation.job import run_evaluation
     from hil.controller.workloads.evaluation.show import print_evaluation

@@ -25,12 +25,12 @@ from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.history_settings import HistorySettings
-    from hil.controller.records.gate import GateRecord
+    from hil.controller.records.decisions.gate import GateRecord
     from hil.controller.workloads.triage.entries import TriageList
 
 
 def _list_verdicts() -> tuple[str, ...]:
-    from hil.controller.records.gate import GATE_VERDICTS
+    from hil.controller.records.decisions.gate import GATE_VERDICTS
     from hil.controller.workloads.gate.run import UNMEASURED
 
     return (*GATE_VERDICTS, UNMEASURED)

@@ -12,7 +12,7 @@ from hil.controller.cli.screen import Screen, answer
 from hil.controller.cli.usage.candidates import complete_stored
 
 if TYPE_CHECKING:
-    from hil.controller.records.rerun import RerunRecord
+    from hil.controller.records.measurements.rerun import RerunRecord
 
 
 @make_command(epilog="Example: hil rerun latest --settle 60")

@@ -19,7 +19,7 @@ from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.history_settings import HistorySettings
-    from hil.controller.records.history import AddedEntries
+    from hil.controller.records.measurements.history import AddedEntries
     from hil.controller.storage.history.store import HistoryStore
 
 history_option = make_history_option("[history] in hil.toml, or hil-runs/history")
@@ -130,7 +130,7 @@ def _show_added(report: AddedEntries, as_json: bool) -> int:
 @json_option
 def ls(chosen: HistorySettings | None, as_json: bool) -> int:
     """List the series: measurements of a case on a board, with a runtime and flags."""
-    from hil.controller.records.history import SeriesList
+    from hil.controller.records.measurements.history import SeriesList
     from hil.controller.workloads.history.tables import SERIES_HEADS, describe_series
 
     with open_history(chosen) as store:
@@ -149,7 +149,7 @@ def show(series: str, chosen: HistorySettings | None, as_json: bool) -> int:
     SERIES is the ID or the start of an ID that `hil history ls` prints, a case or a model. `+` marks a commit with
     uncommitted changes. The spread is the interquartile range relative to the median.
     """
-    from hil.controller.records.history import SeriesHistory
+    from hil.controller.records.measurements.history import SeriesHistory
     from hil.controller.workloads.history.entry_changes import describe_changes
     from hil.controller.workloads.history.tables import describe_change, describe_entries, describe_key, list_notes
 
@@ -202,7 +202,7 @@ def export(series: Sequence[str], to: str, chosen: HistorySettings | None) -> No
 @json_option
 def annotate(target: str, text: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Add a note to all entries of a commit or a run, or to the entry of a case."""
-    from hil.controller.records.history import AddedAnnotation
+    from hil.controller.records.measurements.history import AddedAnnotation
 
     if not text.strip():
         raise UsageError("the note is empty", hint="hil history annotate COMMIT 'known: new compiler'")
@@ -221,7 +221,7 @@ def accept(target: str, chosen: HistorySettings | None, as_json: bool) -> int:
 
     `hil gate` then compares later programs with the accepted programs.
     """
-    from hil.controller.records.history import AcceptedEntries
+    from hil.controller.records.measurements.history import AcceptedEntries
 
     with open_history(chosen) as store:
         count = store.accept(target)

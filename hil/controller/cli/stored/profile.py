@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hil.controller.cli.analysis.node_data import export_values, make_node_data_options
 from hil.controller.cli.commands import group
 from hil.controller.cli.options import check_seconds, combine_options, json_option, runs_option
-from hil.controller.cli.running.node_data import export_values, make_node_data_options
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_runs
 from hil.errors import UsageError

@@ -82,9 +82,9 @@ def show(run: str, out: Path | None, as_json: bool) -> None:
 
     Specify an ID, the start of an ID, `latest`, a directory, or MATRIX/TARGET for one run of a matrix.
     """
-    from hil.controller.storage.origin import format_origin
     from hil.controller.storage.runs import RECORD, RunStore
     from hil.controller.storage.screen.console import make_table_console
+    from hil.controller.storage.sources.origin import format_origin
     from hil.controller.workloads.evaluation.show import print_evaluation
     from hil.controller.workloads.evaluation.stored import find_evaluation
 

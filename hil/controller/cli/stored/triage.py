@@ -13,12 +13,12 @@ from hil.controller.cli.commands import group
 from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.cli.usage.candidates import complete_boards, complete_flows, complete_runtimes
-from hil.controller.records.triage import TRIAGE_STATES
+from hil.controller.records.decisions.triage import TRIAGE_STATES
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.cli.options import F
-    from hil.controller.records.triage import TriageEntry
+    from hil.controller.records.decisions.triage import TriageEntry
 
 file_option = click.option(
     "--file",
@@ -69,7 +69,7 @@ def triage() -> None:
 @json_option
 def list_entries(source: str, state: str | None, as_json: bool) -> int:
     """List the entries."""
-    from hil.controller.records.triage import TriageDocument
+    from hil.controller.records.decisions.triage import TriageDocument
     from hil.controller.web.publish.known_failures import load_known
 
     found = [entry for entry in load_known(source).entries if state in (None, entry.state)]
@@ -114,7 +114,7 @@ def set_entry(case: str, path: Path, as_json: bool, **given: Any) -> int:
 @json_option
 def remove(case: str, path: Path, as_json: bool, **scope: str) -> int:
     """Remove the entry of a CASE. The options must be those of the entry."""
-    from hil.controller.records.triage import TriageDocument
+    from hil.controller.records.decisions.triage import TriageDocument
     from hil.controller.workloads.triage.entries import find_same, make_entry, remove_entry
     from hil.controller.workloads.triage.triage_file import update_triage
 
@@ -160,7 +160,7 @@ def export(suite: str, out: Path | None, path: Path) -> None:
 @json_option
 def import_entries(expected: Path, suite: str, owner: str, path: Path, as_json: bool) -> int:
     """Add the entries of a list of expected failures. Owners of existing entries are kept."""
-    from hil.controller.records.triage import TriageDocument
+    from hil.controller.records.decisions.triage import TriageDocument
     from hil.controller.workloads.suites.expected import parse, read_text
     from hil.controller.workloads.triage.exchange import import_expectations
     from hil.controller.workloads.triage.triage_file import update_triage
@@ -201,7 +201,7 @@ def _change(path: Path, case: str, scope: dict[str, str], given: dict[str, Any])
 
 
 def _answer_entry(as_json: bool, entry: TriageEntry) -> int:
-    from hil.controller.records.triage import TriageDocument
+    from hil.controller.records.decisions.triage import TriageDocument
 
     return answer(as_json, TriageDocument(schema=1, entries=[entry]), show=lambda: _print_entries([entry]))
 

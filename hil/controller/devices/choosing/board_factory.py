@@ -9,8 +9,8 @@ from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.health import list_changes
-from hil.controller.devices.measure_commands import restore_board
-from hil.controller.devices.power import connect_with_retry, recover
+from hil.controller.devices.measuring.measure_commands import restore_board
+from hil.controller.devices.power_control.power import connect_with_retry, recover
 from hil.errors import BoardError, BoardLost, SessionEnded, UsageError
 
 # Seconds to wait for a lost board. hil does not know the board's boot time, but small systems reboot in less time.

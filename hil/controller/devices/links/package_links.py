@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_provider_address
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link, LinkKind
-from hil.controller.storage.packages import describe_entry_point, load
+from hil.controller.storage.sources.packages import describe_entry_point, load
 from hil.core.board_config import BoardConfig
 from hil.core.field_types import is_a
 from hil.core.guarded import GuardedObject, find_package, guard_plugin

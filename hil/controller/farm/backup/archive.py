@@ -15,7 +15,7 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path, PurePosixPath
 
 from hil.controller.records.base import make_record
-from hil.controller.records.farm_backup import BACKUP_FORMAT, BackupManifest
+from hil.controller.records.lab.farm_backup import BACKUP_FORMAT, BackupManifest
 from hil.core.bounded_json import parse_json
 from hil.core.digest import DEFAULT, Hasher, check, get_algorithm
 from hil.core.files import open_file

@@ -24,7 +24,7 @@ from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.local.local_farm import DATABASE as DATABASE_FOLDER
 from hil.controller.farm.paths import is_there
-from hil.controller.records.farm_backup import BACKUP_FORMAT, BackupManifest
+from hil.controller.records.lab.farm_backup import BACKUP_FORMAT, BackupManifest
 from hil.core import own_version
 from hil.core.files import FileReader, replace_file
 from hil.core.scratch import make_temporary_folder

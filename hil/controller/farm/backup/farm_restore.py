@@ -25,7 +25,7 @@ from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.local.local_farm import DATABASE as DATABASE_FOLDER
 from hil.controller.farm.local.local_farm import LOCK, prepare_home
 from hil.controller.farm.paths import is_there
-from hil.controller.records.farm_backup import BackupManifest
+from hil.controller.records.lab.farm_backup import BackupManifest
 from hil.core.files import digest_file, open_file, resolve_within
 from hil.core.scratch import remove_tree
 from hil.core.storage_errors import convert_os_errors

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from hil.controller.farm.messages import parse_job
-from hil.controller.records.farm import ANSWERS, SuitePart
+from hil.controller.records.lab.farm import ANSWERS, SuitePart
 from hil.core.bounded_json import check_value_count
 from hil.errors import FarmError, HilError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb

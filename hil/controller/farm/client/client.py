@@ -158,7 +158,7 @@ class FarmClient:
         """Run a query (see ``Ask`` in the protocol), with retries while the gateway is unavailable.
 
         Returns:
-            The type of the query in :data:`hil.controller.records.farm.ANSWERS`.
+            The type of the query in :data:`hil.controller.records.lab.farm.ANSWERS`.
         """
         return parse_answer(self._call_with_retry("Ask", _build_request(pb.AskRequest, what, arguments)).answer, what)
 

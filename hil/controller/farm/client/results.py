@@ -20,13 +20,13 @@ from hil.controller.farm.client.client import FarmClient, convert_answer_errors
 from hil.controller.farm.job_files import PROGRAMS, rebuild_request
 from hil.controller.farm.messages import ENDED, JobResult, JobSpec, Kind
 from hil.controller.records.base import Record, make_record
-from hil.controller.records.farm import JobResultRow, SuitePart, make_suite_part
+from hil.controller.records.lab.farm import JobResultRow, SuitePart, make_suite_part
 from hil.controller.records.matrix import TargetError
 from hil.controller.records.outputs import Origin
 from hil.controller.records.run import RunRecord, make_run
 from hil.controller.records.suite import CaseRecord, SuiteRecord
-from hil.controller.storage.origin import find_request_origin
 from hil.controller.storage.runs import Run, convert_write_errors, make_safe_name
+from hil.controller.storage.sources.origin import find_request_origin
 from hil.controller.workloads.matrix.files import write_matrix, write_targets
 from hil.controller.workloads.matrix.report import MatrixReport, TargetResults, convert_run, make_empty_results
 from hil.controller.workloads.suites.reports import write_reports

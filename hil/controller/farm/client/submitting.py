@@ -24,9 +24,9 @@ from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import find_origin, is_tree_dirty
 from hil.controller.storage.paths import path_exists
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.sources.origin import find_origin, is_tree_dirty
 from hil.controller.workloads.bundles.flagfile import is_flagfile
 from hil.controller.workloads.history.source_state import shorten_model
 from hil.controller.workloads.suites.cases.model_scan import may_contain_cases, scan_models

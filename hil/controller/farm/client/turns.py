@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from hil.controller.farm.messages import JobState
-from hil.controller.records.farm import FarmJob, QueuedJob
+from hil.controller.records.lab.farm import FarmJob, QueuedJob
 
 J = TypeVar("J", bound=FarmJob)
 # Maximum jobs in one queue request, because the response size is limited.

@@ -15,7 +15,7 @@ import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 
 from hil.controller.farm.messages import BoardState
-from hil.controller.records.farm import FarmBoard, FarmStats
+from hil.controller.records.lab.farm import FarmBoard, FarmStats
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import parse_host_port
 

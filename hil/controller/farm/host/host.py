@@ -46,7 +46,7 @@ _PRELOADED = (
     "hil.controller.devices.links.agent",
     "hil.controller.devices.ssh.openssh.client",
     "hil.controller.backends.compilers.executorch",
-    "hil.controller.backends.compilers.tfcompile",
+    "hil.controller.backends.compilers.tensorflow.tfcompile",
     "hil.controller.backends.references.runners.onnx",
     "hil.controller.backends.references.runners.iree_llvm_cpu",
     "hil.controller.workloads.bundles.run",

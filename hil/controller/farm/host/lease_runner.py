@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.devices.recovery import recover_board
+from hil.controller.devices.power_control.recovery import recover_board
 from hil.controller.farm import telemetry
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import describe_lease

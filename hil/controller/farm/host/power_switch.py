@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from hil.controller.devices.board import make_client
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
-from hil.controller.devices.power import connect_with_retry, switch
+from hil.controller.devices.power_control.power import connect_with_retry, switch
 from hil.core.board_config import BoardConfig
 from hil.errors import HilError
 from hil.protocol.v1 import farm_pb2 as pb

@@ -17,7 +17,7 @@ from hil.controller.farm.selector import parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.records import fetch_rows, make_storable, read_board_rows, serialize_calls
-from hil.controller.records.farm import FarmReservation
+from hil.controller.records.lab.farm import FarmReservation
 from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
 
 _MAX_DAYS, _MAX_OF_USER = 60, 20

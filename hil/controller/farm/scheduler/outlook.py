@@ -18,7 +18,7 @@ from hil.controller.farm.scheduler.policy import (
 )
 from hil.controller.farm.selector import find_nearest, parse
 from hil.controller.farm.settings import FarmLimits
-from hil.controller.records.farm import FarmJob
+from hil.controller.records.lab.farm import FarmJob
 
 # Limits for a reason text: boards per state, drain reasons, and characters per drain reason.
 _MAX_LISTED = 3

@@ -34,7 +34,7 @@ from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
 from hil.controller.farm.settings import FarmLimits
-from hil.controller.records.farm import FarmJob
+from hil.controller.records.lab.farm import FarmJob
 from hil.core.results import Outcome
 
 _CLASS = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.store.records import JOBS, NAME, as_json, fetch_rows, make_storable
-from hil.controller.records.farm import FarmCase, FarmCases
+from hil.controller.records.lab.farm import FarmCase, FarmCases
 
 # Maximum characters per text, and maximum cases per lease.
 LONGEST, _MOST_CASES = 500, 10_000

@@ -12,7 +12,7 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.database.notifications import publish_change
 from hil.controller.farm.messages import JobState
 from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetch_rows, make_storable
-from hil.controller.records.farm import LogPiece
+from hil.controller.records.lab.farm import LogPiece
 
 
 async def _add_event(

@@ -1,4 +1,4 @@
-"""Queries of a farm. :data:`hil.controller.records.farm.ANSWERS` lists the result type of every query.
+"""Queries of a farm. :data:`hil.controller.records.lab.farm.ANSWERS` lists the result type of every query.
 
 Lists are ordered from oldest to newest. If a list is cut, the oldest entries are missing.
 """
@@ -17,7 +17,7 @@ from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable, read_board_rows
-from hil.controller.records.farm import (
+from hil.controller.records.lab.farm import (
     AuditEntry,
     FarmAttempt,
     FarmBoard,

@@ -12,7 +12,7 @@ from hil.controller.models.compiling import IsolatedCall, Work, call_isolated, c
 from hil.controller.models.description import digest_of_files
 from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.isolation.isolated import Isolated, make_function_version
-from hil.controller.storage.packages import require_version
+from hil.controller.storage.sources.packages import require_version
 from hil.core.results import Model
 from hil.errors import UsageError
 

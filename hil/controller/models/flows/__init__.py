@@ -12,7 +12,7 @@ from hil.compare.criteria import parse_accept
 from hil.compare.tolerance import check_tolerance
 from hil.controller.models.flows.quanta import compute_quantum_atol
 from hil.controller.models.flows.recipe import Flow, Recipe, apply_recipe, check_settings, load_recipes
-from hil.controller.storage.packages import Registered, describe_entry_point, load, make_refused_error, pick
+from hil.controller.storage.sources.packages import Registered, describe_entry_point, load, make_refused_error, pick
 from hil.core.arithmetic import check_arithmetic
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.field_types import check_fields

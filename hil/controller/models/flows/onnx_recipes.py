@@ -11,7 +11,7 @@ from hil.controller.models.importers.onnx import describe
 from hil.controller.models.importers.onnx_data import embed_all
 from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
 from hil.controller.models.inputs import make_inputs
-from hil.controller.models.rewrite_check import find_difference, run_plainly
+from hil.controller.models.onnx_files.rewrite_check import find_difference, run_plainly
 from hil.controller.storage.screen.texts import line
 from hil.controller.storage.tensor_files import load_tensors
 from hil.core.scratch import make_temporary_folder

@@ -21,7 +21,7 @@ from hil.controller.storage.isolation.isolated import (
     get_function_name,
     make_function_version,
 )
-from hil.controller.storage.packages import load_registered, pick, require_version
+from hil.controller.storage.sources.packages import load_registered, pick, require_version
 from hil.controller.storage.tensor_files import save_tensors
 from hil.core.files import copy_file, read_file
 from hil.core.guarded import format_plugin, format_value, guard

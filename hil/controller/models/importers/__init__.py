@@ -20,9 +20,9 @@ from hil.controller.storage.isolation.isolated import (
     lend_pool,
     make_function_version,
 )
-from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
-from hil.controller.storage.packages import Registered, load_registered, pick
 from hil.controller.storage.paths import is_file
+from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.sources.packages import Registered, load_registered, pick
 from hil.core.field_types import check_fields
 from hil.core.files import digest_file, open_file, resolve_within
 from hil.core.guarded import find_package, guard, guard_plugin
@@ -300,7 +300,7 @@ def _describe(
         dims=dict(dims),
         version=_VERSION,
         # An ONNX description lists the required rewrites, so the key includes the code of the rewrites.
-        code=digest_code(*ONNX_REWRITING, "controller/models/random_nodes.py"),
+        code=digest_code(*ONNX_REWRITING, "controller/models/onnx_files/random_nodes.py"),
     )
 
     def ask() -> dict[str, Any]:

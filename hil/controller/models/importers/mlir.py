@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.models.description import make_description
 from hil.controller.models.importers.mlir_resources import check_resources
-from hil.controller.models.random_nodes import DRAWING
+from hil.controller.models.onnx_files.random_nodes import DRAWING
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError

@@ -13,7 +13,7 @@ from hil.controller.models.description import check_dims, make_description
 from hil.controller.models.importers.onnx_data import check_data
 from hil.controller.models.importers.onnx_nodes import has_float64, iter_nodes, iter_tensors, label_node
 from hil.controller.models.importers.onnx_ranges import find_ranges
-from hil.controller.models.onnx_rewrites import list_needed_rewrites
+from hil.controller.models.onnx_files.onnx_rewrites import list_needed_rewrites
 from hil.controller.storage.screen.texts import line
 from hil.core.tensors import DTYPES, Dim, TensorSpec
 from hil.errors import ImportFailed, UsageError
@@ -51,7 +51,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         UsageError: the function or dimension does not exist.
     """
     # Imported here to avoid a cycle: find_random_nodes imports from this package.
-    from hil.controller.models.random_nodes import find_random_nodes
+    from hil.controller.models.onnx_files.random_nodes import find_random_nodes
 
     file = Path(path)
     model = _load(file)

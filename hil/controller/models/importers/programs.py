@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.models.description import make_description
 from hil.controller.models.importers.heads import is_tflite, is_vmfb
-from hil.controller.storage.packages import require_version
+from hil.controller.storage.sources.packages import require_version
 from hil.core.files import MAX_MODEL_BYTES, open_file, read_file
 from hil.errors import ImportFailed, LoadFailed, UsageError
 from hil.formats.executorch_file import (

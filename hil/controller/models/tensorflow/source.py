@@ -20,8 +20,8 @@ from hil.controller.models.tensorflow.graphs import (
     name_new_value,
     replace_leaves,
 )
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.screen.texts import convert_foreign_errors
+from hil.controller.storage.sources.packages import require_version
 from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name
 from hil.errors import CompileFailed, ImportFailed, UsageError
 

@@ -16,7 +16,7 @@ from hil.compare.generation import CacheErrors, GenerationFault, RowResult
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.pipeline.case import Case
 from hil.controller.records.base import Number
-from hil.controller.records.generation import (
+from hil.controller.records.measurements.generation import (
     MAX_COLUMNS,
     MAX_LAYERS,
     MAX_ROWS,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.controller.records.generation import StoredGeneration
+from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.run import RunCase, RunRecord
 from hil.core.steps import TURN_END
 from hil.errors import UsageError

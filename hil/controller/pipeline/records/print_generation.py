@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hil.controller.records.base import Number, parse_number
-from hil.controller.records.generation import GenerationTimes, StoredGeneration, StoredPerplexity, StoredPosition
+from hil.controller.records.measurements.generation import (
+    GenerationTimes,
+    StoredGeneration,
+    StoredPerplexity,
+    StoredPosition,
+)
 from hil.controller.storage.screen.texts import format_count, format_seconds, keep_together, print_labelled
 from hil.core.steps import TokenPlaces, split_turns
 

@@ -11,8 +11,8 @@ from hil.controller.devices.choosing.board_resolver import is_without_config
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.bench import BenchProgram
-from hil.controller.records.history import StoredProgram
+from hil.controller.records.measurements.bench import BenchProgram
+from hil.controller.records.measurements.history import StoredProgram
 from hil.controller.records.run import RunCase, StoredSpec
 from hil.controller.storage.runs import Run
 from hil.core.boards import is_file

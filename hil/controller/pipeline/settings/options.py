@@ -383,7 +383,7 @@ class CaseSettings:
     )
     # fail if a node ran on a device other than requested, instead of adding a note.
     no_fallback: bool = _make_option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
-    # labels of the stored record: see :mod:`hil.controller.storage.origin`.
+    # labels of the stored record: see :mod:`hil.controller.storage.sources.origin`.
     labels: tuple[str, ...] = _make_option(
         (),
         TEXTS,

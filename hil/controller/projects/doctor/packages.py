@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hil.controller.projects.doctor.results import FAIL, NOTE, PASS, make_check
 from hil.controller.records.commands.projects import EnvironmentCheck
-from hil.controller.storage.packages import load
+from hil.controller.storage.sources.packages import load
 from hil.core.installed import list_entry_points
 from hil.errors import UsageError
 

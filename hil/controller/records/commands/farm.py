@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, note
-from hil.controller.records.farm import (
+from hil.controller.records.lab.farm import (
     AuditEntry,
     FarmBoard,
     FarmEvent,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from hil.controller.records.base import R, make_record
-from hil.controller.records.history import MAX_SAMPLES, Confirmation, HistoryEntry
+from hil.controller.records.measurements.history import MAX_SAMPLES, Confirmation, HistoryEntry
 from hil.controller.storage.history.database import MAX_VALUE_BYTES
 from hil.controller.storage.history.place import HistoryPlace
 from hil.core.bounded_json import check_value_count, parse_json

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hil.controller.records.base import read_record
-from hil.controller.records.history import StoredProgram
+from hil.controller.records.measurements.history import StoredProgram
 from hil.core.digest import digest_of, get_algorithm
 from hil.core.files import copy_file, digest_file, resolve_within
 from hil.core.storage_errors import convert_os_errors

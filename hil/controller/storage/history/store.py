@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hil.controller.records.history import (
+from hil.controller.records.measurements.history import (
     AddedEntries,
     Confirmation,
     HistoryEntry,

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hil.controller.records.bench import SpeedComparison
+from hil.controller.records.measurements.bench import SpeedComparison
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.compare.case_columns import WordLookup
 from hil.controller.web.compare.movers import NOTHING, NUMBERS, SAME, WORDS, Movers, find_movers

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.analysis.bench.stats import Comparisons, compare_spreads, spread_of
-from hil.controller.devices.time_statistics import DEFAULT_EFFECT
+from hil.controller.devices.measuring.time_statistics import DEFAULT_EFFECT
 from hil.controller.web.compare.case_columns import Keys
 from hil.controller.web.compare.moves import Pairs
 from hil.controller.web.compare.output_pairs import pair_outputs

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.messages import Role
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.records.farm import FarmUser
+from hil.controller.records.lab.farm import FarmUser
 from hil.controller.web.access.visitors import Visitor, Visitors
 from hil.controller.web.farm.past import FarmPast
 from hil.errors import AccessRefused, FarmUnreachable, HilError

@@ -16,7 +16,7 @@ from typing import Any
 
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
 from hil.controller.farm.messages import ENDED, Kind
-from hil.controller.records.farm import FarmJob, JobResultRow
+from hil.controller.records.lab.farm import FarmJob, JobResultRow
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror_room import MirrorRoom, NoRoom, TooLarge
 from hil.controller.web.files.quota import count_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.farm.messages import ENDED, JobState
 from hil.controller.farm.timeline import Stay, find_lease_periods
-from hil.controller.records.farm import FarmEvent, FarmJob
+from hil.controller.records.lab.farm import FarmEvent, FarmJob
 from hil.errors import UsageError
 
 # Maximum events and jobs to cache, newest first.

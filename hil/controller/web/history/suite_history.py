@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.analysis.steps import Level, find_levels, find_steps
-from hil.controller.devices.time_statistics import DEFAULT_EFFECT
+from hil.controller.devices.measuring.time_statistics import DEFAULT_EFFECT
 from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession, list_sessions_where

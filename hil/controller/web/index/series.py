@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.analysis.steps import Level, find_levels, find_steps
-from hil.controller.devices.time_statistics import DEFAULT_EFFECT
+from hil.controller.devices.measuring.time_statistics import DEFAULT_EFFECT
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hil.controller.records.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES
+from hil.controller.records.decisions.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions

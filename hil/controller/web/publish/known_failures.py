@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from hil.controller.records.triage import TriageEntry
+from hil.controller.records.decisions.triage import TriageEntry
 from hil.controller.storage.paths import path_exists
 from hil.controller.web.publish.web_client import WebClient
 from hil.controller.workloads.suites.expected import parse, read_text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hil.compare.stats import STATISTICS, Statistic
-from hil.controller.records.conditions import Grade
+from hil.controller.records.measurements.conditions import Grade
 from hil.controller.web.text.entries import NAMES, OutputEntry, read_int, read_real, read_text, read_texts
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.records.base import check_schema, make_record
-from hil.controller.records.gate import GateRecord
+from hil.controller.records.decisions.gate import GateRecord
 from hil.controller.storage.runs import RECORD
 from hil.controller.web.readers.fields import choose_exit_outcome, read_common_fields, read_document
 from hil.controller.web.text.entries import SessionEntry, read_text, read_texts

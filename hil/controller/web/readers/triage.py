@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.controller.records.triage import TriageEntry
+from hil.controller.records.decisions.triage import TriageEntry
 from hil.controller.workloads.triage.entries import TriagedCase, TriageList, is_expired
 from hil.controller.workloads.triage.triage_file import read_triage
 from hil.errors import UsageError

@@ -20,23 +20,12 @@ from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
-from hil.controller.web.pages import (
-    compare,
-    events,
-    files,
-    gates,
-    graph,
-    history,
-    publish,
-    series,
-    sessions,
-    share,
-    tensors,
-)
+from hil.controller.web.pages import compare, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
 from hil.controller.web.pages.home import home, triage
 from hil.controller.web.pages.traces import perfetto, traces
+from hil.controller.web.pages.trends import gates, history, series
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.server.first_index import wait_for_index

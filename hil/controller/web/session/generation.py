@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hil.controller.records.base import Number, make_record, parse_number
-from hil.controller.records.generation import StoredCacheMap, StoredGeneration, StoredPosition
+from hil.controller.records.measurements.generation import StoredCacheMap, StoredGeneration, StoredPosition
 from hil.core.steps import TokenPlaces
 from hil.errors import UsageError
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hil.controller.records.base import make_record
-from hil.controller.records.evaluation import EvaluationRecord
+from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.storage.runs import MATRIX, RECORD
 from hil.controller.web.files.kept import KeptFile, list_logs, own_files
 from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs

@@ -12,8 +12,8 @@ from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.bundles import Method as BundleMethod
 from hil.compare.values import EXACT_DTYPES, find_largest
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.bundles.methods import make_program
 from hil.core.scratch import make_temporary_folder

@@ -24,13 +24,13 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.inputs import make_inputs
-from hil.controller.models.rewrite_check import check_rewrites, is_rewritten
+from hil.controller.models.onnx_files.rewrite_check import check_rewrites, is_rewritten
 from hil.controller.models.sizing.dimensions import check_known, own_sizes
 from hil.controller.models.sizing.sizes import format_sized_name, sweep
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.decoder_calls import list_calls, make_call_inputs
-from hil.controller.pipeline.generation import make_prompt_options
+from hil.controller.pipeline.decoding.decoder_calls import list_calls, make_call_inputs
+from hil.controller.pipeline.decoding.generation import make_prompt_options
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.given_inputs import add_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hil.bundles import Bundle
-from hil.controller.storage.packages import load_registered, pick
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.sources.packages import load_registered, pick
 from hil.controller.workloads.bundles import bpte, case_files, flagfile, onnx
 from hil.core.guarded import format_value, guard
 from hil.errors import ImportFailed, StageError, UsageError

@@ -13,9 +13,9 @@ from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lend_pool
-from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, make_safe_name
+from hil.controller.storage.sources.origin import get_typed_command
 from hil.controller.workloads.bundles.methods import read_random_record
 from hil.controller.workloads.bundles.program_case import ProgramCase, open_bundle
 from hil.controller.workloads.run_job import run_cases

@@ -16,15 +16,15 @@ from hil.controller.analysis.evaluation.metric_choice import choose_metric
 from hil.controller.analysis.evaluation.metrics import Metric, SampleScore
 from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target
 from hil.controller.models.inputs import fix_sizes, make_inputs
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.record import Recorder, record_board
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import make_record, parse_number
-from hil.controller.records.evaluation import (
+from hil.controller.records.decisions.evaluation import (
     DatasetIdentity,
     EvaluatedSample,
     EvaluationRecord,
@@ -32,9 +32,9 @@ from hil.controller.records.evaluation import (
     EvaluationSettings,
     SampleSide,
 )
-from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext, open_context
 from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, make_safe_name
+from hil.controller.storage.sources.origin import get_typed_command
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
 from hil.controller.workloads.evaluation.score_texts import describe_scores
 from hil.controller.workloads.evaluation.scores import (

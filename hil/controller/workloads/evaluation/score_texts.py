@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hil.controller.records.evaluation import EvaluationRecord, EvaluationScores
+from hil.controller.records.decisions.evaluation import EvaluationRecord, EvaluationScores
 from hil.controller.storage.screen.texts import format_score
 
 

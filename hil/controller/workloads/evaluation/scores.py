@@ -17,7 +17,7 @@ from hil.controller.analysis.evaluation.paired import (
 )
 from hil.controller.analysis.evaluation.sequential import Values, bound_mean, decide_mean
 from hil.controller.records.base import parse_number
-from hil.controller.records.evaluation import EvaluatedSample, EvaluationScores, ScoreInterval, WorstSample
+from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationScores, ScoreInterval, WorstSample
 from hil.core.results import Outcome
 from hil.core.tensors import Array
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.pipeline.records.print_case import COLOURS
-from hil.controller.records.evaluation import EvaluationRecord
+from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.storage.screen.texts import align_rows, format_score, line
 from hil.controller.workloads.evaluation.score_texts import describe_difference
 

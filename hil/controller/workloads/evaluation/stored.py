@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hil.controller.records.base import make_record, read_record
-from hil.controller.records.evaluation import EvaluatedSample, EvaluationRecord
+from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import Run, convert_write_errors, write_json
 from hil.core.bounded_json import parse_json

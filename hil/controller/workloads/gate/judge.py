@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.pipeline.instructions import describe_change
 from hil.controller.records.base import parse_number
-from hil.controller.records.conditions import is_comparable
-from hil.controller.records.gate import GateScore, GateSide, GateVerdict, GateVerdictName
-from hil.controller.records.history import HistoryEntry
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.decisions.gate import GateScore, GateSide, GateVerdict, GateVerdictName
+from hil.controller.records.measurements.conditions import is_comparable
+from hil.controller.records.measurements.history import HistoryEntry
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score
 from hil.controller.workloads.gate.plan import GateCase

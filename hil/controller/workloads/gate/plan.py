@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 from hil.controller.pipeline.instructions import compare_counts
-from hil.controller.records.conditions import is_comparable
-from hil.controller.records.history import Confirmation, HistoryEntry, SeriesKey
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.measurements.conditions import is_comparable
+from hil.controller.records.measurements.history import Confirmation, HistoryEntry, SeriesKey
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome

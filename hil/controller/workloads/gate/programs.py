@@ -9,7 +9,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.restored import restore_artifact, restore_board
 from hil.controller.pipeline.settings.model_settings import refuse_functions
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.gate.stored_cases import CaseMissing, CaseOpener, StoredCases
 from hil.errors import UsageError

@@ -15,15 +15,15 @@ from hil.controller.analysis.bench.conditions import prepare_boards, watch_condi
 from hil.controller.analysis.bench.measure import BenchSide, measure_rounds
 from hil.controller.analysis.bench.stats import Batch, BenchJob, round_log_ratios
 from hil.controller.analysis.detection.sequential import Direction, SequentialDecision, pool_noise
-from hil.controller.devices.grading import list_disturbances
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.devices.measuring.grading import list_disturbances
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import choose_board
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.run_context import Progress
-from hil.controller.workloads.gate.instruction_counts import count_again
+from hil.controller.workloads.gate.comparing.instruction_counts import count_again
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.programs import ProgramRestorer

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from hil.controller.records.gate import GateRecord, GateVerdict
+from hil.controller.records.decisions.gate import GateRecord, GateVerdict
 from hil.controller.storage.screen.texts import format_count, make_plain
 from hil.controller.workloads.gate.verdict_texts import (
     COMMIT_DIGITS,

@@ -9,27 +9,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hil.controller.analysis.detection.sequential import DEFAULT_MIN_EFFECT
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import read_record
-from hil.controller.records.gate import GATE_VERDICTS, GateRecord, GateVerdict
+from hil.controller.records.decisions.gate import GATE_VERDICTS, GateRecord, GateVerdict
 from hil.controller.storage.history.store import HistoryStore
-from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import Run, RunStore, write_json
+from hil.controller.storage.sources.origin import find_origin, get_typed_command
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.over import DEFAULT_OVER, SearchPlan, plan_search
 from hil.controller.workloads.gate.bisection.repository import GitRepository
 from hil.controller.workloads.gate.bisection.run import DEFAULT_BUILD_TIMEOUT_SECONDS, CauseFinder
+from hil.controller.workloads.gate.comparing.layers import LayerFinder
+from hil.controller.workloads.gate.comparing.rounds import RoundsFile, RoundsKey
+from hil.controller.workloads.gate.comparing.scores import compare_stored_scores
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, needs_board
-from hil.controller.workloads.gate.layers import LayerFinder
 from hil.controller.workloads.gate.plan import GateCase, GatePlan, plan_gate
 from hil.controller.workloads.gate.programs import ProgramRestorer
 from hil.controller.workloads.gate.remeasure import Remeasurer
-from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
-from hil.controller.workloads.gate.scores import compare_stored_scores
 from hil.controller.workloads.gate.stored_cases import CaseOpener
 from hil.controller.workloads.gate.suite_cases import StoredSuiteCases
 from hil.controller.workloads.gate.verdict_texts import is_failure

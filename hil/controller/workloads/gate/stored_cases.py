@@ -12,7 +12,7 @@ from hil.bundles.cases import BUNDLE_FORMAT, Signature
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.restored import restore_case, restore_spec
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.records.run import RunCase
 from hil.controller.storage.runs import Run, RunStore, is_sealed
 from hil.controller.workloads.suites.store import SuiteRun, name_suite_run

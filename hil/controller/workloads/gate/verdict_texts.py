@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hil.controller.records.gate import GateCandidate, GateCause, GateRecord, GateSide, GateVerdict, SlowerLayer
-from hil.controller.records.triage import HIDDEN
+from hil.controller.records.decisions.gate import (
+    GateCandidate,
+    GateCause,
+    GateRecord,
+    GateSide,
+    GateVerdict,
+    SlowerLayer,
+)
+from hil.controller.records.decisions.triage import HIDDEN
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score, format_seconds
 

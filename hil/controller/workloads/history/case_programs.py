@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from hil.bundles import Bundle
 from hil.controller.models.compiling import LOG
-from hil.controller.records.history import StoredProgram
+from hil.controller.records.measurements.history import StoredProgram
 from hil.controller.records.run import StoredArtifact, StoredModel
 from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.history.programs import ProgramSource, combine_digests

@@ -9,11 +9,12 @@ from typing import Any
 
 from hil.bundles.cases import BUNDLE_FORMAT
 from hil.controller.analysis.bench.store import read_bench
-from hil.controller.devices.grading import grade_measurement
+from hil.controller.devices.measuring.grading import grade_measurement
 from hil.controller.records.base import read_record
-from hil.controller.records.bench import BenchRecord, SideRecord
-from hil.controller.records.evaluation import EvaluationRecord
-from hil.controller.records.history import (
+from hil.controller.records.decisions.evaluation import EvaluationRecord
+from hil.controller.records.matrix import MatrixRecord
+from hil.controller.records.measurements.bench import BenchRecord, SideRecord
+from hil.controller.records.measurements.history import (
     AnswerError,
     EntryScore,
     HistoryEntry,
@@ -22,7 +23,6 @@ from hil.controller.records.history import (
     SourceState,
     ToolVersions,
 )
-from hil.controller.records.matrix import MatrixRecord
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
 from hil.controller.records.study import StudyRecord, StudyRow

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.changes import Change, find_changes
 from hil.controller.records.base import parse_number
-from hil.controller.records.conditions import is_comparable
-from hil.controller.records.history import HistoryEntry, SeriesChange
+from hil.controller.records.measurements.conditions import is_comparable
+from hil.controller.records.measurements.history import HistoryEntry, SeriesChange
 from hil.core.results import BOARD_OUTCOMES
 
 

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from hil.controller.records.history import (
+from hil.controller.records.measurements.history import (
     MAX_SAMPLES,
     HistoryEntry,
     MeasuredBoard,

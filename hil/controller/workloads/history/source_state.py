@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from hil.controller.records.history import SourceState
+from hil.controller.records.measurements.history import SourceState
 from hil.controller.records.outputs import Origin
-from hil.controller.storage.origin import find_origin, is_tree_dirty
+from hil.controller.storage.sources.origin import find_origin, is_tree_dirty
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from hil.controller.records.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
+from hil.controller.records.measurements.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import compute_relative_spread, make_series_id
 from hil.controller.storage.screen.texts import as_text, format_score, format_seconds, line
 

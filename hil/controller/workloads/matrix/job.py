@@ -9,7 +9,6 @@ from typing import Any
 
 from hil.controller.records.base import read_record
 from hil.controller.records.matrix import MatrixBoards, MatrixCase, MatrixKind, MatrixRun, StoredTarget, TargetError
-from hil.controller.storage.origin import find_request_origin, get_typed_command
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.runs import (
     MATRIX,
@@ -20,6 +19,7 @@ from hil.controller.storage.runs import (
     seal,
     write_json,
 )
+from hil.controller.storage.sources.origin import find_request_origin, get_typed_command
 from hil.controller.workloads.matrix.files import write_matrix
 from hil.controller.workloads.matrix.report import MatrixReport, load_matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget

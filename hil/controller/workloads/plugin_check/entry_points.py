@@ -18,7 +18,7 @@ from hil.controller.backends.targets import Target
 from hil.controller.models.executorch_backends import ExecuTorchBackend
 from hil.controller.models.flows import Flow, Recipe
 from hil.controller.models.importers import Importer
-from hil.controller.storage.packages import load
+from hil.controller.storage.sources.packages import load
 from hil.controller.workloads.bundles.formats import Format
 from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.core.boards import read_board

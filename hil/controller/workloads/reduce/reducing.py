@@ -17,23 +17,23 @@ from hil.controller.devices.board import Board
 from hil.controller.models.conversions import can_convert, convert_to_onnx
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_random_tensor
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import read_record
-from hil.controller.records.reduce import ReduceRecord
+from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.storage.isolation.isolated import IsolatedError
-from hil.controller.storage.origin import find_origin, get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, convert_write_errors, make_id, seal
+from hil.controller.storage.sources.origin import find_origin, get_typed_command
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, write_mlir_base, write_mlir_part
-from hil.controller.workloads.reduce.parts import MODEL, write_base, write_part
+from hil.controller.workloads.reduce.candidates.mlir_parts import MLIR_MODEL, write_mlir_base, write_mlir_part
+from hil.controller.workloads.reduce.candidates.parts import MODEL, write_base, write_part
+from hil.controller.workloads.reduce.candidates.simplify import Change, apply_change, list_changes
 from hil.controller.workloads.reduce.result import write_result
 from hil.controller.workloads.reduce.search import Items, find_window, minimise
-from hil.controller.workloads.reduce.simplify import Change, apply_change, list_changes
 from hil.controller.workloads.reduce.trials import RECORD, Candidate, RunsSpent, Trials
 from hil.core.digest import digest_of
 from hil.core.results import Model

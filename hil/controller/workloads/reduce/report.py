@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.reduce import ReduceRecord
+from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.core import own_version
 from hil.core.installed import get_version
 from hil.core.results import Outcome

@@ -15,9 +15,9 @@ from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.runs import convert_write_errors, make_safe_name, write_file
 from hil.controller.storage.tensor_files import save_files
 from hil.controller.workloads.bundles.methods import make_program
-from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, print_mlir
+from hil.controller.workloads.reduce.candidates.mlir_parts import MLIR_MODEL, print_mlir
+from hil.controller.workloads.reduce.candidates.simplify import print_model
 from hil.controller.workloads.reduce.report import write_report
-from hil.controller.workloads.reduce.simplify import print_model
 from hil.controller.workloads.reduce.stock import (
     COMPILING,
     IreeSource,

@@ -7,11 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from hil.controller.records.reduce import ReduceRecord
+from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.screen.console import Console
-from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL
-from hil.controller.workloads.reduce.parts import MODEL
+from hil.controller.workloads.reduce.candidates.mlir_parts import MLIR_MODEL
+from hil.controller.workloads.reduce.candidates.parts import MODEL
 from hil.controller.workloads.reduce.result import BUNDLE, REPORT
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hil.compare.comparison import OutputComparison
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.pipeline.verdicts.in_arithmetic import needs_control
 from hil.controller.pipeline.verdicts.judging import compare_without_noise
-from hil.controller.records.reduce import ReduceFailure, ReduceRecord, ReduceTrial
+from hil.controller.records.decisions.reduce import ReduceFailure, ReduceRecord, ReduceTrial
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import convert_write_errors, write_json
 from hil.controller.workloads.reduce.failure import Failure, find_failure, measure_slowness, require_failure

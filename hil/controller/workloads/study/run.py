@@ -15,18 +15,18 @@ from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.importers import import_model
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import StoredPart
 from hil.controller.records.study import StudyBoard, StudyDeviation, StudyRecord, StudyRow, StudyStage, make_study
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import find_origin, get_typed_command
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import convert_write_errors, write_json
+from hil.controller.storage.sources.origin import find_origin, get_typed_command
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.storage.tensor_files import load_tensors, save_npz
 from hil.controller.workloads.study.record import Asked, Experiment, exit_code, merge_rows
 from hil.controller.workloads.study.toolchains import LOAD, MATCH, PREPARE, RUN, TOOLCHAINS, Making, StepProgram, call

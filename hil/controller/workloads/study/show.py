@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hil.controller.backends.compilers.tfcompile import COMPILE, GENERATE, LINK
+from hil.controller.backends.compilers.tensorflow.tfcompile import COMPILE, GENERATE, LINK
 from hil.controller.records.base import parse_number
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.study import StudyRow, StudyStage

@@ -10,17 +10,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hil.controller.backends.compilers import tfcompile
 from hil.controller.backends.compilers.iree import compile_iree
 from hil.controller.backends.compilers.iree_program import PACKAGE
+from hil.controller.backends.compilers.tensorflow import tfcompile
 from hil.controller.devices.board_choice import fill_target
 from hil.controller.models.compiling import Work
 from hil.controller.models.importers import import_model
 from hil.controller.models.tensorflow.hlo import HLO, write_hlo
 from hil.controller.storage.cache import META, Cache
 from hil.controller.storage.isolation.isolated import Isolated, convert_errors
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.runs import convert_write_errors
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.storage.tensor_files import load_tensors
 from hil.controller.workloads.study.train_build import MLIR, SIGNATURE, STEP, VALUES, lower_step
 from hil.core.board_config import BoardConfig

@@ -16,9 +16,9 @@ from hil.controller.models.flows import Flow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lend_pool
-from hil.controller.storage.origin import find_request_origin
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
+from hil.controller.storage.sources.origin import find_request_origin
 from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite, place_of
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, list_model_files
 from hil.controller.workloads.suites.engine import Engine

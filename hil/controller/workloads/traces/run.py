@@ -19,9 +19,9 @@ from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.run import RunRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lend_pool
-from hil.controller.storage.origin import get_typed_command
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import RunStore, make_safe_name
+from hil.controller.storage.sources.origin import get_typed_command
 from hil.controller.workloads.run_job import run_cases
 from hil.controller.workloads.traces.stored import OF_RUN, load_one
 from hil.controller.workloads.traces.trace import MAX_LOADED, ModuleCall, Trace, list_arrays, reinterpret_bits

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hil.controller.models.tensorflow.graphs import Structure, iter_leaves
-from hil.controller.storage.origin import find_origin
 from hil.controller.storage.runs import convert_write_errors
+from hil.controller.storage.sources.origin import find_origin
 from hil.core.bounded_json import read_json
 from hil.core.files import MAX_TEXT_BYTES, resolve_within
 from hil.core.npy import load_npy, save_npy
@@ -282,8 +282,8 @@ class Trace:
     # Values of captured variables and constants before the first call that captures them.
     initial: dict[str, Array] = field(default_factory=dict)
     reference: Path | None = None  # the trace that this trace was compared with
-    # Origin (:func:`hil.controller.storage.origin.find_origin`), and creation time in seconds since the epoch. Before
-    # :meth:`save`, the origin is empty and the time is 0.
+    # Origin (:func:`hil.controller.storage.sources.origin.find_origin`), and creation time in seconds since the epoch.
+    # Before :meth:`save`, the origin is empty and the time is 0.
     origin: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
     command: str = ""  # command that recreates the trace; "" if unknown

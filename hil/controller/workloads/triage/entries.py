@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GateVerdict
+from hil.controller.records.decisions.gate import GateVerdict
+from hil.controller.records.decisions.triage import HIDDEN, MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
 from hil.controller.records.suite import CaseRecord
-from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TRIAGE_STATES, TriageEntry, TriageResult
 from hil.controller.workloads.suites.expected import TABLES, choose_table, is_wild, matches, strip_judgement
 from hil.core.results import Outcome
 from hil.errors import UsageError, did_you_mean

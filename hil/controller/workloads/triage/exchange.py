@@ -9,7 +9,7 @@ from typing import Any
 
 import tomlkit
 
-from hil.controller.records.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
+from hil.controller.records.decisions.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
 from hil.controller.workloads.suites.expected import TABLES, Expectation
 from hil.controller.workloads.triage.entries import (
     covers_name,

@@ -11,7 +11,7 @@ from typing import Any
 import filelock
 
 from hil.controller.records.base import check_schema, make_record
-from hil.controller.records.triage import TriageDocument, TriageEntry
+from hil.controller.records.decisions.triage import TriageDocument, TriageEntry
 from hil.controller.storage.runs import write_file
 from hil.controller.workloads.triage.entries import TriageList, check_entry
 from hil.core.bounded_json import parse_json

@@ -11,7 +11,7 @@ import pytest
 from hil.controller.cli.commands import CliCommand, CliGroup
 from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
-from hil.controller.storage.origin import get_typed_command
+from hil.controller.storage.sources.origin import get_typed_command
 from hil.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from support.suite_runs import suite_head
 
 from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.profile.store import write_profile
-from hil.controller.cli.running.layers import layers
+from hil.controller.cli.analysis.layers import layers
 from hil.controller.cli.stored.profile import export
 from hil.controller.records.outputs import StoredComparison
 from hil.core.results import Outcome

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from hil.controller.devices.agent_client.answers import check_sample
-from hil.controller.devices.conditions import summarise_conditions
-from hil.controller.devices.grading import grade_measurement
+from hil.controller.devices.measuring.conditions import summarise_conditions
+from hil.controller.devices.measuring.grading import grade_measurement
 from hil.core.cpuinfo import MAX_READING
 from hil.core.timeline import Sample
 from hil.errors import ProtocolBroken

@@ -12,7 +12,7 @@ from hil.controller.cli.options import parse_duration
 from hil.controller.devices.board_choice import BoardChoice, is_provider_address, knows_target, pin_choice
 from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
-from hil.controller.storage.packages import pick
+from hil.controller.storage.sources.packages import pick
 from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, make_slots
 from hil.core import boards
 from hil.core.board_parser import parse_board

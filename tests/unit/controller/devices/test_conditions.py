@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.controller.devices.conditions import summarise_conditions
+from hil.controller.devices.measuring.conditions import summarise_conditions
 from hil.core.timeline import Sample
 
 SECOND = 1_000_000_000

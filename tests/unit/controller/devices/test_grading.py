@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.times import steady_times
 
-from hil.controller.devices.grading import grade_measurement
-from hil.controller.records.bench import Drift, Interval
-from hil.controller.records.conditions import ConditionReading, Conditions
+from hil.controller.devices.measuring.grading import grade_measurement
+from hil.controller.records.measurements.bench import Drift, Interval
+from hil.controller.records.measurements.conditions import ConditionReading, Conditions
 
 
 def make_conditions(*readings: ConditionReading, **values: Any) -> Conditions:

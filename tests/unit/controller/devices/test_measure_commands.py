@@ -16,7 +16,7 @@ from support.waiting import eventually
 
 from hil.controller.analysis.bench.conditions import prepare_boards
 from hil.controller.analysis.bench.measure import BenchSide
-from hil.controller.devices.measure_commands import prepare_board, restore_board
+from hil.controller.devices.measuring.measure_commands import prepare_board, restore_board
 from hil.core.board_config import BoardCommand, Command, MeasureCommands
 from hil.core.boards import load_board, read_board
 from hil.core.results import Outcome
@@ -118,7 +118,7 @@ def test_killed_measurement_is_restored_by_next_command(tmp_path, home):
     script.write_text(
         f"""
 import pathlib, time, types
-from hil.controller.devices.measure_commands import prepare_board
+from hil.controller.devices.measuring.measure_commands import prepare_board
 from hil.core.board_config import Command, MeasureCommands
 before, after = ({append(log, "before").argv!r}, {append(log, "after").argv!r})
 measure = MeasureCommands((Command(before),), (Command(after),))
@@ -167,7 +167,7 @@ def test_damaged_pending_commands_are_removed(home):
 
 
 def test_board_without_measure_commands_needs_no_home(monkeypatch):
-    monkeypatch.setattr("hil.controller.devices.measure_commands.get_user_folder", lambda: None)
+    monkeypatch.setattr("hil.controller.devices.measuring.measure_commands.get_user_folder", lambda: None)
     with prepare_board(make_board(), pytest.fail):
         pass
     restore_board(make_board(), pytest.fail)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from support.waiting import eventually
 
-from hil.controller.devices.power import recover, switch
+from hil.controller.devices.power_control.power import recover, switch
 from hil.controller.devices.ssh.errors import LoginSlow, NoSuchHost, ProxyFailed, TurnedAway
 from hil.core.board_config import Command, Http, Power
 from hil.core.board_parser import parse_power
@@ -216,7 +216,7 @@ def test_interrupted_cycle_turns_power_on(log, monkeypatch):
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hil.controller.devices.power.time", SimpleNamespace(sleep=interrupted))
+    monkeypatch.setattr("hil.controller.devices.power_control.power.time", SimpleNamespace(sleep=interrupted))
     with pytest.raises(KeyboardInterrupt):
         switch(Power({"off": note(log, "off"), "on": note(log, "on")}, delay=60.0), "cycle", board="b")
     assert log.read_text().split() == ["off", "on"]

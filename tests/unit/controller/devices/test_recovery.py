@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.devices.recovery import recover_board
+from hil.controller.devices.power_control.recovery import recover_board
 from hil.core.board_config import BoardCommand, BoardConfig, Command, Power, Recover
 from hil.errors import BoardUnreachable, HilError, RunFailed
 
@@ -61,7 +61,7 @@ def test_recovery_tries_every_step_and_reports_failures(choice, tmp_path):
 
 
 def test_recovery_waits_for_boot_after_reset(choice, monkeypatch):
-    monkeypatch.setattr("hil.controller.devices.recovery._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hil.controller.devices.power_control.recovery._PAUSE_SECONDS", 0.0)
     found = recover_board(choice, checks(STUCK, GONE, GONE, None), say=lambda text: None)
     assert found.is_working and len(found.steps) == 1
 

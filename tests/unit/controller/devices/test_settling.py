@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.settling import find_unsteady, settle_board
+from hil.controller.devices.measuring.settling import find_unsteady, settle_board
 from hil.core.timeline import Sample
 
 PERIOD_NS = 250_000_000
@@ -80,7 +80,8 @@ class FakeCounters:
 def test_settle_board_waits_until_steady_or_limit(monkeypatch, zone, problem, waited, steady):
     board: Any = FakeCounters(zone, problem)
     monkeypatch.setattr(
-        "hil.controller.devices.settling.time", SimpleNamespace(monotonic=lambda: board.now, sleep=board.sleep)
+        "hil.controller.devices.measuring.settling.time",
+        SimpleNamespace(monotonic=lambda: board.now, sleep=board.sleep),
     )
     found = settle_board(board, 30.0)
     assert waited[0] <= found.waited_s <= waited[1]

@@ -13,7 +13,7 @@ from support.suite_runs import suite_head
 
 from hil.controller.cli.farm import result as commands
 from hil.controller.farm.client.results import EndedJob, fetch_run, fetch_suite
-from hil.controller.records.farm import JobResultRow
+from hil.controller.records.lab.farm import JobResultRow
 from hil.controller.workloads.suites.request import SuiteRequest
 from hil.errors import FarmError
 

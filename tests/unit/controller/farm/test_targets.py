@@ -11,7 +11,7 @@ from support.run_records import run_case, run_record
 from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.messages import JobResult, JobSpec, Kind
 from hil.controller.records.base import make_record
-from hil.controller.records.farm import JobResultRow
+from hil.controller.records.lab.farm import JobResultRow
 from hil.controller.records.run import RunCase
 from hil.controller.workloads.matrix.report import MatrixReport
 

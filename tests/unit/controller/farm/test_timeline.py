@@ -17,7 +17,7 @@ from hil.controller.farm.timeline import (
     queue_times,
 )
 from hil.controller.records.base import make_record
-from hil.controller.records.farm import FarmEvent, FarmJob
+from hil.controller.records.lab.farm import FarmEvent, FarmJob
 
 
 def at(seconds: float | None) -> str | None:

@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from hil.controller.backends.references.runners.decoder import widen_floats
 from hil.controller.backends.references.runners.onnx import make_evaluator
-from hil.controller.models.onnx_contrib import expand_contrib, find_contrib, remove_accuracy_levels
-from hil.controller.models.onnx_rewrites import iter_rewrites, list_needed_rewrites
+from hil.controller.models.onnx_files.onnx_contrib import expand_contrib, find_contrib, remove_accuracy_levels
+from hil.controller.models.onnx_files.onnx_rewrites import iter_rewrites, list_needed_rewrites
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.onnx_rewrites import get_opset, list_needed_rewrites, name_nodes, rewrite_model
-from hil.controller.models.rewrite_check import find_difference, run_plainly
+from hil.controller.models.onnx_files.onnx_rewrites import get_opset, list_needed_rewrites, name_nodes, rewrite_model
+from hil.controller.models.onnx_files.rewrite_check import find_difference, run_plainly
 from hil.formats.onnx_functions import inline_functions
 
 FLOAT = TensorProto.FLOAT

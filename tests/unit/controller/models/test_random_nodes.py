@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hil.controller.models.random_nodes import find_random_nodes
+from hil.controller.models.onnx_files.random_nodes import find_random_nodes
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 NORMAL = helper.make_node("RandomNormalLike", ["x"], ["r"], name="noise")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, TensorProto, helper, version_converter
 
-from hil.controller.models import onnx_rewrites, rewrite_check
 from hil.controller.models.importers import import_model
-from hil.controller.models.rewrite_check import check_rewrites, find_difference
+from hil.controller.models.onnx_files import onnx_rewrites, rewrite_check
+from hil.controller.models.onnx_files.rewrite_check import check_rewrites, find_difference
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.core.results import Model

@@ -14,9 +14,9 @@ from support.step_programs import SummingProgram, logits_of, save_summing_model
 from hil.compare.generation import GenerationVerdict
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
 from hil.controller.models.importers.onnx import make_value_spec
-from hil.controller.pipeline import generation
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import begin_generation, check_generation
+from hil.controller.pipeline.decoding import generation
+from hil.controller.pipeline.decoding.generation import begin_generation, check_generation
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Options
 from hil.core.repetition import Answer, Repetition

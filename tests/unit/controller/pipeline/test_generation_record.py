@@ -33,7 +33,7 @@ from hil.controller.pipeline.records.print_case import print_case
 from hil.controller.pipeline.records.print_generation import describe_perplexity, describe_texts
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.generation import MAX_COLUMNS, MAX_LAYERS, MAX_ROWS, StoredPerplexity
+from hil.controller.records.measurements.generation import MAX_COLUMNS, MAX_LAYERS, MAX_ROWS, StoredPerplexity
 from hil.controller.records.run import make_run_case
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Outcome, RunResult

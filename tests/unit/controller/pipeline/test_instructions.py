@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hil.controller.pipeline.instructions import compare_counts, describe_change, format_counts, summarise_counts
-from hil.controller.records.instructions import InstructionStatistics
+from hil.controller.records.measurements.instructions import InstructionStatistics
 from hil.core.instructions import InstructionCounts
 
 

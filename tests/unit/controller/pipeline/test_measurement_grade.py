@@ -11,7 +11,7 @@ from support.fake_boards import FakeBoard, fake_case, fake_choice
 
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
-from hil.controller.records.conditions import Conditions
+from hil.controller.records.measurements.conditions import Conditions
 from hil.core.results import RunResult
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.fake_boards import FakeBoards, fake_boards, fake_case, fake_choice, lost
 
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import PIPELINE, STAGES

@@ -12,8 +12,8 @@ from hil.controller.cli.main import cli
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.settings.repeat import run_command
 from hil.controller.records.outputs import Origin
-from hil.controller.storage.origin import find_origin, find_request_origin, format_origin, use_origin
 from hil.controller.storage.runs import RunStore
+from hil.controller.storage.sources.origin import find_origin, find_request_origin, format_origin, use_origin
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.targets import MatrixTarget
 from hil.controller.workloads.suites.request import Settings, SuiteRequest

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.storage import own_code
-from hil.controller.storage.own_code import ONNX_REWRITING, digest_code
+from hil.controller.storage.sources import own_code
+from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hil.controller.devices.links.package_links import find_provider
 from hil.controller.models.executorch_backends import load_executorch_backends
 from hil.controller.models.flows import load_recipes
 from hil.controller.models.importers import import_model, load_importers
-from hil.controller.storage.packages import pick
+from hil.controller.storage.sources.packages import pick
 from hil.controller.workloads.bundles.formats import load_formats
 from hil.core.boards import load_board
 from hil.core.guarded import format_plugin

@@ -12,7 +12,7 @@ from support.suite_runs import case, comparison, large_run, suite_run
 from support.web import asking, write_record, write_run, write_suite
 
 from hil.controller.analysis.bench.stats import compare_samples
-from hil.controller.devices.time_statistics import DEFAULT_EFFECT
+from hil.controller.devices.measuring.time_statistics import DEFAULT_EFFECT
 from hil.controller.web.compare import side_cases
 from hil.controller.web.compare.comparing import MOVES, NOTHING, SAME, compare_sides
 from hil.controller.web.index.index import IndexReader, IndexWriter

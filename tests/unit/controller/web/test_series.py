@@ -22,7 +22,7 @@ from support.web_hostile import PAYLOADS
 from support.web_pages import Crawl, check_page, of_templates
 
 from hil.controller.cli.stored.web import _find_farm_history, _find_history
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.history.place import FILE, HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.history import run_series

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from support.nights import DAY, FIRST_NIGHT
 from support.web import ADDRESS, asking, write_run, write_suite
 
-from hil.controller.records.triage import TriageEntry
+from hil.controller.records.decisions.triage import TriageEntry
 from hil.controller.workloads.triage.triage_file import NAME, read_triage, update_triage
 
 TOKEN = "a token of some length"

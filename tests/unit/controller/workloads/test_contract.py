@@ -33,13 +33,13 @@ from hil.controller.farm.client.results import fetch_targets
 from hil.controller.farm.host.jobs import job_attempt
 from hil.controller.farm.messages import JobResult, JobSpec, JobState, Kind
 from hil.controller.models import importers
-from hil.controller.pipeline.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import CaseSettings, Job, Options, flag_of, list_specs
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.base import make_record
-from hil.controller.records.bisect import BisectFindings
-from hil.controller.records.farm import JobResultRow
+from hil.controller.records.decisions.bisect import BisectFindings
+from hil.controller.records.lab.farm import JobResultRow
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.history.store import HistoryStore

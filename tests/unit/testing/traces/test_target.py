@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.pipeline import board_pool
+from hil.controller.pipeline.boards import board_pool
 from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, RunResult
 from hil.core.tensors import TensorSpec

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.onnx_contrib import ACCURACY, remove_accuracy_levels
+from hil.controller.models.onnx_files.onnx_contrib import ACCURACY, remove_accuracy_levels
 from hil.core.files import open_file
 
 # Operator -> input positions of the second factor and its zero point.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from hil.controller.models.tensorflow.graphs import format_error, name_new_value
 from hil.controller.models.tensorflow.source import name_outputs, open_model, read_array
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.screen.texts import convert_foreign_errors
+from hil.controller.storage.sources.packages import require_version
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hil.controller.storage.packages import require_version
+from hil.controller.storage.sources.packages import require_version
 from hil.core.tensors import Array
 from hil.errors import LoadFailed, ReferenceFailed, RunFailed
 from hil.formats.litert import PACKAGE, open_signature

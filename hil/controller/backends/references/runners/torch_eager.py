@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from hil.controller.models.importers.exported.pt2 import call_of, is_tensor, list_new_values, list_output_names
 from hil.controller.models.importers.exported.pt2_archive import load_program
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.screen.texts import convert_foreign_errors
+from hil.controller.storage.sources.packages import require_version
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
 from hil.formats.torch_values import convert_from_torch, to_torch

@@ -10,7 +10,7 @@ from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.messages import POWER_ACTIONS
 from hil.controller.records.commands.farm import BoardPower
-from hil.controller.records.farm import SwitchedPower
+from hil.controller.records.lab.farm import SwitchedPower
 
 # The gateway waits this long for the host, and some seconds for the database.
 _LIMIT_SECONDS = 930.0

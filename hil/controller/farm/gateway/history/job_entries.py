@@ -13,7 +13,7 @@ from hil.controller.farm.client.results import EndedJob, read_suite_head
 from hil.controller.farm.job_files import DIRTY, MODEL_PATH, ORIGIN
 from hil.controller.farm.messages import Kind, parse_job
 from hil.controller.records.base import make_record
-from hil.controller.records.history import HistoryEntry, SourceState, StoredProgram
+from hil.controller.records.measurements.history import HistoryEntry, SourceState, StoredProgram
 from hil.controller.records.outputs import Origin
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.workloads.history.collect import make_run_entry, make_suite_entry

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from hil.controller.farm.gateway.artifacts import ArtifactStore
 from hil.controller.farm.job_files import PROGRAMS
 from hil.controller.records.base import make_record
-from hil.controller.records.history import StoredProgram
+from hil.controller.records.measurements.history import StoredProgram
 from hil.controller.storage.history.programs import RECORD, ProgramSource, check_record
 from hil.core.bounded_json import parse_json
 from hil.core.files import resolve_within

@@ -21,7 +21,7 @@ from hil.controller.farm.gateway.history.job_programs import JobPrograms
 from hil.controller.farm.store import event_log, queries
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable
 from hil.controller.pipeline.settings.history_settings import HistorySettings
-from hil.controller.records.history import AddedEntries
+from hil.controller.records.measurements.history import AddedEntries
 from hil.controller.storage.history.store import HistoryStore
 from hil.core.storage_errors import convert_os_errors
 from hil.errors import HilError, StorageError, UsageError

@@ -29,7 +29,7 @@ from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submissi
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
-from hil.controller.records.farm import (
+from hil.controller.records.lab.farm import (
     CancelledJobs,
     CancelledReservation,
     CleanedFarm,

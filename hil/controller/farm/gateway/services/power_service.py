@@ -14,7 +14,7 @@ from hil.controller.farm.leasing.board_power import PowerRequest, begin_power_ac
 from hil.controller.farm.messages import BoardState
 from hil.controller.farm.store import access, queries
 from hil.controller.farm.store.records import fetch_rows
-from hil.controller.records.farm import SwitchedPower
+from hil.controller.records.lab.farm import SwitchedPower
 from hil.errors import BoardError
 
 _LOG = logging.getLogger("hil.farm.gateway")

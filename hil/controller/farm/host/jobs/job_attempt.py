@@ -20,7 +20,7 @@ from hil.controller.records.outputs import Origin
 from hil.controller.records.run import RunRecord
 from hil.controller.records.suite import SuiteDocument
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.origin import use_origin
+from hil.controller.storage.sources.origin import use_origin
 from hil.core.files import MAX_MODEL_BYTES, read_file, write_atomic
 from hil.core.results import Outcome, exit_code_of
 from hil.core.runtimes import RUNTIMES, can_load_onnx

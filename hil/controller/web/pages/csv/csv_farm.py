@@ -15,7 +15,7 @@ from hil.controller.farm.client.wording import format_labels
 from hil.controller.farm.messages import JobState
 from hil.controller.farm.timeline import find_lease_periods
 from hil.controller.records.base import Record
-from hil.controller.records.farm import JobDetails
+from hil.controller.records.lab.farm import JobDetails
 from hil.controller.web.farm.past import MOST_EVENTS, MOST_JOBS
 from hil.controller.web.pages.farm.boards import use_of
 from hil.controller.web.pages.farm.charts import Chart, check_span

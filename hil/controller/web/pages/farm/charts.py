@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.controller.farm.timeline import QueueTimes, Stay, compute_board_use, queue_times
-from hil.controller.records.farm import FarmJob
+from hil.controller.records.lab.farm import FarmJob
 from hil.errors import UsageError
 
 # Time spans in hours and their labels. A span has PARTS intervals.

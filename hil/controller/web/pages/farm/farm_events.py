@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from hil.controller.farm.messages import ENDED, parse_job
-from hil.controller.records.farm import LogPiece
+from hil.controller.records.lab.farm import LogPiece
 from hil.controller.web.live import PACE_SECONDS, stream_counts
 from hil.controller.web.pages.farm.view import FarmView, view_of
 from hil.core.text import escape_controls

@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from hil.controller.farm.client.turns import add_turns
 from hil.controller.farm.messages import ENDED, JobState, parse_job
 from hil.controller.farm.timeline import QueueTimes
-from hil.controller.records.farm import FarmCases, FarmJob, FarmStats
+from hil.controller.records.lab.farm import FarmCases, FarmJob, FarmStats
 from hil.controller.web.index.sessions import IndexedSession, find_session
 from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, wait_chart
 from hil.controller.web.pages.farm.farm_events import read_log_end

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 
 from hil.controller.farm.messages import Role
-from hil.controller.records.farm import FarmBoard, FarmJob
+from hil.controller.records.lab.farm import FarmBoard, FarmJob
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.site import get_site

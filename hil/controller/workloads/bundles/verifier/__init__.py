@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from hil.controller.storage.packages import require_version
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.storage.tool_caches import make_tool_environment
 from hil.core import own_version
 from hil.core.files import replace_file

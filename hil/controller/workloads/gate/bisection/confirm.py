@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hil.controller.records.gate import TrialOutcome
+from hil.controller.records.decisions.gate import TrialOutcome
 from hil.core.results import BOARD_OUTCOMES, Outcome
 
 # Skip a candidate after this many board errors without a complete run between them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from hil.controller.records.gate import AxisName
+from hil.controller.records.decisions.gate import AxisName
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.axes.compilers import CompilerAxis

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hil.controller.records.gate import GateCandidate
+from hil.controller.records.decisions.gate import GateCandidate
 from hil.controller.storage.runs import convert_write_errors
 from hil.controller.storage.screen.texts import line
 from hil.controller.workloads.gate.bisection.shell import make_environment

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil.controller.records.gate import CandidateTrial, GateCandidate, GateCause, GateVerdict, TriedCandidate
+from hil.controller.records.decisions.gate import CandidateTrial, GateCandidate, GateCause, GateVerdict, TriedCandidate
 from hil.controller.storage.runs import convert_write_errors, make_safe_name
 from hil.controller.storage.screen.texts import format_count
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
@@ -21,9 +21,9 @@ from hil.controller.workloads.gate.bisection.search import CandidateSearch
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
 from hil.controller.workloads.gate.bisection.trial import CandidateTester
 from hil.controller.workloads.gate.bisection.trial_log import TrialLog
+from hil.controller.workloads.gate.comparing.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.remeasure import Remeasurer
-from hil.controller.workloads.gate.rounds import RoundsFile, RoundsKey
 from hil.errors import UsageError
 
 DEFAULT_BUILD_TIMEOUT_SECONDS = 1800.0

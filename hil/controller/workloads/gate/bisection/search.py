@@ -5,7 +5,7 @@ Pure functions of the test results.
 
 from __future__ import annotations
 
-from hil.controller.records.gate import TrialOutcome
+from hil.controller.records.decisions.gate import TrialOutcome
 
 
 class CandidateSearch:

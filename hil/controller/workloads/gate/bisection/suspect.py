@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.controller.models.inputs import fix_sizes
-from hil.controller.pipeline.board_pool import BoardPool
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_pool import BoardPool
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.restored import restore_references
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.stages import choose_board
-from hil.controller.records.gate import GateVerdict
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.decisions.gate import GateVerdict
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.records.run import RunCase
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.workloads.gate.plan import GateCase

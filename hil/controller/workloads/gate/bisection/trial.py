@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.detection.sequential import SequentialDecision, pool_noise
-from hil.controller.pipeline.board_session import BoardSession
+from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import MIN_EFFECT, describe_change
-from hil.controller.records.gate import GateCandidate
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.decisions.gate import GateCandidate
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.confirm import (
@@ -24,7 +24,7 @@ from hil.controller.workloads.gate.bisection.confirm import (
     decide_answers,
 )
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
-from hil.controller.workloads.gate.instruction_counts import count_again
+from hil.controller.workloads.gate.comparing.instruction_counts import count_again
 from hil.controller.workloads.gate.remeasure import Remeasurer
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome, Stage
 from hil.errors import BoardError, HilError, StorageError, UsageError

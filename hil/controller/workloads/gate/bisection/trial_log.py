@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import CandidateTrial
+from hil.controller.records.decisions.gate import CandidateTrial
 from hil.controller.storage.line_file import read_lines, remove_incomplete_line
 from hil.controller.storage.runs import convert_write_errors
 from hil.core.bounded_json import parse_json

@@ -31,9 +31,9 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import convert_errors
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.screen.texts import get_first_line, import_hint
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec, replace_forbidden
 from hil.controller.workloads.suites.store import list_installed

@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.compare.stats import find_worst
 from hil.controller.records.base import parse_number
-from hil.controller.records.conditions import is_comparable
+from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hil.controller.pipeline.records.evidence import format_unanswered
 from hil.controller.records.base import parse_number
-from hil.controller.records.conditions import is_comparable
+from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing

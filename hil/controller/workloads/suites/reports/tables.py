@@ -18,7 +18,7 @@ from hil.controller.pipeline.records.evidence import (
     format_unanswered,
 )
 from hil.controller.pipeline.records.print_generation import find_worst_position
-from hil.controller.records.generation import StoredGeneration
+from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import as_text, make_plain
 from hil.controller.workloads.suites.reports.results import Delegation, SuiteResults, find_worst_output

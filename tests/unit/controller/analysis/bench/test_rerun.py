@@ -10,7 +10,7 @@ from support.times import steady_times
 
 from hil.controller.analysis.bench import rerun
 from hil.controller.analysis.bench.stats import compare_medians
-from hil.controller.records.conditions import ConditionReading, Conditions
+from hil.controller.records.measurements.conditions import ConditionReading, Conditions
 from hil.controller.records.run import StoredProvenance
 
 

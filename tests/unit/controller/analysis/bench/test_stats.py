@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hil.controller.analysis.bench.stats import Batch, compare_rounds, is_precise, round_log_ratios
-from hil.controller.devices.time_statistics import (
+from hil.controller.devices.measuring.time_statistics import (
     MIN_REPEATS,
     compute_median_interval,
     compute_student_quantile,

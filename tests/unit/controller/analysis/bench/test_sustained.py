@@ -23,7 +23,7 @@ from hil.controller.analysis.bench.sustained import (
     thin_batch,
 )
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.bench import SustainedTimes
+from hil.controller.records.measurements.bench import SustainedTimes
 from hil.core.timeline import Sample
 from hil.errors import RunCrashed
 

@@ -17,7 +17,7 @@ from hil.controller.analysis.bisect import generation
 from hil.controller.analysis.bisect.generation import find_wrong_call
 from hil.controller.models.importers.onnx import make_value_spec
 from hil.controller.pipeline.case import Case
-from hil.controller.pipeline.generation import begin_generation
+from hil.controller.pipeline.decoding.generation import begin_generation
 from hil.controller.pipeline.settings.options import Options
 from hil.core.results import Model, Outcome
 from hil.core.steps import OUTPUTS

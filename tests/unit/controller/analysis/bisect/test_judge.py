@@ -15,7 +15,7 @@ from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.layers import Layer
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
-from hil.controller.records.bisect import BisectFinding
+from hil.controller.records.decisions.bisect import BisectFinding
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import CompileFailed
 

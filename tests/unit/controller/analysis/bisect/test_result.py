@@ -13,7 +13,7 @@ from hil.compare.verdict import compare_output
 from hil.controller.analysis.bisect.result import describe_layer, describe_verdict, find_exit_code, make_finding
 from hil.controller.pipeline.records.record import record_comparison
 from hil.controller.records.base import make_record
-from hil.controller.records.bisect import BisectFindings, BisectRecord
+from hil.controller.records.decisions.bisect import BisectFindings, BisectRecord
 from hil.core.results import Outcome
 
 PASS, FAIL, SKIP = Outcome.PASS, Outcome.FAIL, Outcome.SKIP

@@ -15,7 +15,7 @@ from support.bisect_records import bisect_record, layer_finding
 from hil.compare.verdict import compare_output
 from hil.controller.analysis.bisect.result import make_finding, plot_growth, print_bisection
 from hil.controller.pipeline.records.record import record_comparison
-from hil.controller.records.bisect import BisectFinding, BisectRecord, LayerFinding
+from hil.controller.records.decisions.bisect import BisectFinding, BisectRecord, LayerFinding
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 

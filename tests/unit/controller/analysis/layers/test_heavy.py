@@ -13,7 +13,7 @@ from support.layer_models import residual_cnn
 from hil.controller.analysis.layers import graph as graph_module
 from hil.controller.analysis.layers.graph import FoldedGraph
 from hil.controller.analysis.layers.values import run
-from hil.controller.models import onnx_model
+from hil.controller.models.onnx_files import onnx_model
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 
 

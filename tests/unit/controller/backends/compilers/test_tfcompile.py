@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from hil.controller.backends.compilers.tfcompile import choose_target, parse_target
-from hil.controller.backends.compilers.tfcompile_build import find_needed_variants, is_needed, write_glue
-from hil.controller.backends.compilers.tfcompile_graph import (
+from hil.controller.backends.compilers.tensorflow.tfcompile import choose_target, parse_target
+from hil.controller.backends.compilers.tensorflow.tfcompile_build import find_needed_variants, is_needed, write_glue
+from hil.controller.backends.compilers.tensorflow.tfcompile_graph import (
     find_assigned_variables,
     make_config,
     make_identifiers,

@@ -19,7 +19,7 @@ from hil.controller.farm.backup.archive import (
     name_stored,
     verify_archive,
 )
-from hil.controller.records.farm_backup import BackupManifest
+from hil.controller.records.lab.farm_backup import BackupManifest
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import UsageError

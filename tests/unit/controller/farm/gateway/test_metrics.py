@@ -11,7 +11,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra `farm`")
 
 from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.gateway.metrics import FarmSnapshot, Metrics
-from hil.controller.records.farm import FarmStats, QueuePercentiles
+from hil.controller.records.lab.farm import FarmStats, QueuePercentiles
 from hil.errors import UsageError
 
 _STATS = FarmStats(

@@ -33,7 +33,7 @@ from hil.controller.farm.install.containers import make_containers
 from hil.controller.farm.install.monitoring import make_monitoring
 from hil.controller.farm.install.settings import InstallSettings
 from hil.controller.farm.install.units import make_units
-from hil.controller.records.farm import FarmStats, QueuePercentiles
+from hil.controller.records.lab.farm import FarmStats, QueuePercentiles
 from hil.errors import UsageError
 
 COMMANDS = {"up": up, "host": host, "web": web}

@@ -13,7 +13,7 @@ from hil.controller.farm.leasing.reservations import cancel_reservation, reserve
 from hil.controller.farm.messages import Kind, Principal
 from hil.controller.farm.settings import FarmLimits, UserLimits
 from hil.controller.farm.store import queries
-from hil.controller.records.farm import FarmReservation
+from hil.controller.records.lab.farm import FarmReservation
 from hil.errors import AccessRefused, FarmError, NoSuchBoard, UsageError
 
 HOUR = 3600.0

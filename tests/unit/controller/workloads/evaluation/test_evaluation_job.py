@@ -15,7 +15,7 @@ from support.fake_boards import FakeBoards, FakeProgram, X, Y, fake_boards, fake
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.evaluation import EvaluationRecord, EvaluationSettings
+from hil.controller.records.decisions.evaluation import EvaluationRecord, EvaluationSettings
 from hil.controller.storage.runs import RunStore, lock_folder
 from hil.controller.workloads.evaluation.job import run_evaluation
 from hil.controller.workloads.evaluation.show import print_evaluation

@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.analysis.evaluation.metric_choice import choose_metric
 from hil.controller.records.base import make_record
-from hil.controller.records.evaluation import EvaluatedSample, SampleSide
+from hil.controller.records.decisions.evaluation import EvaluatedSample, SampleSide
 from hil.controller.workloads.evaluation.scores import allow_drop, compute_scores, judge_scores
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.histories import history_entry
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GateCandidate, GateSide, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateSide, GateVerdict
 from hil.controller.workloads.gate.bisection.axes import compilers
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis
 from hil.controller.workloads.gate.bisection.axes.compilers import CompilerAxis

@@ -14,13 +14,13 @@ from support.histories import history_entry
 
 from hil.controller.pipeline.case import Case
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GateCandidate, GateCause, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateCause, GateVerdict
 from hil.controller.workloads.gate.bisection import run as bisection_run
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
 from hil.controller.workloads.gate.bisection.confirm import FaultRate, ProgramAnswer, Trial, decide_answers
 from hil.controller.workloads.gate.bisection.run import CauseFinder
+from hil.controller.workloads.gate.comparing.rounds import RoundsFile
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.rounds import RoundsFile
 from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome
 from hil.errors import UsageError

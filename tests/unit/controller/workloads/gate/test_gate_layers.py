@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.histories import history_entry
 
-from hil.controller.workloads.gate import layers
-from hil.controller.workloads.gate.layers import LayerFinder
+from hil.controller.workloads.gate.comparing import layers
+from hil.controller.workloads.gate.comparing.layers import LayerFinder
 from hil.controller.workloads.gate.plan import GateCase
 from hil.errors import BoardLost, HilError, UsageError
 

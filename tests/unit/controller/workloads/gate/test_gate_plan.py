@@ -10,9 +10,9 @@ import pytest
 from support.histories import history_entry, program_source
 
 from hil.controller.analysis.detection.sequential import Decision
-from hil.controller.records.conditions import MeasurementGrade
-from hil.controller.records.history import HistoryEntry, ToolVersions
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.measurements.conditions import MeasurementGrade
+from hil.controller.records.measurements.history import HistoryEntry, ToolVersions
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case, list_changes, needs_board

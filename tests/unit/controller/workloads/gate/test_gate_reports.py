@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GATE_VERDICTS, GateRecord
+from hil.controller.records.decisions.gate import GATE_VERDICTS, GateRecord
 from hil.controller.workloads.gate.reports import make_annotations, make_junit, make_markdown, make_sarif
 from hil.controller.workloads.gate.run import find_exit_code
 from hil.controller.workloads.gate.verdict_texts import MEANINGS, describe_total, list_details

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.workloads.gate.rounds import ROUNDS, RoundsFile, RoundsKey
+from hil.controller.workloads.gate.comparing.rounds import ROUNDS, RoundsFile, RoundsKey
 
 KEY = RoundsKey("5bbbbd3b1b49", "blake3:1", "run-1", "a board, with comma")
 

@@ -17,7 +17,7 @@ from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch
 from hil.controller.analysis.detection.sequential import SequentialDecision
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.instructions import InstructionComparison
+from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.workloads.gate import remeasure
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.programs import ProgramRestorer

@@ -11,12 +11,12 @@ import pytest
 from support.histories import history_entry
 
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GateScore, GateVerdict
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.decisions.gate import GateScore, GateVerdict
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.runs import RunStore
+from hil.controller.workloads.gate.comparing.scores import compare_stored_scores
 from hil.controller.workloads.gate.judge import find_direction, judge_case, needs_board
 from hil.controller.workloads.gate.plan import GateCase
-from hil.controller.workloads.gate.scores import compare_stored_scores
 
 
 def write_evaluation(folder: Path, name: str, values: Sequence[float], **changes: Any) -> HistoryEntry:

@@ -12,7 +12,7 @@ from support.histories import history_entry
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import make_record
-from hil.controller.records.gate import GateRecord
+from hil.controller.records.decisions.gate import GateRecord
 from hil.controller.storage.runs import RunStore, write_json
 from hil.controller.workloads.gate.judge import Remeasurement
 from hil.controller.workloads.gate.plan import GateCase

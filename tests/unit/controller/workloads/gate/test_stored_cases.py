@@ -12,7 +12,7 @@ from support.fake_boards import fake_case
 from support.histories import history_entry, program_source
 
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.history import HistoryEntry
+from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.programs import combine_digests
 from hil.controller.storage.history.store import HistoryStore

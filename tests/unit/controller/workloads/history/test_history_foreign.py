@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.records.history import SourceState
+from hil.controller.records.measurements.history import SourceState
 from hil.controller.workloads.history.foreign import ForeignNames, parse_foreign, read_foreign
 from hil.errors import UsageError
 

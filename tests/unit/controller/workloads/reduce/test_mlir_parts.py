@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from hil.controller.models.importers.mlir import describe
-from hil.controller.workloads.reduce.mlir_parts import MLIR_MODEL, print_mlir, write_mlir_base, write_mlir_part
+from hil.controller.workloads.reduce.candidates.mlir_parts import (
+    MLIR_MODEL,
+    print_mlir,
+    write_mlir_base,
+    write_mlir_part,
+)
 from hil.errors import ImportFailed
 
 LINALG = """

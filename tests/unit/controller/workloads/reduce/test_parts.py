@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from support.models import save_model
 
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.reduce.parts import write_base, write_part
-from hil.controller.workloads.reduce.simplify import apply_change, list_changes, print_model
+from hil.controller.workloads.reduce.candidates.parts import write_base, write_part
+from hil.controller.workloads.reduce.candidates.simplify import apply_change, list_changes, print_model
 
 FLOAT = TensorProto.FLOAT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hil.controller.records.reduce import ReduceRecord, ReduceTrial
+from hil.controller.records.decisions.reduce import ReduceRecord, ReduceTrial
 from hil.controller.storage.runs import seal, write_json
 from hil.controller.workloads.reduce.reducing import reduce_model
 from hil.controller.workloads.reduce.trials import RECORD

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.reduce import ReduceFailure, ReduceRecord
+from hil.controller.records.decisions.reduce import ReduceFailure, ReduceRecord
 from hil.controller.workloads.reduce.trials import RECORD, Candidate, RunsSpent, Trials
 from hil.core.results import Outcome
 from hil.errors import BoardLost, RunCrashed

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hil.controller.records.gate import GateSide, GateVerdict
-from hil.controller.records.history import SeriesKey
+from hil.controller.records.decisions.gate import GateSide, GateVerdict
+from hil.controller.records.decisions.triage import TriageEntry
+from hil.controller.records.measurements.history import SeriesKey
 from hil.controller.records.suite import CaseRecord
-from hil.controller.records.triage import TriageEntry
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.triage.entries import (
     SLOWER,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.records.triage import TriageEntry
+from hil.controller.records.decisions.triage import TriageEntry
 from hil.controller.workloads.suites.expected import Expectations, parse
 from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.exchange import export_expectations, import_expectations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.gate import AxisName, GateCandidate, GateVerdict, GateVerdictName
+from hil.controller.records.decisions.gate import AxisName, GateCandidate, GateVerdict, GateVerdictName
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.board_config import BoardConfig

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hil.controller.backends.compilers.versions import install_compiler
 from hil.controller.pipeline.case import Case
-from hil.controller.records.gate import GateCandidate, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateVerdict
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.packages import require_version
 from hil.controller.storage.run_context import RunContext
+from hil.controller.storage.sources.packages import require_version
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange, make_version_range
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
 from hil.controller.workloads.gate.plan import GateCase

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.gate import GateCandidate, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateVerdict
 from hil.controller.storage.run_context import Progress
 from hil.controller.storage.runs import make_safe_name
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange, make_version_range

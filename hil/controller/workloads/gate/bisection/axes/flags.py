@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.gate import GateCandidate, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateVerdict
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange
 from hil.controller.workloads.gate.bisection.suspect import SuspectRun
 from hil.controller.workloads.gate.plan import GateCase

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hil.controller.pipeline.case import Case
-from hil.controller.records.gate import GateCandidate, GateVerdict
+from hil.controller.records.decisions.gate import GateCandidate, GateVerdict
 from hil.controller.workloads.gate.bisection.axes.axis import BisectAxis, CandidateRange, make_version_range
 from hil.controller.workloads.gate.bisection.repository import CommitTree, GitRepository
 from hil.controller.workloads.gate.bisection.shell import run_command

@@ -125,7 +125,7 @@ def test_check_needs_writes_new_file_each_time(tmp_path, monkeypatch):
         def session(self, *args: Any, **more: Any) -> Session:
             return Session()
 
-    monkeypatch.setattr("hil.controller.pipeline.board_pool.BoardPool", Pool)
+    monkeypatch.setattr("hil.controller.pipeline.boards.board_pool.BoardPool", Pool)
     choice = BoardChoice(BoardConfig("rack3", "rpi5"))
     for _ in range(2):
         assert board_needs.check_needs(choice, "iree", tmp_path, print) is False

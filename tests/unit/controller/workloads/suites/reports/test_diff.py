@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from support.suite_runs import case, comparison, large_run, suite_run
 
-from hil.controller.records.conditions import MeasurementGrade
+from hil.controller.records.measurements.conditions import MeasurementGrade
 from hil.controller.workloads.suites.reports.diff import compare_runs, format_diff_markdown, print_diff, record_diff
 from hil.errors import UsageError
 

@@ -1,0 +1,1 @@
+"""Compile TensorFlow graphs with tfcompile."""

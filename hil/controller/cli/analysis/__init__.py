@@ -1,0 +1,1 @@
+"""Commands that find the cause of a failure."""

@@ -1,0 +1,1 @@
+"""Conditions, clocks and grades of measurements on a board."""

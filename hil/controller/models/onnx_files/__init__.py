@@ -1,0 +1,1 @@
+"""Read and change ONNX models."""

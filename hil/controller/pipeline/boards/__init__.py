@@ -1,0 +1,1 @@
+"""Boards of a run, shared by its cases."""

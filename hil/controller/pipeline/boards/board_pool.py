@@ -1,0 +1,177 @@
+"""Manage the boards of a workload. Only this module opens, reconnects and closes boards."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import BoardChoice, pin_choice
+from hil.controller.devices.choosing.board_factory import open_board, reconnect
+from hil.controller.pipeline.boards.board_session import BoardSession
+from hil.core.text import TextSink
+from hil.errors import BoardError, BoardLost, BoardUnfit
+
+
+@dataclass
+class _PoolEntry:
+    """State of a requested board."""
+
+    choice: BoardChoice
+    runtimes: tuple[str, ...]
+    faults: tuple[str, ...]
+    session: BoardSession | None = None
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+
+
+class BoardPool:
+    """Pool of boards. The first request opens a board, which then stays open. Context manager; thread-safe.
+
+    Args:
+        opened: Called with each board after opening, before the first use. If the function raises, the pool closes the
+            board.
+        most_loaded: Maximum number of programs that stay loaded on a board between runs.
+    """
+
+    def __init__(
+        self,
+        purpose: str,
+        *,
+        wait_s: float = 60.0,
+        say: TextSink = lambda text: None,
+        opened: Callable[[Board], None] = lambda board: None,
+        most_loaded: int = 0,
+    ) -> None:
+        self._purpose = purpose
+        self._wait_s = wait_s
+        self._say = say
+        self._opened = opened
+        self._most_loaded = most_loaded
+        self._entries: dict[Hashable, _PoolEntry] = {}
+        self._mutex = threading.Lock()
+        self._closed = False
+
+    def session(
+        self, choice: BoardChoice, *, runtimes: Sequence[str] = ("",), faults: Sequence[str] = ()
+    ) -> BoardSession:
+        """Return the session of a board, opening the board if necessary.
+
+        A farm may choose any of its boards for the first connection. Later connections use the same board.
+
+        Args:
+            runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
+            faults: Faults of a simulator. Requests with different faults get different boards.
+
+        Raises:
+            UsageError: the board does not support this use.
+            BoardError: the board is not available.
+        """
+        entry = self._get_entry(choice, runtimes, faults)
+        with entry.mutex:
+            if entry.session is None:
+                self._start_session(entry, self._open_board(entry))
+            assert entry.session is not None
+            return entry.session
+
+    def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
+        """Reconnect to a lost board if it returns soon. Add the result to the error.
+
+        This method does not run a program again. It waits only for boards with SSH. For other boards, the next request
+        for a session opens a new connection. A board that is unfit (BoardUnfit) still responds, so its session is
+        returned.
+        """
+        entry = self._get_entry(choice, ("",), faults)
+        with entry.mutex:
+            if isinstance(error, BoardUnfit):
+                return entry.session
+            session, entry.session = entry.session, None
+            if session is None:
+                return None
+            session.forget()
+            board = reconnect(session.board, error, lambda: self._open_board(entry))
+            if board is not None:
+                self._start_session(entry, board)
+            return entry.session
+
+    def is_open(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> bool:
+        """Return True if a board is open."""
+        entry = self._entries.get(_make_board_key(choice, faults))
+        return entry is not None and entry.session is not None
+
+    @property
+    def any_open(self) -> bool:
+        """True if any board is open."""
+        return any(entry.session is not None for entry in list(self._entries.values()))
+
+    def give_back(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> None:
+        """Close a board if it is open."""
+        with self._mutex:
+            entry = self._entries.pop(_make_board_key(choice, faults), None)
+        if entry is not None:
+            session, entry.session = entry.session, None
+            if session is not None:
+                session.close()
+
+    def close(self) -> None:
+        """Close all boards. Further boards cannot be opened. May be called from any thread."""
+        with self._mutex:
+            self._closed = True
+            entries, self._entries = list(self._entries.values()), {}
+        with contextlib.ExitStack() as stack:
+            for entry in entries:
+                # Boards of this thread are idle. Other threads may still use theirs; closing ends this use.
+                if entry.session is not None:
+                    stack.callback(entry.session.close)
+
+    def _get_entry(self, choice: BoardChoice, runtimes: Sequence[str], faults: Sequence[str]) -> _PoolEntry:
+        with self._mutex:
+            if self._closed:
+                raise BoardLost("the boards were released", board=choice.name)
+            return self._entries.setdefault(
+                _make_board_key(choice, faults),
+                _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults)),
+            )
+
+    def _open_board(self, entry: _PoolEntry) -> Board:
+        first, *others = entry.runtimes
+        board = self._connect_for_runtime(entry, first)
+        for runtime in others:
+            if board.shell is None:
+                break
+            # Connect again for each further runtime. Each connection installs an agent with the runtime, and keeps
+            # other runtimes.
+            board.close()
+            board = self._connect_for_runtime(entry, runtime)
+        try:
+            self._opened(board)
+        except BaseException:
+            board.close()
+            raise
+        # For a selector, a farm chose this board. Later connections must use the same board.
+        entry.choice = pin_choice(entry.choice, board.name)
+        return board
+
+    def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
+        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
+        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how))
+
+    def _start_session(self, entry: _PoolEntry, board: Board) -> None:
+        with self._mutex:
+            if not self._closed:
+                entry.session = BoardSession(board, self._most_loaded)
+                return
+        board.close()
+        raise BoardLost("the boards were released", board=board.name)
+
+    def __enter__(self) -> BoardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
+    return choice.name, choice.config.path, tuple(faults)

@@ -1,0 +1,1 @@
+"""Stages of decoders that generate tokens."""

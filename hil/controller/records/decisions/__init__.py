@@ -1,0 +1,1 @@
+"""Records of decisions about models and commits."""

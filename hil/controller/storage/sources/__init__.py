@@ -1,0 +1,1 @@
+"""Versions and sources of the code that made a result."""

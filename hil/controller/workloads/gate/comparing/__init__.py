@@ -1,0 +1,1 @@
+"""Compare the measurements of two commits."""

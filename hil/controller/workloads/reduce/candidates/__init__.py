@@ -1,0 +1,1 @@
+"""Smaller models that may still fail."""
