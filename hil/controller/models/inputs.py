@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.storage.paths import path_exists
+from hil.controller.storage.paths import make_sibling_path, path_exists
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.digest import digest_of
 from hil.core.files import MAX_FILE_BYTES, read_file
@@ -38,6 +38,8 @@ _IREE_FORM = re.compile(r"(?P<dims>(?:\d{1,18}x)*)(?P<type>[a-z][A-Za-z0-9]*(?:<
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
 # Model formats that hil compiles or converts for fixed sizes.
 _COMPILED_FORMATS = ("onnx", "mlir", "pt2", "tf", "keras")
+# End of the file next to the model with calibration samples: net.calibration.npz for net.onnx.
+CALIBRATION = ".calibration.npz"
 _FORMS = "NAME=x.npy, NAME=x.npz:key, x.npz, NAME=test.pb, 4x8xf32=@x.bin, 4x8xf32=1 2 3"
 
 
@@ -437,7 +439,7 @@ def make_calibration_samples(model: Model, given: Sequence[Mapping[str, Array]],
         UsageError: the samples do not match the model, or the file is invalid.
     """
     specs = model.inputs or ()
-    file = model.path.with_name(f"{model.path.stem}.calibration.npz")
+    file = make_sibling_path(model.path, CALIBRATION)
     from_file = not given and path_exists(file)
     if from_file:
         given = _read(file)

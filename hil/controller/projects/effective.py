@@ -31,6 +31,7 @@ from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
 from hil.core.files import read_text
 from hil.core.runtimes import RUNTIMES, choose_runtime
+from hil.core.text import hide_logins
 from hil.errors import UsageError
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
@@ -50,9 +51,9 @@ class _Origin:
     where: str = ""
 
     def to_row(self, table: ValueTable, key: str, *, trusted: bool = True) -> EffectiveValue:
-        return EffectiveValue(
-            table=table, key=key, value=self.value, source=self.source, where=self.where, trusted=trusted
-        )
+        # A URL may contain a password, and logs of CI may contain the output.
+        value = hide_logins(self.value) if isinstance(self.value, str) else self.value
+        return EffectiveValue(table=table, key=key, value=value, source=self.source, where=self.where, trusted=trusted)
 
 
 def find_effective_config(

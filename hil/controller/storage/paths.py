@@ -23,6 +23,15 @@ def path_exists(path: str | Path) -> bool:
     return os.path.exists(path)
 
 
+def make_sibling_path(model: Path, suffix: str) -> Path:
+    """Return the path of a file next to a model: the stem of the model's name, and a suffix.
+
+    A SavedModel is a directory, so the path may be ``.``, which has no name.
+    """
+    model = model if model.name else model.absolute()
+    return model.parent / f"{model.stem}{suffix}"
+
+
 def locate(name: str | Path, base: Path, *, board: str = "") -> Path | None:
     """Resolve a path of a board's config against ``base``; None for "". Raises UsageError for an unknown ``~USER``."""
     try:

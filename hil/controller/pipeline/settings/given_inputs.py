@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from hil.controller.storage.paths import is_file
+from hil.controller.storage.paths import is_file, make_sibling_path
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _FORM = "FILE.py:FUNCTION"
 
 def find_inputs_file(model: Path) -> Path | None:
     """Return the file with inputs next to a model, or None."""
-    file = model.with_name(f"{model.stem}{SUFFIX}")
+    file = make_sibling_path(model, SUFFIX)
     return file if is_file(file) else None
 
 

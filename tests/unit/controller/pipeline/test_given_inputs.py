@@ -150,6 +150,15 @@ def test_file_next_to_model_has_inputs():
     assert describe_inputs_file(RunSettings(), found, model) == "net.onnx: inputs from net.inputs.npz"
 
 
+def test_model_in_working_directory_has_no_name(monkeypatch):
+    # A SavedModel is a directory.
+    Path("net").mkdir()
+    monkeypatch.chdir("net")
+    assert add_inputs_file(RunSettings(), Path()).inputs == add_inputs_file(RunSettings(), Path("/")).inputs == ()
+    np.savez("../net.inputs.npz", x=np.ones(2))
+    assert add_inputs_file(RunSettings(), Path()).inputs == (str(Path("../net.inputs.npz").resolve()),)
+
+
 @pytest.mark.parametrize(
     "settings",
     [RunSettings(inputs=("x=a.npy",)), RunSettings(input_range=(0.0, 1.0)), RunSettings(generate=Path("spec.toml"))],

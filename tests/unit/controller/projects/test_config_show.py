@@ -127,6 +127,13 @@ def test_config_show_reads_variables_and_hides_secrets(monkeypatch: pytest.Monke
     assert found["HIL_SIMULATOR"] == ("reuse", "built-in", "")
 
 
+def test_config_show_hides_logins_in_urls(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "hil.toml").write_text('[defaults]\nweb_url = "https://me:secret@web/hil"\n')
+    monkeypatch.setenv("HIL_FARM", "https://secret@farm:1")
+    found = show()
+    assert (found["web_url"][0], found["HIL_FARM"][0]) == ("https://***@web/hil", "https://***@farm:1")
+
+
 def test_config_show_marks_untrusted_values(project: Path) -> None:
     def list_untrusted() -> list[str]:
         lines = CliRunner().invoke(cli, ["config", "show"], catch_exceptions=False).stdout.splitlines()

@@ -29,14 +29,14 @@ from hil.controller.models.flows import Flow, apply_recipe
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model
-from hil.controller.models.inputs import OpenDimensions, make_inputs
+from hil.controller.models.inputs import CALIBRATION, OpenDimensions, make_inputs
 from hil.controller.models.sizing.dimensions import check_known, find_symbols, own_sizes
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.models.sizing.sizes import format_sized_name, sweep
 from hil.controller.pipeline.settings.model_settings import apply_model_settings
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, CaseSettings, RunSettings, split_dims
 from hil.controller.records.suite import SuiteModelFile
-from hil.controller.storage.paths import path_exists
+from hil.controller.storage.paths import make_sibling_path, path_exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.case_files import read_case
 from hil.controller.workloads.suites.cases.spec import (
@@ -439,7 +439,7 @@ class _PreparedModel:
         """Return calibration samples for a recipe, or an empty list if the recipe must find samples itself."""
         if found := self.source.calibration():
             return found
-        if path_exists(self.source.path.with_name(f"{self.source.path.stem}.calibration.npz")):
+        if path_exists(make_sibling_path(self.source.path, CALIBRATION)):
             return []
         given = self._read_given_inputs()
         return [given] if given else []

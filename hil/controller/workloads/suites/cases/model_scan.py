@@ -14,6 +14,7 @@ from hil.bundles.cases import BundledCase
 from hil.bundles.signature import add_seal
 from hil.controller.models.generation.spec import GENERATE, read_file_names
 from hil.controller.models.importers import load_importers
+from hil.controller.models.inputs import CALIBRATION
 from hil.controller.models.tensorflow import graph_def
 from hil.controller.pipeline.settings import given_inputs
 from hil.controller.pipeline.settings.flagfiles import parse_flagfile
@@ -42,7 +43,6 @@ from hil.formats.executorch_file import Damaged, is_bundle, read_buffer, read_ca
 
 _INPUTS = given_inputs.SUFFIX
 _EXPECTED = ".expected.npz"
-_CALIBRATION = ".calibration.npz"
 # A TensorFlow SavedModel is a directory with this file.
 _SAVED_MODEL = "saved_model.pb"
 # A directory with any such file is a model with the directory's name.
@@ -156,7 +156,7 @@ def _get_naming_path(file: Path) -> Path:
 
 def _create_model(name: str, file: Path, flagfiles: Sequence[Path]) -> SuiteModel:
     called = _get_naming_path(file)
-    beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, _CALIBRATION)]
+    beside = [called.with_name(called.stem + kind) for kind in (_INPUTS, _EXPECTED, CALIBRATION)]
     inputs, expected, _ = beside
     model = SuiteModel(
         name, file, given=functools.partial(_read_archive, inputs), expected=functools.partial(_read_archive, expected)
