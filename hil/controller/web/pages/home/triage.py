@@ -150,7 +150,8 @@ def _make_values(given: Mapping[str, str], session: IndexedSession, row: Any) ->
 def _choose_outcomes(row: Any, same: TriageEntry | None) -> dict[str, Any]:
     """Return the outcomes of an entry: those of the existing entry, and the outcome of this case if it failed."""
     ended = row["ended"] or row["outcome"]
-    outcomes, stage = (list(same.outcomes), same.stage) if same is not None else ([], "")
+    outcomes = list(same.outcomes) if same is not None else []
+    stage: str = same.stage if same is not None else ""
     if ended == Outcome.TIMEOUT.value:
         table = choose_table_of(ended, row["stage"])
         stage = table if ended not in outcomes or stage == table else ""
