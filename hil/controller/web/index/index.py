@@ -27,7 +27,7 @@ from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 14
+VERSION = 15
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
-from hil.controller.web.index.series import MAX_SAMPLES, MEASURES, find_flips_among, find_series_steps
+from hil.controller.web.index.series import FAILED_EARLY, MAX_SAMPLES, MEASURES, find_flips_among, find_series_steps
 
 BROKE, SLOWER = "broke", "slower"
 # Seconds per batch. Between batches, the indexer reads new sessions.
@@ -29,7 +29,9 @@ _SAMPLE = np.dtype(
         ("device_p50_ns", np.float64),
     ]
 )
-_SELECT = f"select {', '.join(_SAMPLE.names or ())} from cases where name = ? and board = ?"
+_COLUMNS = ", ".join(_SAMPLE.names or ())
+_SELECT = f"select {_COLUMNS} from cases where name = ? and board = ?"
+_SELECT_EARLY = f"select {_COLUMNS} from cases where name = ? and {FAILED_EARLY}"
 Samples = npt.NDArray[np.void]
 Sides = tuple[Sequence[int], Sequence[int]]
 Mask = npt.NDArray[np.bool_]
@@ -84,7 +86,7 @@ class _Judge:
 
     def _list_early(self, name: int, board: int) -> Sequence[Any]:
         """Return the samples that failed before they reached a board, in sessions with this board."""
-        found = self._database.execute(_SELECT, (name, self._nothing)).fetchall() if board != self._nothing else ()
+        found = self._database.execute(_SELECT_EARLY, (name,)).fetchall() if board != self._nothing else ()
         if not found:
             return ()
         word = self._database.execute("select word from words where key = ?", (board,)).fetchone()[0]

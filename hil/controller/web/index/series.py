@@ -20,6 +20,7 @@ from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.text.addresses import PageQuery, format_reference, link_of
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
+from hil.core.results import BOARD_OUTCOMES
 from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
@@ -32,7 +33,9 @@ COMPARED = 5
 IDENTITY = ("kind", "suite", "flow", "runtime", "board", "model")
 _OF_CASE = ("flow", "runtime", "board", "model")
 _NO_BOARD = "cases.board = (select key from words where word = '')"
-_HAS_BOARD = "instr(sessions.boards, ?)"
+# Condition for cases that failed before they reached a board. A lost board gives no information about the case.
+_LOST = ", ".join(sorted(f"'{outcome.value}'" for outcome in BOARD_OUTCOMES))
+FAILED_EARLY = f"{_NO_BOARD} and cases.outcome not in (select key from words where word in ({_LOST}))"
 
 
 @dataclass(frozen=True)
@@ -309,7 +312,8 @@ def _build_condition(asked: HistoryFilter, identity: Mapping[str, str] | None = 
         if not value and identity is None:
             continue
         if name == "board" and value and identity is not None:
-            parts.append(f"(cases.board = (select key from words where word = ?) or {_NO_BOARD} and {_HAS_BOARD})")
+            is_early = f"{FAILED_EARLY} and instr(sessions.boards, ?)"
+            parts.append(f"(cases.board = (select key from words where word = ?) or {is_early})")
             values.append(value)
             value = f"{SEPARATOR}{value}{SEPARATOR}"
         elif name in _OF_CASE:

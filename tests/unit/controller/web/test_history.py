@@ -157,6 +157,15 @@ def test_case_that_no_longer_reaches_a_board_is_newly_failing_until_it_passes(tm
             assert one.over
 
 
+def test_case_that_waited_for_a_lost_board_is_not_newly_failing(tmp_path):
+    for number, case in enumerate([{"board": "evk1"}, {"outcome": "BOARD_LOST", "board": ""}]):
+        write_suite(tmp_path, f"s{number}", [case], started=1.7e9 + number, boards=["evk1"])
+    with asking(tmp_path) as client, client.app.state.site.reader.open_snapshot() as database:
+        assert not list_regressions(database, RegressionFilter(since="2020-01-01")).found
+        (identity, _), *_ = list_identities(database, HistoryFilter(case="case"))
+        assert [one.outcome for one in read_series(database, "case", identity, MEASURES["device"]).points] == ["PASS"]
+
+
 def test_history_of_board_has_cases_that_failed_before_they_reached_it(tmp_path):
     early = {"outcome": "COMPILE_ERROR", "ended": "COMPILE_ERROR", "board": ""}
     for number, (case, board) in enumerate([({"board": "evk1"}, "evk1"), (early, "evk1"), (early, "rpi5")]):
