@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hil.controller.records.decisions.gate import GateRecord, GateSide, GateVerdictName
+from hil.controller.records.decisions.triage import HIDDEN
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, make_row_name, read_row_toolchain
@@ -18,7 +19,7 @@ from hil.controller.web.readers.matrices import list_targets
 from hil.controller.web.readers.runs import name_sides
 from hil.controller.web.text.entries import read_int, read_real, read_text
 from hil.controller.web.text.numbers import format_seconds_or_blank
-from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, list_details
+from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, list_details, name_verdict
 from hil.controller.workloads.history.tables import describe_key
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
 
@@ -274,10 +275,11 @@ def gate_table(record: GateRecord, runs: Mapping[str, str], most: int = ROWS) ->
     rows = []
     for one in record.verdicts:
         bounds = f"{one.interval.low:.3f} to {one.interval.high:.3f}" if one.interval is not None else ""
+        kind = "quiet" if one.triage in HIDDEN else _VERDICT_KINDS[one.verdict]
         ratio = TableCell("" if one.ratio is None else f"{one.ratio:.3f}", value=one.ratio)
         rows.append(
             [
-                TableCell(one.verdict, kind=_VERDICT_KINDS[one.verdict]),
+                TableCell(name_verdict(one), kind=kind),
                 TableCell(read_text(describe_key(one.key)), series=one.series),
                 *(ratio, TableCell(bounds), TableCell(str(one.rounds or ""))),
                 TableCell(read_text("; ".join((one.reason, *list_details(one))))),

@@ -19,6 +19,7 @@ from hil.controller.workloads.gate.verdict_texts import (
     describe_verdict,
     is_failure,
     list_details,
+    name_verdict,
 )
 from hil.controller.workloads.suites.reports.junit import format_junit_document
 from hil.controller.workloads.suites.reports.summary import escape_text, format_name
@@ -74,7 +75,7 @@ def make_junit(record: GateRecord) -> str:
             problem = ElementTree.SubElement(case, tag, message=make_plain(one.reason), type=one.verdict)
             problem.text = make_plain("\n".join(list_details(one)))
         elif one.verdict in ("undecided", "new", *record.fail_on):
-            ElementTree.SubElement(case, "skipped", message=make_plain(f"{describe_verdict(one)[0]}: {one.reason}"))
+            ElementTree.SubElement(case, "skipped", message=make_plain(f"{name_verdict(one)}: {one.reason}"))
     for key in record.unmeasured:
         about = {"classname": make_plain(key.model), "name": make_plain(f"{key.case} on {key.board}"), "time": "0"}
         ElementTree.SubElement(

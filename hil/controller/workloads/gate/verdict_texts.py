@@ -38,11 +38,15 @@ def is_failure(one: GateVerdict, record: GateRecord) -> bool:
     return one.verdict in record.fail_on and one.triage not in HIDDEN
 
 
+def name_verdict(one: GateVerdict) -> str:
+    """Return the name of a verdict, and the state of a known failure: ``broken (known)``."""
+    return one.verdict + (f" ({one.triage})" if one.triage in HIDDEN else "")
+
+
 def describe_verdict(one: GateVerdict) -> tuple[str, ...]:
     """Return the cells of a verdict for :data:`HEADS`."""
-    known = f" ({one.triage})" if one.triage in HIDDEN else ""
     return (
-        *(one.verdict + known, one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
+        *(name_verdict(one), one.key.model, " ".join(filter(None, (one.key.case, one.key.flow))), one.key.board),
         *(_describe_side(one, one.old), _describe_side(one, one.new), _describe_ratio(one)),
         *(str(one.rounds or "-"), one.reason),
     )

@@ -56,6 +56,14 @@ def test_gates_page_lists_gates_and_navigation_follows(tmp_path: Path) -> None:
         assert [one in page for one in ('class="outcome fail"', 'class="outcome board"')] == [True, True]
 
 
+def test_gate_page_marks_known_failures(tmp_path: Path) -> None:
+    write_gate(tmp_path, "g", make_verdict("broken", triage="known"), make_verdict("regressed", triage="fixed"))
+    with asking(tmp_path) as client:
+        page = client.get("/session?id=g").text
+    assert '<span class="outcome quiet">broken (known)</span>' in page
+    assert '<span class="outcome fail">regressed</span>' in page and "triage: fixed" in page
+
+
 def test_gate_page_shows_verdicts_and_links_visible_runs(tmp_path: Path) -> None:
     with HistoryStore.open(tmp_path / "history", create=True) as store:
         store.add([history_entry()])
