@@ -48,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     (folder / "board_configs").mkdir(parents=True)
     (folder / "models").mkdir()
-    for name in ("models/net.onnx", "other.mlir"):
+    for name in ("models/net.onnx", "other.mlir", "a.tflite"):
         (folder / name).touch()
     (folder / "hil.toml").write_text(PROJECT)
     (folder / "board_configs/kitchen.toml").write_text(KITCHEN)
