@@ -297,9 +297,9 @@ def _find_pytest_settings(folder: Path) -> tuple[str, str] | None:
         if path.suffix == ".toml":
             data = parse_toml(text, path)
             tables = data.get("tool") if name == "pyproject.toml" else data
-            has_settings = isinstance(tables, dict) and "pytest" in tables
-            if has_settings and tables is not data:
-                own = tables["pytest"]
+            own = tables.get("pytest") if isinstance(tables, dict) else None
+            has_settings = own is not None
+            if name == "pyproject.toml":
                 is_ini = isinstance(own, dict) and "ini_options" in own
                 table = "[tool.pytest.ini_options]" if is_ini else "[tool.pytest]"
         else:
