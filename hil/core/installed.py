@@ -35,6 +35,17 @@ def get_version(package: str, folders: Sequence[str] = ()) -> str:
     return _find_version(package, (*folders, *sys.path))
 
 
+def is_from_index(package: str) -> bool:
+    """Return True if pip installed a package from an index: not from a directory, a file or a URL."""
+    from importlib import metadata
+
+    try:
+        # pip writes this file for all other sources (PEP 610).
+        return metadata.distribution(package).read_text("direct_url.json") is None
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def list_entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points in a group, from all packages."""
     return _find_points(group, tuple(sys.path))

@@ -207,9 +207,8 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
     are_known = bool(files) and all(map(Path.is_file, files))
     patterns = [one for one in project.models if not are_known or any(matches(one, file) for file in files)]
     names = [*used, *(ctx.default_map or ()), *(f'models."{pattern}"' for pattern in patterns)]
-    # With an automatic history, the command itself reports the added entries at the end.
-    if names or not project.history.auto:
-        click.echo(f"hil: {project.path}: {', '.join(names) or 'no settings for this command'}", err=True)
+    if names:
+        click.echo(f"hil: {project.path}: {', '.join(names)}", err=True)
 
 
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:

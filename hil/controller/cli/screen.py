@@ -19,6 +19,7 @@ from hil.controller.storage.screen import prompts
 from hil.controller.storage.screen.web_link import VARIABLE, make_web_link
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.core.text import convert_to_json
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -67,11 +68,17 @@ def print_web_link(folder: str | Path | None) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask a question on the terminal, unless ``yes``. Without a terminal, do not ask.
+    """Ask a question on the terminal, unless ``yes``.
 
-    Raises click.Abort if the answer is not yes.
+    Raises:
+        click.Abort: the answer is not yes.
+        UsageError: there is no terminal.
     """
-    if not yes and prompts.can_ask() and prompts.ask(f"{question} [y/N] ", echo=True).lower() not in ("y", "yes"):
+    if yes:
+        return
+    if not prompts.can_ask():
+        raise UsageError(f"no terminal for the question: {question}", hint="use --yes to confirm")
+    if prompts.ask(f"{question} [y/N] ", echo=True).lower() not in ("y", "yes"):
         raise click.Abort
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +212,17 @@ class OpenDimensions(UsageError):
         self._needs = needs  # symbols, or `--input NAME=x.npy` for a dimension without a symbol
         self.suggest({})
 
-    def suggest(self, sizes: Mapping[str, int]) -> None:
-        """Add suggested sizes to the hint. Unknown sizes are 1."""
-        options = (need if need.startswith("--") else f"--dim {need}={sizes.get(need, 1)}" for need in self._needs)
-        self.hint = " ".join(options)
+    def suggest(self, sizes: Mapping[str, int], path: Path | None = None) -> None:
+        """Add suggested sizes to the hint. Unknown sizes are 1.
+
+        Args:
+            path: the model's file, to add the table of hil.toml. Tests of many models need a size per model.
+        """
+        texts = {need: "" if need.startswith("--") else f"{need}={sizes.get(need, 1)}" for need in self._needs}
+        self.hint = " ".join(f"--dim {text}" if text else need for need, text in texts.items())
+        if path is not None and all(texts.values()):
+            name, dims = (json.dumps(one, ensure_ascii=False) for one in (escape(path.name), list(texts.values())))
+            self.hint += f", or in hil.toml: [models.{name}] dims = {dims}"
 
 
 def _refuse_open(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:

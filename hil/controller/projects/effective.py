@@ -24,6 +24,7 @@ from hil.controller.pipeline.settings.options import RunSettings
 from hil.controller.pipeline.settings.project import Project, find_project, list_key_specs, read_project
 from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue, ValueSource, ValueTable
 from hil.controller.storage.cache import choose_default_root
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.runs import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import LABELS
 from hil.core.board_config import BoardConfig
@@ -66,8 +67,12 @@ def find_effective_config(
         board, hw_type: options of the command line.
 
     Raises:
-        UsageError: the project file is invalid, or the board is unknown.
+        UsageError: the model does not exist, the project file is invalid, or the board is unknown.
     """
+    if model is not None and not path_exists(model):
+        raise UsageError(
+            f"model {model} not found", hint="specify the path of a model file or of a SavedModel directory"
+        )
     path = find_project(start)
     project = read_project(path) if path else None
     untrusted = _list_untrusted(project)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -18,12 +19,13 @@ from hil.controller.pipeline.settings.project import FILE, read_project
 from hil.controller.projects import templates
 from hil.controller.projects.discovery import MODEL_FORMATS, ModelFormat, find_models, is_model
 from hil.controller.records.commands.projects import CreatedProject, ProjectFile
-from hil.controller.storage.run_context import open_context
+from hil.controller.storage.run_context import RunContext, open_context
 from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
 from hil.core.config_files import parse_toml, read_trusted, trust
 from hil.core.examples import find_examples_folder
 from hil.core.files import copy_file, read_text
+from hil.core.installed import is_from_index
 from hil.core.storage_errors import convert_os_errors
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
 
@@ -112,7 +114,7 @@ def create_project(request: ProjectRequest) -> CreatedProject:
         package = request.package or _name_package(format)
         config = _name_config(folder, board) if board else ""
         is_simulator = board is not None and board.config.is_simulator
-        dims, notes = _find_sizes(folder / model)
+        dims, notes = _find_sizes([folder / model, *_list_tested_models(folder, model)])
         if config:
             notes.append(f"review {config}, then run in {folder}: hil board trust .")
         inputs, expected = (model.with_name(name) for name in _name_test_data(model.stem))
@@ -122,8 +124,8 @@ def create_project(request: ProjectRequest) -> CreatedProject:
             model, request.board, is_simulator, config, package, place, flow=format.flow, dims=dims
         )
         planned = {"tests/test_models.py": templates.write_tests(texts)}
-        if used := _find_pytest_settings(folder):
-            notes.append(f"{used} has settings of pytest: add hil_models = {shlex.quote(texts.models)} to its settings")
+        if found := _find_pytest_settings(folder):
+            notes.append(_describe_pytest_setting(*found, texts.models))
         else:
             planned[_PYTEST] = templates.write_pytest_settings(texts)
         planned[".gitignore"] = templates.write_ignored()
@@ -133,6 +135,11 @@ def create_project(request: ProjectRequest) -> CreatedProject:
             name, text = _plan_ci_file(request.ci, texts)
             file = _write_new(repository, name, text)
             files.append(file.replace(path=Path(os.path.relpath(repository / name, folder.resolve())).as_posix()))
+            if file.state == "created" and not request.package and not is_from_index("hil"):
+                notes.append(
+                    f"hil was not installed from a package index: if CI cannot install {package!r}, change HIL_PACKAGE"
+                    f" in {files[-1].path} (hil init --package)"
+                )
         # The project file is last: if an error occurs before, the command can run again.
         files.append(_write_new(folder, FILE, templates.write_project(texts)))
     # Another process may have created the file in the meantime.
@@ -178,10 +185,15 @@ def check_model(model: Path) -> None:
         raise UsageError(f"unsupported model {model}", hint=hint)
 
 
+def _is_valid_text(text: str) -> bool:
+    """Return False for a text that the files of a project cannot contain: control characters, or invalid UTF-8."""
+    return not any(unicodedata.category(one) in ("Cc", "Cs") for one in text)
+
+
 def _check_characters(*values: object) -> None:
-    """Raise UsageError for a text that the files of a project cannot contain: control characters, or invalid UTF-8."""
+    """Raise UsageError for a text that the files of a project cannot contain."""
     for text in map(str, values):
-        if any(unicodedata.category(one) in ("Cc", "Cs") for one in text):
+        if not _is_valid_text(text):
             raise UsageError(
                 f"unsupported characters in {text!r}: control characters or invalid UTF-8",
                 hint="rename the file or directory, or specify another model with --model FILE",
@@ -213,24 +225,41 @@ def _name_test_data(stem: str) -> tuple[str, ...]:
     return f"{stem}.inputs.npz", f"{stem}{_EXPECTED}"
 
 
-def _find_sizes(model: Path) -> tuple[dict[str, int], list[str]]:
-    """Return a size for each symbolic dimension, and notes.
+def _list_tested_models(folder: Path, model: PurePosixPath) -> list[Path]:
+    """Return the other models that pytest tests: those in the model's directory."""
+    place = folder / model.parent
+    return [place / path for path in find_models(place) if place / path != folder / model and _is_valid_text(path.name)]
+
+
+def _find_sizes(models: Sequence[Path]) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Return file name -> a size for each symbolic dimension, and notes.
 
     An invalid model is not an error here, because the user can replace the model later.
     """
+    found: dict[str, dict[str, int]] = {}
+    notes: list[str] = []
     with open_context(1) as context:
-        try:
-            found = import_model(model, isolated=context.isolated, cache=context.cache)
-        except StorageError:
-            raise
-        except HilError as error:
-            return {}, [f"{model.name}: {error.message}" + (f" ({error.hint})" if error.hint else "")]
-        symbols = {dim for spec in found.inputs or () for dim in spec.shape if isinstance(dim, str)}
-        if not symbols:
-            return {}, []
-        sizes = {**dict.fromkeys(sorted(symbols), 1), **suggest_sizes(found, context)}
-    text = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    return sizes, [f"check the sizes of dimensions in {FILE}: {text}"]
+        for model in models:
+            try:
+                sizes = _suggest_model_sizes(model, context)
+            except StorageError:
+                raise
+            except HilError as error:
+                notes.append(f"{model.name}: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+                continue
+            if sizes:  # models with the same file name share a table
+                found[model.name] = {**sizes, **found.get(model.name, {})}
+    texts = [", ".join(f"{dim}={size}" for dim, size in sizes.items()) for sizes in found.values()]
+    if len(models) > 1:
+        texts = [f"{name} {text}" for name, text in zip(found, texts, strict=True)]
+    return found, [*notes, *([f"check the sizes of dimensions in {FILE}: {'; '.join(texts)}"] if texts else [])]
+
+
+def _suggest_model_sizes(model: Path, context: RunContext) -> Mapping[str, int]:
+    """Return a size for each symbolic dimension. Raises HilError if the model is invalid."""
+    found = import_model(model, isolated=context.isolated, cache=context.cache)
+    symbols = {dim for spec in found.inputs or () for dim in spec.shape if isinstance(dim, str)}
+    return {**dict.fromkeys(sorted(symbols), 1), **suggest_sizes(found, context)} if symbols else {}
 
 
 def _find_example() -> Path:
@@ -257,8 +286,8 @@ def _write_new(folder: Path, name: str, text: str) -> ProjectFile:
     return ProjectFile(path=name, state="created")
 
 
-def _find_pytest_settings(folder: Path) -> str:
-    """Return the file with pytest's settings, which pytest.ini would override; "" if there is none."""
+def _find_pytest_settings(folder: Path) -> tuple[str, str] | None:
+    """Return the file with pytest's settings, which pytest.ini would override, and its table; None without one."""
     for name, table in _PYTEST_FILES.items():
         path = folder / name
         try:
@@ -268,12 +297,22 @@ def _find_pytest_settings(folder: Path) -> str:
         if path.suffix == ".toml":
             data = parse_toml(text, path)
             tables = data.get("tool") if name == "pyproject.toml" else data
-            has_settings = isinstance(tables, dict) and "pytest" in tables
+            own = tables.get("pytest") if isinstance(tables, dict) else None
+            has_settings = own is not None
+            if name == "pyproject.toml":
+                is_ini = isinstance(own, dict) and "ini_options" in own
+                table = "[tool.pytest.ini_options]" if is_ini else "[tool.pytest]"
         else:
             has_settings = table in text
         if has_settings:
-            return name
-    return ""
+            return name, table
+    return None
+
+
+def _describe_pytest_setting(name: str, table: str, models: str) -> str:
+    """Return the note with the setting in the syntax of the file."""
+    value = json.dumps([models], ensure_ascii=False) if name.endswith(".toml") else shlex.quote(models)
+    return f"{name} has settings of pytest: add hil_models = {value} to {table}"
 
 
 def _name_package(format: ModelFormat) -> str:

@@ -27,7 +27,7 @@ class ProjectTexts:
         package: requirement that CI installs with pip.
         place: path of the project in its git repository; "." if the project is the repository.
         flow: flow of suites and pytest; "" is the default.
-        dims: size of each symbolic dimension of the model.
+        dims: file name of a model -> size of each symbolic dimension.
     """
 
     model: PurePosixPath
@@ -37,7 +37,7 @@ class ProjectTexts:
     package: str
     place: PurePosixPath
     flow: str = ""
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def models(self) -> str:
@@ -53,8 +53,9 @@ class ProjectTexts:
 def write_project(texts: ProjectTexts) -> str:
     """Return hil.toml."""
     flow = f"# Flow of suites and pytest.\nflow = {_quote(texts.flow)}\n" if texts.flow else ""
-    sizes = ", ".join(_quote(f"{name}={size}") for name, size in texts.dims.items())
-    dims = f"# Sizes of the symbolic dimensions.\ndims = [{sizes}]\n" if sizes else ""
+    dims = {name: _write_dims(sizes) for name, sizes in texts.dims.items()}
+    own = dims.pop(texts.model.name, "")
+    others = "".join(f"\n[models.{_quote(glob.escape(name))}]\n{text}" for name, text in dims.items())
     return f"""\
 # Options of the hil commands in this directory. `hil config show` lists all options with their values.
 
@@ -66,7 +67,12 @@ board = {_quote(texts.board)}
 [models.{_quote(glob.escape(texts.model.name))}]
 # Number of timed runs. hil compares the outputs of all runs with the reference.
 iterations = 10
-{dims}"""
+{own}{others}"""
+
+
+def _write_dims(sizes: Mapping[str, int]) -> str:
+    texts = ", ".join(_quote(f"{name}={size}") for name, size in sizes.items())
+    return f"# Sizes of the symbolic dimensions.\ndims = [{texts}]\n"
 
 
 def write_tests(texts: ProjectTexts) -> str:

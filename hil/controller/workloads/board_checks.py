@@ -177,6 +177,9 @@ def check_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:
     if "free memory" in readings:
         free = float(readings["free memory"].get("value", 0.0))
         found = f"{free:.0f} MiB free"
+        limit = int(info.get("memory_limit_bytes", 0)) / 2**20
+        if 0 < limit < free:
+            found = f"{limit:.0f} MiB (limit of the agent)"
         yield _make_check(
             "memory", WARN, found if free < _MEMORY_MIB else "", found, "stop other programs on the board"
         )

@@ -13,8 +13,8 @@ from hil.controller.analysis.profile.store import find_folder, find_profile, rea
 from hil.controller.analysis.profile.totals import GROUPS, sum_rows
 from hil.controller.records.base import parse_number
 from hil.controller.records.suite import CaseRecord
-from hil.controller.storage.paths import is_file
-from hil.controller.storage.runs import RunStore
+from hil.controller.storage.runs import RECORD
+from hil.controller.storage.session_folders import find_session_folder, list_roots
 from hil.controller.workloads.matrix.report import load_results
 from hil.controller.workloads.suites.reports.results import SuiteResults, Totals, find_worst_output
 from hil.controller.workloads.suites.reports.tables import ResultTable, make_case_table, make_output_table
@@ -34,16 +34,14 @@ def load_run(run: str | Path = "latest", *, out: str | Path | None = None) -> Lo
     """Load a stored run of `hil run`, `hil bundle run` or `hil suite run`.
 
     Args:
-        run: directory of a run or a suite run, ID of a run, unique prefix of an ID, or ``latest``.
-        out: directory with the runs (default: ``hil-runs``).
+        run: directory of a run or a suite run, its ID, a unique prefix of an ID, or ``latest``, the newest of all.
+        out: directory with the runs (default: ``hil-runs`` and ``hil-suites``).
 
     Raises:
         UsageError: no run or several runs match, or the record is unreadable.
     """
-    folder = Path(run)
-    if not is_file(folder / HEAD):
-        folder = RunStore(None if out is None else Path(out)).find_folder(str(run))
-    return LoadedRun(load_results(folder))
+    roots = list_roots() if out is None else (Path(out),)
+    return LoadedRun(load_results(find_session_folder(str(run), roots, (RECORD, HEAD), "run")))
 
 
 @dataclass(frozen=True, repr=False)

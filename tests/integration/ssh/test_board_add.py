@@ -67,7 +67,7 @@ def test_add_asks_for_host_key_and_checks_board(sshd: Sshd, home: Path, tmp_path
     assert not connection.accept_new_host_key
     assert hil("board", "rename", "kitchen", "garage")[0] == EXIT_OK
     assert hil("board", "shell", "garage", "--", "echo", "in") == (EXIT_OK, "in\n", "")
-    code, out, _ = hil("board", "remove", "garage", "--json")
+    code, out, _ = hil("board", "remove", "garage", "--yes", "--json")
     assert (code, json.loads(out)["path"]) == (EXIT_OK, str(config_of(home, "garage")))
     assert not config_of(home, "garage").exists()
 

@@ -37,6 +37,14 @@ def test_installed_version_normalizes_names(tmp_path, monkeypatch):
         installed.get_version("some")
 
 
+def test_installed_finds_source_of_package(tmp_path, monkeypatch):
+    for name in ("from_index", "from_file"):
+        a_package(tmp_path, f"{name}-1.0.dist-info", name, "1.0")
+    (tmp_path / "from_file-1.0.dist-info/direct_url.json").write_text('{"url": "file:///x.whl"}')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [installed.is_from_index(name) for name in ("from_index", "from_file", "no_such")] == [True, False, False]
+
+
 def test_installed_uses_first_of_duplicate_packages(tmp_path, monkeypatch):
     for version in ("1.0", "2.0"):
         place = tmp_path / version

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hil.core.board_config import BoardConfig
 
 _FINGERPRINT = re.compile(r"(SHA256:[A-Za-z0-9+/]{43})=?")
-_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation. Required without a terminal.")
 
 
 def _parse_fingerprint(_: click.Context, __: click.Parameter, value: str) -> str:

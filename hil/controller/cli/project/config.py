@@ -45,8 +45,7 @@ def config() -> None:
 def show(model: Path | None, board: str, hw_type: str, as_json: bool) -> None:
     """Show each effective value with its source: option, variable, hil.toml, board config or built-in.
 
-    With a MODEL, the tables of hil.toml that match the model apply. The model does not have to exist. Values that need
-    trust are marked.
+    With a MODEL, the tables of hil.toml that match the model apply. Values that need trust are marked.
     """
     from hil.controller.projects.effective import find_effective_config
 

@@ -56,13 +56,14 @@ def add(runs: Sequence[str], commit: str, branch: str, chosen: HistorySettings |
     RUN is a directory, a name or the start of a name in hil-runs or hil-suites, or `latest`. Adding a run again has no
     effect. Programs that are still available are stored, too.
     """
-    from hil.controller.web.publish.publisher import find_session_folder
+    from hil.controller.storage.session_folders import find_session_folder, list_roots
+    from hil.controller.web.readers import RECORDS
     from hil.controller.workloads.history.collect import Collector
     from hil.controller.workloads.history.source_state import SourceOptions
 
     collector = Collector(SourceOptions(commit, branch))
     for run in runs:
-        collector.collect(find_session_folder(run, read_project_runs()))
+        collector.collect(find_session_folder(run, list_roots(read_project_runs()), RECORDS))
     found = collector.found
     with open_history(chosen, create=True) as store:
         report = store.add(found.entries, found.programs.values())

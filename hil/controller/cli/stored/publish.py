@@ -35,10 +35,14 @@ def publish(
     hil-runs or hil-suites, or `latest`. hil sends only files that the server lacks. After Ctrl-C, the same command
     continues. The server shows the session when all files have arrived.
     """
-    from hil.controller.web.publish.publisher import Publisher, find_session_folder, read_folder
+    from hil.controller.storage.session_folders import find_session_folder, list_roots
+    from hil.controller.web.publish.publisher import Publisher, read_folder
+    from hil.controller.web.readers import RECORDS
 
     with Publisher(address, token, plain_http=plain_http) as server:
-        folder = read_folder(find_session_folder(session, read_project_runs()), name, tensors=not no_tensors)
+        folder = read_folder(
+            find_session_folder(session, list_roots(read_project_runs()), RECORDS), name, tensors=not no_tensors
+        )
         for one in folder.left_out:
             print_message(f"left out: {one}")
         with Bars(as_json, ("spinner", "{task.description}", "bar", "{task.percentage:.0f} %", "time"), 32) as bars:

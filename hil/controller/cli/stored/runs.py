@@ -149,7 +149,7 @@ def gc(keep: int, older_than: float, dry_run: bool, out: Path | None, as_json: b
 
 @runs.command(epilog="Example: hil runs rm latest --yes")
 @click.argument("names", nargs=-1, required=True, metavar="ID...", shell_complete=complete_runs)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. Required without a terminal.")
 @runs_option
 @json_option
 def rm(names: tuple[str, ...], yes: bool, out: Path | None, as_json: bool) -> None:

@@ -23,6 +23,8 @@ from hil.protocol.listening import parse_host_port
 _DATA, _BOARDS, _CONFIGS = PurePosixPath("/var/lib/hil"), PurePosixPath("/boards"), PurePosixPath("/configs")
 _CERT, _KEY, _CA = (Path("/certificates", name) for name in ("cert.pem", "key.pem", "ca.pem"))
 _SOURCE = "0+source"
+# Extras of hil in the image.
+_EXTRAS = "[farm,web,sim]"
 
 
 def make_containers(settings: InstallSettings) -> dict[str, str]:
@@ -67,6 +69,11 @@ def _place_configs(settings: InstallSettings) -> dict[PurePosixPath, PurePosixPa
     return {folder: _CONFIGS / str(number) for number, folder in enumerate(folders, start=1)}
 
 
+def name_wheel() -> str:
+    """Return the pip requirement for a wheel of this version of hil in the directory of the Containerfile."""
+    return f"./hil-{own_version()}-py3-none-any.whl{_EXTRAS}"
+
+
 def _make_containerfile() -> str:
     version = own_version()
     pinned = "" if version == _SOURCE else f"=={version}"
@@ -75,8 +82,8 @@ FROM docker.io/library/python:3.12-slim
 RUN apt-get update \\
     && apt-get install --yes --no-install-recommends openssh-client \\
     && rm -rf /var/lib/apt/lists/*
-# HIL may also be the path of a wheel in this directory: --build-arg HIL=./hil-{version}-py3-none-any.whl[farm,web,sim]
-ARG HIL=hil[farm,web,sim]{pinned}
+# HIL may also be the path of a wheel in this directory: --build-arg HIL={name_wheel()}
+ARG HIL=hil{_EXTRAS}{pinned}
 COPY . /build/
 RUN cd /build && pip install --no-cache-dir "$HIL" && rm -rf /build
 RUN useradd --system --create-home --uid 10001 hil && install --directory --owner hil {_DATA}

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from hil.controller.farm.install.containers import make_containers
+from hil.controller.farm.install.containers import make_containers, name_wheel
 from hil.controller.farm.install.monitoring import make_monitoring
 from hil.controller.farm.install.settings import InstallPart, InstallSettings
 from hil.controller.farm.install.units import ENVIRONMENT, make_units
 from hil.core.files import write_atomic
+from hil.core.installed import is_from_index
 from hil.core.storage_errors import convert_os_errors
 from hil.errors import UsageError
 
@@ -63,11 +64,7 @@ def list_next_commands(settings: InstallSettings, files: Mapping[str, str], fold
     if InstallPart.SYSTEMD.value in parts:
         commands += _list_systemd_commands(settings, folder / InstallPart.SYSTEMD.value)
     if InstallPart.CONTAINERS.value in parts:
-        here = shlex.quote(str(folder / InstallPart.CONTAINERS.value))
-        commands += [
-            "# containers (or docker in place of podman)",
-            f"podman compose --project-directory {here} up --build --detach",
-        ]
+        commands += _list_container_commands(folder / InstallPart.CONTAINERS.value)
     if InstallPart.MONITORING.value in parts:
         here = shlex.quote(str(folder / InstallPart.MONITORING.value))
         commands += [
@@ -75,6 +72,19 @@ def list_next_commands(settings: InstallSettings, files: Mapping[str, str], fold
             f"prometheus --config.file={here}/prometheus.yaml",
         ]
     return commands
+
+
+def _list_container_commands(folder: Path) -> list[str]:
+    here = shlex.quote(str(folder))
+    title, compose = "# containers (or docker in place of podman)", f"podman compose --project-directory {here}"
+    if is_from_index("hil"):
+        return [title, f"{compose} up --build --detach"]
+    return [
+        title,
+        f"# hil was not installed from a package index: copy the wheel of hil to {here} first",
+        f"{compose} build --build-arg {shlex.quote(f'HIL={name_wheel()}')}",
+        f"{compose} up --detach",
+    ]
 
 
 def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]:

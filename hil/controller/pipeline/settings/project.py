@@ -22,6 +22,7 @@ write files or select a board require trust (``hil board trust DIR``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,7 +220,8 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
             _reject_key(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
         wanted, fits = _describe_key(specs[name], getattr(usual, name))
         if not fits(value):
-            raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}")
+            hint = _suggest_list(name, specs[name], value) if specs[name].repeats else ""
+            raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}", hint=hint)
         if name == "accept":
             yield name, _read_accept(path, f"{where} accept", value)
         elif specs[name].kind is PATH_OR_NONE:
@@ -263,6 +265,16 @@ def _make_placeholder(file: str, name: str) -> Callable[..., bool]:
 
 def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _suggest_list(name: str, spec: Spec, value: Any) -> str:
+    """Return the hint with a value as a list of strings, ``dims = ["N=2"]``."""
+    texts = [spec.metavar or "TEXT"]
+    if isinstance(value, str):
+        texts = [value]
+    elif isinstance(value, dict) and value and all(isinstance(one, (int, str)) for one in value.values()):
+        texts = [f"{key}={one}" for key, one in value.items()]
+    return f"for example {name} = {json.dumps(texts, ensure_ascii=False)}"
 
 
 def _describe_key(spec: Spec, default: Any) -> tuple[str, Callable[[Any], bool]]:

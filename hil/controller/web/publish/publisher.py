@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hil.controller.records.commands.stored import PublishResult
-from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.controller.storage.session_folders import has_record
 from hil.controller.web.publish.parcels import (
     DIGESTS,
     MAX_FILES,
@@ -32,8 +32,6 @@ from hil.errors import FarmUnreachable, UsageError
 _MAX_STALLS = 5
 _MAX_SENT = 2
 _MAX_NAME = 2000
-# Directory of suite runs, in which hil also searches for a session by name.
-_SUITES = Path("hil-suites")
 _TENSORS = (".npy", ".npz")
 
 
@@ -46,45 +44,6 @@ class SessionFolder:
     left_out: Sequence[str] = ()  # skipped files with reasons
 
 
-def find_session_folder(name: str, runs: Path | None = None) -> Path:
-    """Return the directory of a session. ``name`` is a path, a name, a unique prefix, or ``latest``.
-
-    Args:
-        runs: directory of runs; None is hil-runs.
-
-    Raises:
-        UsageError: no session matches, or multiple sessions match.
-    """
-    try:
-        if has_record(Path(name)):
-            return Path(name)
-        stored = [
-            path
-            for base in (runs or DEFAULT_ROOT, _SUITES)
-            if base.is_dir()
-            for path in base.iterdir()
-            if has_record(path)
-        ]
-    except OSError as error:  # the name is too long, or a directory is not readable
-        raise UsageError(f"session {name[:100]!r} not found: {error.strerror or error}") from error
-    stored.sort(key=lambda path: path.name)  # names start with the time
-    found = stored[-1:] if name == "latest" else [path for path in stored if name and path.name.startswith(name)]
-    exact = [path for path in found if path.name == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    what = (
-        f"session {name!r} is ambiguous: {', '.join(map(str, found[:5]))}" if found else f"session {name!r} not found"
-    )
-    raise UsageError(
-        what, hint="specify the session's directory, which contains a record such as run.json or suite.json"
-    )
-
-
-def has_record(folder: Path) -> bool:
-    """Return True if a directory contains a session."""
-    return any((folder / name).is_file() for name in RECORDS)
-
-
 def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> SessionFolder:
     """Read the files of a session directory and their digests. Hidden files are private.
 
@@ -95,7 +54,7 @@ def read_folder(folder: Path, name: str = "", *, tensors: bool = True) -> Sessio
     Raises:
         UsageError: the directory is not a session, exceeds a limit, or a file is unreadable.
     """
-    if not has_record(folder):
+    if not has_record(folder, RECORDS):
         raise UsageError(f"{folder} is not a stored session", hint=f"expected record files: {', '.join(RECORDS)}")
     entries: list[FileEntry] = []
     paths: dict[str, Path] = {}

@@ -28,6 +28,7 @@ from hil.controller.storage.runs import (
     write_file,
     write_json,
 )
+from hil.controller.storage.session_folders import SUITES
 from hil.core import own_version
 from hil.core.bounded_json import parse_json
 from hil.core.installed import get_version
@@ -189,4 +190,4 @@ def _encode_record(record: CaseRecord) -> bytes:
 def choose_default_folder(title: str, flow: str) -> Path:
     """Return the default name of a new run directory."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    return Path("hil-suites") / f"{stamp}-{make_safe_name(title)}-{make_safe_name(flow)}-{os.urandom(2).hex()}"
+    return SUITES / f"{stamp}-{make_safe_name(title)}-{make_safe_name(flow)}-{os.urandom(2).hex()}"

@@ -83,6 +83,16 @@ def test_stored_command_has_no_password(history: str, stored: str) -> None:
     assert get_typed_command() == shlex.join(["hil", "gate", "--history", stored])
 
 
+@pytest.mark.parametrize(("file", "shown"), [("a.onnx", 'hil.toml: models."a.onnx"'), ("b.onnx", "")])
+def test_run_shows_project_only_if_settings_apply(file, shown, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hil.toml").write_text('[models."a.onnx"]\nseed = 3\n')
+    (tmp_path / file).touch()
+    COMMANDS["run"].make_context("run", [file])
+    found = capsys.readouterr().err.strip()
+    assert found.endswith(shown) if shown else found == ""
+
+
 def test_group_creates_hil_commands():
     assert isinstance(cli, CliGroup) and CliGroup.command_class is CliCommand
 

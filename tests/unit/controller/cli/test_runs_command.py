@@ -101,7 +101,7 @@ def test_gc_previews_deletion(store):
 
 
 def test_rm_deletes_named_runs(store):
-    assert shown("rm", "20260101-000000-a", "20260101-000000-c-2", "20260101-000000-a-0")["deleted"] == [
+    assert shown("rm", "20260101-000000-a", "20260101-000000-c-2", "20260101-000000-a-0", "--yes")["deleted"] == [
         "20260101-000000-a-0",
         "20260101-000000-c-2",
     ]
@@ -122,6 +122,13 @@ def test_rm_deletes_nothing_after_error(store, name, message):
     RunStore(Path("elsewhere")).create("e", {}, "20260101-000000-e-4")
     error = invoke("rm", "20260101-000000-b-1", name, "--yes").exception
     assert isinstance(error, UsageError) and message in error.message
+    assert listed() == ["a", "b", "c", "d"]
+
+
+def test_rm_without_terminal_requires_yes(store, monkeypatch):
+    monkeypatch.setattr(prompts, "can_ask", lambda: False)
+    error = invoke("rm", "20260101-000000-b-1").exception
+    assert isinstance(error, UsageError) and error.hint == "use --yes to confirm"
     assert listed() == ["a", "b", "c", "d"]
 
 

@@ -76,6 +76,9 @@ def test_run_hint_names_working_sizes(tmp_path, runner):
     with pytest.raises(OpenDimensions) as caught:
         make_inputs(import_model(path).inputs, ())
     assert caught.value.hint == "--dim N=1 --dim x.dim2=1 --dim x.dim3=1"
+    caught.value.suggest({"N": 2}, tmp_path / "a[1].onnx")
+    table = '[models."a[[]1].onnx"] dims = ["N=2", "x.dim2=1", "x.dim3=1"]'
+    assert caught.value.hint == f"--dim N=2 --dim x.dim2=1 --dim x.dim3=1, or in hil.toml: {table}"
 
 
 @pytest.fixture

@@ -47,6 +47,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create a project with a board, and use it as the working directory."""
     folder = tmp_path / "project"
     (folder / "board_configs").mkdir(parents=True)
+    (folder / "models").mkdir()
+    for name in ("models/net.onnx", "other.mlir", "a.tflite"):
+        (folder / name).touch()
     (folder / "hil.toml").write_text(PROJECT)
     (folder / "board_configs/kitchen.toml").write_text(KITCHEN)
     monkeypatch.chdir(folder)
@@ -151,10 +154,15 @@ def test_config_show_marks_untrusted_values(project: Path) -> None:
 def test_config_show_works_without_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    found = show("x.onnx")
+    found = show()
     assert (found["board"], found["runtime_hw_type"]) == ((None, "built-in", ""), ("sim", "built-in", ""))
     assert {source for _, source, _ in found.values()} == {"built-in", "board config", "environment"}
     assert "none (hil init creates one)" in CliRunner().invoke(cli, ["config", "show"]).stdout
+
+
+def test_config_show_rejects_missing_model() -> None:
+    error = CliRunner().invoke(cli, ["config", "show", "nope.onnx"]).exception
+    assert isinstance(error, UsageError) and error.message == "model nope.onnx not found"
 
 
 def test_config_show_reports_unknown_board() -> None:

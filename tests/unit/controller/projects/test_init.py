@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ Init = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def fixed_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not import the models, because this takes half a second per test."""
+    # An installation from an index, in which CI can install the same package.
+    monkeypatch.setattr("hil.controller.projects.scaffold.is_from_index", lambda _: True)
     if "imports_model" not in request.node.name:
         monkeypatch.setattr("hil.controller.projects.scaffold._find_sizes", lambda _: ({}, []))
 
@@ -106,6 +109,18 @@ def test_init_imports_model_and_sets_sizes() -> None:
     done = init("--model", str(ROOT / "examples/digits/digits_cnn_batch.onnx"), "--yes")
     assert "note: check the sizes of dimensions in hil.toml: N=1" in done.stdout.splitlines()
     assert read_project(Path("hil.toml").absolute()).models["digits_cnn_batch.onnx"]["dims"] == {"N": 1}
+
+
+def test_init_imports_models_and_sets_sizes_of_all() -> None:
+    for name in ("a.onnx", "below/b.onnx"):
+        Path("nets", name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "examples/digits/digits_cnn_batch.onnx", Path("nets", name))
+    Path("nets/c.onnx").write_text("no model")
+    done = init("--yes")
+    assert "note: check the sizes of dimensions in hil.toml: a.onnx N=1; b.onnx N=1" in done.stdout.splitlines()
+    assert "note: c.onnx: " in done.stdout
+    models = read_project(Path("hil.toml").absolute()).models
+    assert models == {"a.onnx": {"iterations": 10, "dims": {"N": 1}}, "b.onnx": {"dims": {"N": 1}}}
 
 
 def test_init_imports_model_and_reports_invalid_model() -> None:
@@ -186,21 +201,35 @@ def test_init_keeps_existing_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "used"),
+    ("name", "text", "setting"),
     [
-        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '-q'\n", True),
-        ("pyproject.toml", "[tool.ruff]\nline-length = 100\n", False),
-        ("pyproject.toml", "tool = 1\n", False),
-        ("setup.cfg", "[tool:pytest]\naddopts = -q\n", True),
-        ("setup.cfg", "[metadata]\nname = x\n", False),
-        ("pytest.toml", "[pytest]\n", True),
+        (
+            "pyproject.toml",
+            "[tool.pytest.ini_options]\naddopts = '-q'\n",
+            'hil_models = ["models"] to [tool.pytest.ini_options]',
+        ),
+        ("pyproject.toml", "[tool.pytest]\naddopts = ['-q']\n", 'hil_models = ["models"] to [tool.pytest]'),
+        ("pyproject.toml", "[tool.ruff]\nline-length = 100\n", ""),
+        ("pyproject.toml", "tool = 1\n", ""),
+        ("setup.cfg", "[tool:pytest]\naddopts = -q\n", "hil_models = models to [tool:pytest]"),
+        ("setup.cfg", "[metadata]\nname = x\n", ""),
+        ("pytest.toml", "[pytest]\n", 'hil_models = ["models"] to [pytest]'),
     ],
 )
-def test_init_does_not_override_settings_of_pytest(name: str, text: str, used: bool) -> None:
+def test_init_does_not_override_settings_of_pytest(name: str, text: str, setting: str) -> None:
     Path(name).write_text(text)
-    note = f"note: {name} has settings of pytest: add hil_models = models to its settings"
-    assert (note in init("--yes").stdout.splitlines()) is used
-    assert Path("pytest.ini").exists() is not used
+    notes = [line for line in init("--yes").stdout.splitlines() if line.startswith("note: ")]
+    assert notes == ([f"note: {name} has settings of pytest: add {setting}"] if setting else [])
+    assert Path("pytest.ini").exists() is not bool(setting)
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"), [([], True), (["--package", "hil[pytest] @ file:///x"], False), (["--ci", "none"], False)]
+)
+def test_init_notes_package_that_ci_may_lack(words: list[str], noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.projects.scaffold.is_from_index", lambda _: False)
+    notes = [line for line in init("--yes", *words).stdout.splitlines() if line.startswith("note: ")]
+    assert [("HIL_PACKAGE in .github/workflows/models.yml" in note) for note in notes] == [True] * noted
 
 
 def test_init_asks_for_model_board_and_ci(ask: Init, home: Path) -> None:

@@ -44,6 +44,14 @@ def test_good_board_passes_checks():
     assert found["governor"].found == "cpu0 performance, cpu4 schedutil"
 
 
+@pytest.mark.parametrize(
+    ("limit_mib", "said"), [(64, "64 MiB (limit of the agent)"), (0, "512 MiB free"), (900, "512 MiB free")]
+)
+def test_memory_check_shows_smaller_limit(limit_mib, said):
+    shown = {"readings": [reading("free memory", 512.0)], "memory_limit_bytes": str(limit_mib << 20)}
+    assert [(one.state, one.found) for one in check_info(shown, NOW_NS) if one.name == "memory"] == [("pass", said)]
+
+
 def test_missing_readings_are_not_judged():
     assert list(check_info({}, NOW_NS)) == []
 

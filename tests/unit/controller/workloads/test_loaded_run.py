@@ -77,6 +77,20 @@ def test_run_is_found_by_id_and_prefix(tmp_path):
         assert repr(hil.load_run(name, out=tmp_path)) == f"<LoadedRun {stored.id}: no cases>"
 
 
+def test_suite_run_is_found_by_prefix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunStore().create("model", {}, "20261130-010203-model-ab12")
+    suite_run(Path("hil-suites/20261130-020304-nets-iree-cd34"), [PASSING])
+    for name in ("latest", "20261130-02"):
+        assert hil.load_run(name).folder == Path("hil-suites/20261130-020304-nets-iree-cd34")
+    assert hil.load_run("20261130-01").folder == Path("hil-runs/20261130-010203-model-ab12")
+
+
+def test_directory_without_run_is_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="is a directory, but not a run"):
+        hil.load_run(tmp_path)
+
+
 def test_missing_run_is_usage_error(tmp_path):
     with pytest.raises(UsageError, match="run 'nightly' not found"):
         hil.load_run("nightly", out=tmp_path)

@@ -397,7 +397,7 @@ class _PreparedModel:
                 )
             except UsageError as error:
                 if isinstance(error, OpenDimensions):
-                    error.suggest(suggest_sizes(model, self.context))
+                    error.suggest(suggest_sizes(model, self.context), self.source.path)
                 failed = error.as_kind(ImportFailed)
                 failed.hint = error.hint or f"put all inputs in {self.source.path.stem}.inputs.npz next to the model"
                 raise failed from error

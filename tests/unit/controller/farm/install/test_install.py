@@ -296,6 +296,17 @@ def test_install_commands_change_only_directories_of_farm(run: Callable[..., Any
     assert "test -d /var/backups || sudo install -d -o hil -m 700 /var/backups" in commands
 
 
+@pytest.mark.parametrize("is_from_index", [True, False])
+def test_install_builds_image_from_wheel_without_index(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_from_index: bool
+) -> None:
+    monkeypatch.setattr("hil.controller.farm.install.writer.is_from_index", lambda _: is_from_index)
+    words = ["--out", tmp_path / "new", "--only", "containers", "--dry-run", "--json"]
+    commands = "\n".join(json.loads(run(*words).stdout)["commands"])
+    assert ("--build-arg 'HIL=./hil-" in commands) is not is_from_index
+    assert ("up --build" in commands) is is_from_index
+
+
 def test_install_uses_absolute_paths_of_board_configs(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
