@@ -53,7 +53,7 @@ def triage() -> None:
     """Record owner, state, issue and note of failing cases.
 
     `hil suite run`, `hil gate` and pytest ignore known failures with --known FILE. `hil web` shows and changes the file
-    hil-triage.json of its first directory.
+    hil-triage.json of its first directory, or else of the working directory.
     """
 
 
