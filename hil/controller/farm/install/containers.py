@@ -14,6 +14,7 @@ from hil.controller.farm.install.units import (
     list_web_words,
     make_client_environment,
     make_gateway_environment,
+    make_web_token,
 )
 from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, is_file
@@ -23,6 +24,7 @@ from hil.protocol.listening import parse_host_port
 _DATA, _BOARDS, _CONFIGS = PurePosixPath("/var/lib/hil"), PurePosixPath("/boards"), PurePosixPath("/configs")
 _CERT, _KEY, _CA = (Path("/certificates", name) for name in ("cert.pem", "key.pem", "ca.pem"))
 _SOURCE = "0+source"
+_README = "Configs of named boards (NAME.toml) for the container `host`. All users must be able to read them.\n"
 
 
 def make_containers(settings: InstallSettings) -> dict[str, str]:
@@ -36,8 +38,8 @@ def make_containers(settings: InstallSettings) -> dict[str, str]:
         "compose.yaml": _make_compose(settings, inside),
         **({} if settings.gateway else {"farm.env": make_gateway_environment(settings)}),
         "host.env": make_client_environment(settings, "host", ca),
-        "web.env": make_client_environment(settings, "viewer", ca)
-        + "# Token for the pages, at least 16 characters.\nHIL_WEB_TOKEN=\n",
+        "web.env": make_client_environment(settings, "viewer", ca) + make_web_token(inside.web),
+        **({f"{BOARDS_FOLDER}/README": _README} if _mounts_configs(settings) else {}),
     }
 
 
@@ -65,6 +67,11 @@ def _place_configs(settings: InstallSettings) -> dict[PurePosixPath, PurePosixPa
     """Return directory of config files -> directory in the container."""
     folders = dict.fromkeys(PurePosixPath(board).parent for board in settings.boards if is_file(board))
     return {folder: _CONFIGS / str(number) for number, folder in enumerate(folders, start=1)}
+
+
+def _mounts_configs(settings: InstallSettings) -> bool:
+    """Return True if the host's container reads the configs of named boards."""
+    return not all(map(is_file, settings.boards)) or not settings.boards
 
 
 def _make_containerfile() -> str:
@@ -95,7 +102,7 @@ def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
     certificates = [f"{outside}:{target}:ro" for outside, target in keys.items()]
     shared = [data, *([f"{settings.ca}:{_CA}:ro"] if settings.ca else [])]
     boards = [f"{folder}:{target}:ro" for folder, target in _place_configs(settings).items()]
-    if not all(map(is_file, settings.boards)) or not settings.boards:
+    if _mounts_configs(settings):
         boards.append(f"./{BOARDS_FOLDER}:{_BOARDS}:ro")
     local = not settings.gateway
     metrics_host, metrics_port = settings.metrics_address
