@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hil.core.arithmetic import FLOAT32
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -197,6 +198,11 @@ class BoardConfig:
     def get_arithmetic(self, runtime: str) -> str:
         """Return the arithmetic that a runtime uses on this board; "" is float32."""
         return self.arithmetics.get(runtime) or self.arithmetic
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the board is a simulator that computes like the reference. Its arithmetic is known."""
+        return self.simulator is not None and self.simulator.arithmetic in ("", FLOAT32)
 
     def has_runtime(self, runtime: str) -> bool:
         """Return False if the config lists the board's runtimes and this runtime is missing.

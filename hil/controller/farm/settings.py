@@ -15,6 +15,8 @@ from hil.core.files import read_text
 from hil.errors import UsageError
 
 _DAY_SECONDS = 86400.0
+# TOML integers have any length, but floats cannot represent all of them.
+_MAX_LIMIT = 10**15
 _LIMITS, _USERS = "limits", "users"
 
 
@@ -109,6 +111,10 @@ def _parse_user_limits(path: Path, place: str, table: Any, usual: UserLimits | N
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or not whole:
             kind = "number" if name == "lease_hours" else "whole number"
             raise UsageError(f"{path}: [{place}] {name} must be a {kind} above 0")
+        if isinstance(value, int) and value > _MAX_LIMIT:
+            raise UsageError(
+                f"{path}: [{place}] {name} must be at most {_MAX_LIMIT}", hint=f"remove {name}: no limit is the default"
+            )
     return replace(usual or UserLimits(), **{name: float(value) for name, value in table.items()})
 
 

@@ -47,6 +47,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import COMPILE_FAILURE, convert_write_errors
 from hil.controller.storage.sources.packages import pick
 from hil.core import clock
+from hil.core.arithmetic import FLOAT32
 from hil.core.results import Artifact, RunResult, Stage
 from hil.core.runtimes import choose_compiler, choose_runtime
 from hil.core.tensors import Array, TensorSpec, read_as
@@ -218,7 +219,9 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 outputs=convert(result.outputs),
                 repetition=result.repetition and result.repetition.convert(convert),
             )
-            if arithmetic := options.arithmetic or session.board.config.get_arithmetic(artifact.runtime):
+            config = session.board.config
+            arithmetic = options.arithmetic or config.get_arithmetic(artifact.runtime)
+            if arithmetic := arithmetic or (FLOAT32 if config.is_exact else ""):
                 result = replace(result, provenance={**result.provenance, "arithmetic": arithmetic})
             case = replace(case, result=result).with_timings(
                 warmup_s=call.warmup_ns / 1e9 if options.warmup and session.board.config.has_time else None,

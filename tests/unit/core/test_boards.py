@@ -194,3 +194,10 @@ def test_board_has_time_unless_its_clock_counts(tmp_path):
     assert not load_board(str(tmp_path / "b.toml")).config.has_time
     (tmp_path / "b.toml").write_text("")
     assert load_board(str(tmp_path / "b.toml")).config.has_time
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"), [("sim", True), ("sim-small", True), ("sim-undeclared", False), ("generic", False)]
+)
+def test_only_exact_simulators_have_known_arithmetic(name: str, exact: bool) -> None:
+    assert load_board(name).config.is_exact is exact

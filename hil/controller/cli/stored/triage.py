@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def triage() -> None:
     """Record owner, state, issue and note of failing cases.
 
     `hil suite run`, `hil gate` and pytest ignore known failures with --known FILE. `hil web` shows and changes the file
-    hil-triage.json of its first directory.
+    hil-triage.json of its first directory, or else of the working directory.
     """
 
 
@@ -135,16 +136,20 @@ def remove(case: str, path: Path, as_json: bool, **scope: str) -> int:
 @file_option
 def export(suite: str, out: Path | None, path: Path) -> None:
     """Write known failures as a list of expected failures, `expected.toml`."""
-    from datetime import date
-
     from hil.controller.storage.runs import write_file
-    from hil.controller.workloads.triage.exchange import export_expectations
+    from hil.controller.workloads.triage.exchange import export_expectations, list_patterns
     from hil.controller.workloads.triage.triage_file import read_triage
 
     _require_file(path)
     text, left_out = export_expectations(read_triage(path).entries, suite=suite, today=date.today())
     for line in left_out:
         print_message(f"left out: {line}")
+    if patterns := list_patterns(text):
+        shown = ", ".join(patterns[:3]) + (f" and {len(patterns) - 3} more" if len(patterns) > 3 else "")
+        print_message(
+            f"note: passing cases that match {shown} become XPASS and fail the suite; run the suite, "
+            "then list only its failing cases: hil suite expect RUN --update"
+        )
     if out is None:
         click.echo(text.rstrip() or "# no known failures")
     else:
@@ -181,7 +186,7 @@ def import_entries(expected: Path, suite: str, owner: str, path: Path, as_json: 
 
 def _change(path: Path, case: str, scope: dict[str, str], given: dict[str, Any]) -> TriageEntry:
     """Add or change an entry, and return it."""
-    from hil.controller.workloads.triage.entries import find_same, make_entry, put_entry
+    from hil.controller.workloads.triage.entries import find_same, is_expired, make_entry, put_entry
     from hil.controller.workloads.triage.triage_file import update_triage
 
     made: list[TriageEntry] = []
@@ -194,6 +199,10 @@ def _change(path: Path, case: str, scope: dict[str, str], given: dict[str, Any])
         if "outcomes" in given:
             values["stage"] = ""
         made.append(make_entry(**{**values, **given, "changed": time.time()}))
+        today = date.today()
+        if "until" in given and is_expired(made[0], today):
+            hint = f"today is {today}; give today or a later date"
+            raise UsageError(f"--until {made[0].until} is in the past", hint=hint)
         return put_entry(entries, made[0])
 
     update_triage(path, change)

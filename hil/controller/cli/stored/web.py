@@ -51,7 +51,10 @@ if TYPE_CHECKING:
 )
 @click.option("--published-gb", default=64.0, show_default=True, metavar="GB", help="Size limit of published sessions.")
 @click.option(
-    "--triage", type=FILE, metavar="FILE", help="Triage of failures (default: hil-triage.json in the first --runs)."
+    "--triage",
+    type=FILE,
+    metavar="FILE",
+    help="Triage of failures (default: hil-triage.json in the first --runs, or else in the working directory).",
 )
 @make_history_option("[history] in hil.toml of --runs, or hil-runs/history")
 @click.pass_context
@@ -82,6 +85,7 @@ def web(
         raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 
     from hil.controller.farm.paths import choose_farm_address, get_farm_home, own_address
+    from hil.controller.workloads.triage.triage_file import choose_triage_file
 
     roots = runs or (Path(),)
     for root in roots:
@@ -116,6 +120,10 @@ def web(
     if farm and farm != "local":
         where()  # report missing connection settings immediately
     access = AccessRules(host, token or made)
+    if triage is None:
+        triage, note = choose_triage_file(roots[0])
+        if note:
+            print_message(note)
     history = chosen.place if chosen else _find_farm_history(farm) or _find_history(roots)
     link = where if farm else None
     serve(
@@ -127,7 +135,7 @@ def web(
         farm_name=name,
         published=store,
         history=history,
-        triage=triage and triage.absolute(),
+        triage=triage.absolute(),
     )
 
 

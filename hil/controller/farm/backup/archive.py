@@ -28,6 +28,7 @@ _MAX_MANIFEST_BYTES, _MAX_MANIFEST_VALUES = 4 << 20, 100_000
 _MAX_NAME_BYTES, _MAX_PARTS = 1000, 16
 _PIECE = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
+_TRUNCATED = "the file is truncated"
 _STORED = re.compile(r"store/(blake3|sha256)/[0-9a-f]{2}/([0-9a-f]{64})")
 
 
@@ -155,7 +156,9 @@ def iter_entries(file: BufferedReader, path: Path) -> Iterator[ArchiveEntry]:
             raw = _read_exactly(file, path, header.size + -header.size % _BLOCK)
             long_name = raw[: header.size].rstrip(b"\0").decode(errors="replace")
             header = _read_header(file, path)
-        if header is None or header.type != tarfile.REGTYPE or not 0 <= header.size <= left:
+        if header is not None and header.type == tarfile.REGTYPE and left < header.size:
+            raise _make_error(path, _TRUNCATED)
+        if header is None or header.type != tarfile.REGTYPE or header.size < 0:
             raise _make_error(path, "an entry is not a regular file")
         name = _check_name(path, long_name or header.name)
         if name in known:
@@ -240,7 +243,7 @@ def _iter_pieces(file: BufferedReader, path: Path, size: int) -> Iterator[bytes]
 def _read_exactly(file: BufferedReader, path: Path, size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
-        raise _make_error(path, "the file is truncated")
+        raise _make_error(path, _TRUNCATED)
     return data
 
 

@@ -14,6 +14,7 @@ from hil.controller.farm.install.units import (
     list_web_words,
     make_client_environment,
     make_gateway_environment,
+    make_web_token,
 )
 from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, is_file
@@ -25,6 +26,7 @@ _CERT, _KEY, _CA = (Path("/certificates", name) for name in ("cert.pem", "key.pe
 _SOURCE = "0+source"
 # Extras of hil in the image.
 _EXTRAS = "[farm,web,sim]"
+_README = "Configs of named boards (NAME.toml) for the container `host`. All users must be able to read them.\n"
 
 
 def make_containers(settings: InstallSettings) -> dict[str, str]:
@@ -38,8 +40,8 @@ def make_containers(settings: InstallSettings) -> dict[str, str]:
         "compose.yaml": _make_compose(settings, inside),
         **({} if settings.gateway else {"farm.env": make_gateway_environment(settings)}),
         "host.env": make_client_environment(settings, "host", ca),
-        "web.env": make_client_environment(settings, "viewer", ca)
-        + "# Token for the pages, at least 16 characters.\nHIL_WEB_TOKEN=\n",
+        "web.env": make_client_environment(settings, "viewer", ca) + make_web_token(inside.web),
+        **({f"{BOARDS_FOLDER}/README": _README} if _mounts_configs(settings) else {}),
     }
 
 
@@ -74,6 +76,11 @@ def name_wheel() -> str:
     return f"./hil-{own_version()}-py3-none-any.whl{_EXTRAS}"
 
 
+def _mounts_configs(settings: InstallSettings) -> bool:
+    """Return True if the host's container reads the configs of named boards."""
+    return not all(map(is_file, settings.boards)) or not settings.boards
+
+
 def _make_containerfile() -> str:
     version = own_version()
     pinned = "" if version == _SOURCE else f"=={version}"
@@ -102,7 +109,7 @@ def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
     certificates = [f"{outside}:{target}:ro" for outside, target in keys.items()]
     shared = [data, *([f"{settings.ca}:{_CA}:ro"] if settings.ca else [])]
     boards = [f"{folder}:{target}:ro" for folder, target in _place_configs(settings).items()]
-    if not all(map(is_file, settings.boards)) or not settings.boards:
+    if _mounts_configs(settings):
         boards.append(f"./{BOARDS_FOLDER}:{_BOARDS}:ro")
     local = not settings.gateway
     metrics_host, metrics_port = settings.metrics_address

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hil.controller.farm.install.settings import InstallSettings
+from hil.protocol.listening import is_local
 
 # Directory of the environment files, which contain secrets.
 ENVIRONMENT = Path("/etc/hil")
@@ -30,9 +32,7 @@ def make_units(settings: InstallSettings) -> dict[str, str]:
         "hil-farm-host.service": _make_host_unit(settings),
         "hil-web.service": _make_web_unit(settings),
         "host.env": make_client_environment(settings, "host", settings.ca),
-        "web.env": make_client_environment(settings, "viewer", settings.ca)
-        + "# Token for the pages, at least 16 characters. Without it, the pages can only be read on this machine.\n"
-        "#HIL_WEB_TOKEN=\n",
+        "web.env": make_client_environment(settings, "viewer", settings.ca) + make_web_token(settings.web),
     }
     if settings.backups:
         units["hil-farm-backup.service"] = _make_backup_unit(settings)
@@ -72,6 +72,16 @@ def make_client_environment(settings: InstallSettings, role: str, ca: Path | Non
     lines = [f"HIL_FARM={_quote_value(settings.gateway)}\n"]
     lines += [f"HIL_FARM_CA={_quote_value(str(ca))}\n"] if ca else []
     return "".join([*lines, token, "HIL_FARM_TOKEN=\n"])
+
+
+def make_web_token(address: str) -> str:
+    """Return the setting of the pages' token: a new token if other machines can reach the address of the pages."""
+    if is_local(address):
+        return (
+            "# Token for the pages, at least 16 characters. Without it, the pages can only be read on this machine.\n"
+            "#HIL_WEB_TOKEN=\n"
+        )
+    return f"# Token for the pages, at least 16 characters.\nHIL_WEB_TOKEN={secrets.token_urlsafe(24)}\n"
 
 
 def list_gateway_words(settings: InstallSettings) -> list[str]:

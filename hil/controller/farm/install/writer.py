@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Collection, Mapping
+import stat
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hil.controller.farm.install.containers import make_containers, name_wheel
 from hil.controller.farm.install.monitoring import make_monitoring
 from hil.controller.farm.install.settings import InstallPart, InstallSettings
 from hil.controller.farm.install.units import ENVIRONMENT, make_units
+from hil.core.boards import BOARDS_FOLDER
 from hil.core.files import write_atomic
 from hil.core.installed import is_from_index
 from hil.core.storage_errors import convert_os_errors
@@ -64,7 +67,9 @@ def list_next_commands(settings: InstallSettings, files: Mapping[str, str], fold
     if InstallPart.SYSTEMD.value in parts:
         commands += _list_systemd_commands(settings, folder / InstallPart.SYSTEMD.value)
     if InstallPart.CONTAINERS.value in parts:
-        commands += _list_container_commands(folder / InstallPart.CONTAINERS.value)
+        configs = [one for one in files if one.startswith(f"{InstallPart.CONTAINERS.value}/{BOARDS_FOLDER}/")]
+        places = [(folder / one).parent for one in configs]
+        commands += _list_container_commands(folder / InstallPart.CONTAINERS.value, places)
     if InstallPart.MONITORING.value in parts:
         here = shlex.quote(str(folder / InstallPart.MONITORING.value))
         commands += [
@@ -74,22 +79,52 @@ def list_next_commands(settings: InstallSettings, files: Mapping[str, str], fold
     return commands
 
 
-def _list_container_commands(folder: Path) -> list[str]:
+def _list_container_commands(folder: Path, configs: Sequence[Path]) -> list[str]:
     here = shlex.quote(str(folder))
-    title, compose = "# containers (or docker in place of podman)", f"podman compose --project-directory {here}"
+    compose = f"podman compose --project-directory {here}"
+    notes = [
+        "# containers (or docker in place of podman)",
+        *(f"# put the configs of boards in {shlex.quote(str(one))}" for one in configs),
+        f"# the token of the pages is HIL_WEB_TOKEN in {here}/web.env",
+    ]
     if is_from_index("hil"):
-        return [title, f"{compose} up --build --detach"]
+        return [*notes, f"{compose} up --build --detach"]
     return [
-        title,
+        *notes,
         f"# hil was not installed from a package index: copy the wheel of hil to {here} first",
         f"{compose} build --build-arg {shlex.quote(f'HIL={name_wheel()}')}",
         f"{compose} up --detach",
     ]
 
 
+def list_unreadable(command: Sequence[str]) -> list[Path]:
+    """Return the first directories or files of a command that other users cannot read, at most one per program.
+
+    The interpreter of the command's virtual environment may be a link to a directory of another user.
+    """
+    program = Path(command[0])
+    found = (_find_unreadable(one) for one in (program, program.with_name("python")) if one.is_absolute())
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _find_unreadable(program: Path) -> Path | None:
+    for one in (program, Path(os.path.realpath(program))):
+        for path in [*reversed(one.parents), one]:
+            try:
+                mode = path.stat().st_mode
+            except OSError:
+                break
+            # Directories need only the permission to enter.
+            needed = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IXOTH | stat.S_IROTH
+            if mode & needed != needed:
+                return path
+    return None
+
+
 def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]:
     here, user = shlex.quote(str(folder)), settings.user
     home = shlex.quote(str(settings.home))
+    unreadable = [] if user == "root" else list_unreadable(settings.command)
     units = ["hil-farm-host.service", "hil-web.service"]
     if not settings.gateway:
         units.insert(0, "hil-farm-gateway.service")
@@ -101,6 +136,8 @@ def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]
     return [
         "# systemd",
         f"sudo useradd --system --home-dir {home} {user}",
+        *(f"# {one} is not readable for {user}: install hil elsewhere, and use --command" for one in unreadable),
+        f"sudo -u {user} {' '.join(map(shlex.quote, settings.command))} --version",
         f"sudo install -d -o {user} -m 700 {home} {shlex.quote(str(settings.runs))}",
         *backups,
         f"sudo install -D -m 600 -t {ENVIRONMENT} {here}/*.env",

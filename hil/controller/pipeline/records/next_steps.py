@@ -10,6 +10,10 @@ from hil.controller.records.outputs import StoredComparison, StoredTolerance, St
 from hil.controller.records.run import RunCase, StoredRepetition
 from hil.core.results import Outcome
 
+_ARITHMETIC_HINT = (
+    "most errors are small: find the first wrong layer with hil bisect MODEL; "
+    "only if the board computes in float16 or bfloat16, declare it with --arithmetic"
+)
 _DEFAULT = StoredTolerance(**vars(DEFAULT_TOLERANCES["float32"]))
 
 
@@ -27,7 +31,7 @@ def make_case_hint(case: RunCase) -> str:
         return make_blind_hint(decisive[0])
     failed = [output for verdict in decisive for output in verdict.outputs if not output.passed]
     if outcome is Outcome.FAIL and failed and _may_declare_arithmetic(case) and all(map(_is_rounding_likely, failed)):
-        return "most errors are small: if the board computes in float16 or bfloat16, declare it with --arithmetic"
+        return _ARITHMETIC_HINT
     return ""
 
 
@@ -39,10 +43,14 @@ def make_blind_hint(verdict: StoredVerdict) -> str:
 
 
 def _may_declare_arithmetic(case: RunCase) -> bool:
-    """Return True if declaring an arithmetic may change the verdict. Only ONNX models can have a control."""
+    """Return True if declaring an arithmetic may change the verdict.
+
+    Only ONNX models can have a control. On a board with a known arithmetic, such as an exact simulator, another
+    arithmetic would hide a wrong operator.
+    """
     is_onnx = case.model is not None and case.model.format == "onnx"
-    is_declared = case.provenance is not None and case.provenance.arithmetic
-    return is_onnx and not is_declared and not case.random
+    is_known = case.provenance is not None and case.provenance.arithmetic
+    return is_onnx and not is_known and not case.random
 
 
 def _is_rounding_likely(output: StoredComparison) -> bool:

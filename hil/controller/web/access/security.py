@@ -123,6 +123,9 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] in _SAFE and scope["path"].startswith("//"):
+            # An address that ends with a slash, joined with a path.
+            scope = {**scope, "path": "/" + scope["path"].lstrip("/")}
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         visitor, refusal = None, self._check_request(scope, headers)
         if refusal is None:

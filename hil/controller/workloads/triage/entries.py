@@ -70,7 +70,7 @@ class TriageList:
             for length in range(len(case.case) + 1):
                 candidates += self._wild.get(case.case[:length], ())
         found = [entry for entry in candidates if _covers(entry, case)]
-        return max(found, key=_measure_precision, default=None)
+        return max(found, key=measure_precision, default=None)
 
     def classify(self, case: TriagedCase, outcome: str, table: str = "") -> TriageResult:
         """Return the result for a failing case: a state, ``expired`` or ``other outcome``; "" without an entry.
@@ -231,7 +231,7 @@ def _covers(entry: TriageEntry, case: TriagedCase) -> bool:
     )
 
 
-def _measure_precision(entry: TriageEntry) -> tuple[int, int, int, float]:
+def measure_precision(entry: TriageEntry) -> tuple[int, int, int, float]:
     """Return a value that is larger for an entry with fewer cases: exact names, then fields, then longer patterns."""
     texts = make_entry_key(entry)
     exact = sum(bool(text) and not is_wild(text) for text in texts)

@@ -10,17 +10,19 @@ from typing import Any
 import tomlkit
 
 from hil.controller.records.decisions.triage import HIDDEN, MAX_TRIAGE_CHARS, TriageEntry
-from hil.controller.workloads.suites.expected import TABLES, Expectation
+from hil.controller.workloads.suites.expected import TABLES, Expectation, is_wild, parse
 from hil.controller.workloads.triage.entries import (
     covers_name,
     find_same,
     is_expired,
     make_entry,
     make_entry_key,
+    measure_precision,
     put_entry,
 )
 from hil.core.results import Outcome
 
+_RANKS = 3  # length of :func:`_rank_entry`
 _PASS, _TIMEOUT = Outcome.PASS.value, Outcome.TIMEOUT.value
 
 
@@ -74,12 +76,14 @@ def import_expectations(
 def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: date) -> tuple[str, list[str]]:
     """Return known failures as the text of an ``expected.toml``, and a reason for each entry that is left out.
 
+    Later entries have priority in the file, so the entries with the fewest cases are last.
+
     Args:
         suite: export only entries for this suite, and for all suites; "" exports all entries.
     """
     rows: dict[tuple[Any, ...], list[str]] = {}
     left_out = []
-    for entry in entries:
+    for entry in sorted(entries, key=measure_precision):
         if suite and not covers_name(entry.suite, [suite]):
             continue
         if entry.state not in HIDDEN or is_expired(entry, today):
@@ -94,16 +98,28 @@ def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: da
                 scope = (entry.flow, entry.runtime, entry.board)
                 reason = entry.note or f"triage: {entry.state}"
                 key = (table, tuple(outcomes), reason, entry.issue, *scope, entry.until, tuple(entry.excluded))
-                rows.setdefault(key, []).append(entry.case)
+                rows.setdefault((*_rank_entry(entry), *key), []).append(entry.case)
     document = tomlkit.document()
     for table in TABLES:
         tables_of = tomlkit.aot()
-        for key, cases in rows.items():
-            if key[0] == table:
-                tables_of.append(_make_table(key, cases))
+        for key in sorted(rows, key=lambda key: key[:_RANKS]):
+            if key[_RANKS] == table:
+                tables_of.append(_make_table(key[_RANKS:], rows[key]))
         if len(tables_of):
             document.add(table, tables_of)
     return tomlkit.dumps(document), left_out
+
+
+def list_patterns(text: str) -> list[str]:
+    """Return the patterns of cases in the text of an ``expected.toml``. Passing cases that they match are XPASS."""
+    found = (case for entry in parse(text, None) for case in entry.cases if is_wild(case))
+    return list(dict.fromkeys(found))
+
+
+def _rank_entry(entry: TriageEntry) -> tuple[int, int, int]:
+    """Return the precision of an entry, the same for all exact entries that may share a table."""
+    exact, given, length, _ = measure_precision(entry)
+    return exact, given, length - len(entry.case) if exact == given else length
 
 
 def _belongs(outcome: str, table: str, entry: TriageEntry) -> bool:

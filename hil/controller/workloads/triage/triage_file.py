@@ -12,6 +12,7 @@ import filelock
 
 from hil.controller.records.base import check_schema, make_record
 from hil.controller.records.decisions.triage import TriageDocument, TriageEntry
+from hil.controller.storage.paths import path_exists
 from hil.controller.storage.runs import write_file
 from hil.controller.workloads.triage.entries import TriageList, check_entry
 from hil.core.bounded_json import parse_json
@@ -24,6 +25,21 @@ MAX_ENTRIES = 10_000
 MAX_BYTES = 3 << 20
 _LOCK = ".hil-triage.lock"
 _LOCK_SECONDS = 10.0
+
+
+def choose_triage_file(folder: Path) -> tuple[Path, str]:
+    """Return the triage file for pages of a directory, and a note if the choice may be unexpected.
+
+    The commands use the file in the working directory, so the pages also use it if the directory has none.
+    """
+    own, current = folder / NAME, Path(NAME)
+    if own.absolute() == current.absolute() or not path_exists(current):
+        return own, ""
+    if not path_exists(own):
+        return current, f"note: {own} does not exist; the pages use {NAME} in the working directory"
+    if own.samefile(current):
+        return own, ""
+    return own, f"note: the pages use {own}, not {NAME} in the working directory; --triage selects another file"
 
 
 def read_triage(path: Path) -> TriageList:

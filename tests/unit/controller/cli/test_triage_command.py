@@ -77,10 +77,20 @@ def test_export_and_import_round_trip(run: Run, tmp_path: Path) -> None:
     assert load_known("other.json").entries[0].note == "rounds" == load_known("expected.toml").entries[0].note
 
 
+def test_export_warns_about_patterns(run: Run) -> None:
+    run("set", "conv*", "--state", "known", "--outcome", "FAIL")
+    exported = run("export")
+    assert "passing cases that match conv* become XPASS" in exported.stderr and "XPASS" not in exported.stdout
+    run("remove", "conv*")
+    run("set", "conv1", "--state", "known", "--outcome", "FAIL")
+    assert "XPASS" not in run("export").output
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (["set", "conv1", "--state", "wontfix"], "wontfix requires a last day"),
+        (["set", "conv1", "--state", "wontfix", "--until", "2020-12-31"], "--until 2020-12-31 is in the past"),
         (["set", "conv1", "--outcome", "BAD"], "unknown outcome 'BAD'"),
         (["list", "--file", "none.json"], "none.json not found"),
         (["list", "--file", "x" * 5000], "xxx not found"),

@@ -57,6 +57,7 @@ def test_settings_read_limits_of_users(path: Path):
     [
         ("[limits]\nboard = 1", r"unknown limit 'board' in \[limits\]"),
         ("[limits]\nboards = 0", "boards must be a whole number above 0"),
+        pytest.param(f"[limits]\nboards = {10**400}", "boards must be at most", id="huge"),
         ("[limits]\nboards = 1.5", "boards must be a whole number above 0"),
         ("[limits]\nqueued = true", "queued must be a whole number above 0"),
         ("[limits]\nlease_hours = 'x'", "lease_hours must be a number above 0"),

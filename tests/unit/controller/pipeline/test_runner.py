@@ -15,6 +15,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.stages import PIPELINE, STAGES
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
+from hil.core.boards import load_board
 from hil.core.results import Outcome, RunResult, Stage
 from hil.errors import (
     BoardLost,
@@ -75,6 +76,16 @@ def test_stages_do_not_change_given_case(fake_boards: FakeBoards, context: RunCo
     (after,) = go(context, before)
     assert before.result is None and before.outcome is None and before.spans == ()
     assert after.options is before.options and after.references is before.references
+
+
+@pytest.mark.parametrize(("board", "arithmetic"), [("sim", "float32"), ("sim-undeclared", None)])
+def test_exact_simulator_records_float32(
+    fake_boards: FakeBoards, context: RunContext, board: str, arithmetic: str | None
+) -> None:
+    choice = replace(fake_choice(), config=load_board(board).config)
+    with BoardPool("a test") as pool:
+        (case,) = Runner(context).run([fake_case("a")], pool, choice)
+    assert case.result is not None and case.result.provenance.get("arithmetic") == arithmetic
 
 
 # Event -> where it happens, outcomes of the cases a, b and c, number of opened boards.

@@ -57,6 +57,13 @@ def test_addresses_do_not_depend_on_order_of_directories(roots: list[Path]) -> N
     assert len(shown[0][0]) >= 6 and index_path(roots) == index_path(roots[::-1])
 
 
+def test_address_with_two_leading_slashes_is_valid(roots: list[Path]) -> None:
+    with asking(*roots) as client:
+        page = client.get(f"{ADDRESS}//history?q=a")
+        assert page.status_code == 200 and page.text == client.get("/history?q=a").text
+        assert client.get(f"{ADDRESS}//none").status_code == 404
+
+
 def test_address_remains_valid_if_directories_are_added(roots: list[Path]) -> None:
     with asking(roots[0]) as client:
         (before,) = {one for one in links(client.get("/").text, "/session") if "only-runs" in one}

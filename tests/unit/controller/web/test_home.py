@@ -120,10 +120,14 @@ def test_branch_baseline_compares_with_its_newest_earlier_session(tmp_path: Path
         main, feature = (client.get(f"/?since=branch:{name}").text for name in ("main", "feature"))
         label, missing = (client.get(f"/?since=label:{name}").text for name in ("v3", "none"))
         default = client.get("/").text
+        table = client.get("/changes.csv?since=branch:none")
     assert "1 case fails" in main and "New since branch main" in main
     assert "1 case fails" in feature
     # The newest session cannot be a baseline, and an unknown label has no session.
     assert "No earlier session of label v3" in label and "No earlier session of label none" in missing
+    # Nothing was compared, so pages and files must not look like a success.
+    assert "Nothing was compared" in missing and "No new failures" not in missing
+    assert table.status_code == 404 and "no earlier session of branch" in table.text
     assert "New since night 2023-11-17" in default and "1 case fails" in default
     offered = re.findall(r'<option value="((?:night|branch|label):[^"]*)"', default)
     assert {"night:2023-11-17", "branch:main", "branch:feature", "label:v0"} <= set(offered)

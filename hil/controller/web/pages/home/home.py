@@ -83,6 +83,10 @@ def changes_csv(request: Request) -> Response:
     """Return the changed cases since a baseline, with their causes. ``key`` selects a cause."""
     site, query = get_site(request), request.query_params
     changes = read_changes(site, query.get("since", ""))
+    if changes.baseline.is_empty:
+        # Programs would read an empty file as success.
+        text = f"nothing to compare: no earlier session of {changes.baseline.kind} {changes.baseline.value!r}"
+        raise UsageError(text, hint="select another baseline")
     chosen = [one for one in changes.causes if query.get("key", "") in ("", one.key)]
     rows = [
         (

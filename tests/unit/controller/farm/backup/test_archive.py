@@ -110,6 +110,21 @@ def test_verify_rejects_damaged_archive(tmp_path: Path, damage: Callable[[bytes]
         verify_archive(path)
 
 
+@pytest.mark.parametrize("size", [600, 1100, 2000, 3000])
+def test_verify_names_truncation(tmp_path: Path, size: int) -> None:
+    path = write(tmp_path / "farm.tar")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(UsageError, match="the file is truncated"):
+        verify_archive(path)
+
+
+def test_verify_names_truncation_of_large_entry(tmp_path: Path) -> None:
+    path = tar(tmp_path / "farm.tar", (DATABASE, bytes(100_000)))
+    path.write_bytes(path.read_bytes()[:50_000])
+    with pytest.raises(UsageError, match="the file is truncated"):
+        verify_archive(path)
+
+
 @pytest.mark.parametrize(
     "name", ["../x", "home/../../x", "/etc/passwd", "home//etc/passwd", "home/", "store/blake3/ab/x", "home/a\n"]
 )

@@ -33,6 +33,7 @@ from hil.controller.farm.install.containers import make_containers
 from hil.controller.farm.install.monitoring import make_monitoring
 from hil.controller.farm.install.settings import InstallSettings
 from hil.controller.farm.install.units import make_units
+from hil.controller.farm.install.writer import list_unreadable
 from hil.controller.records.lab.farm import FarmStats, QueuePercentiles
 from hil.errors import UsageError
 
@@ -262,7 +263,11 @@ def test_install_writes_all_parts_and_keeps_secrets_private(run: Callable[..., A
     done = run("--out", tmp_path / "new", "--sim", 2, "--json")
     document = json.loads(done.stdout)
     check_document(document, "farm install", "farm")
-    assert {Path(one).parent.name for one in document["files"]} == {"systemd", "containers", "monitoring"}
+    assert {Path(one).relative_to(tmp_path / "new").parts[0] for one in document["files"]} == {
+        "systemd",
+        "containers",
+        "monitoring",
+    }
     for name in document["files"]:
         mode = stat.S_IMODE(Path(name).stat().st_mode)
         assert mode & 0o077 == (0 if name.endswith(".env") else mode & 0o044), name
@@ -279,6 +284,35 @@ def test_install_never_replaces_files_without_force(run: Callable[..., Any], tmp
     assert unit.read_text() == "mine" and not (tmp_path / "monitoring").exists()
     assert run("--out", tmp_path, "--force").exit_code == 0
     assert "ExecStart" in unit.read_text()
+
+
+def test_pages_for_other_machines_have_new_token(full: InstallSettings) -> None:
+    def find_token(text: str) -> list[str]:
+        return re.findall(r"^HIL_WEB_TOKEN=(.*)$", text, re.M)
+
+    assert find_token(make_units(full)["web.env"]) == []
+    (first,), (second,) = (find_token(make_containers(full)["web.env"]) for _ in range(2))
+    assert len(first) >= 16 and first != second
+    assert find_token(make_units(replace(full, web="0.0.0.0:8790"))["web.env"])
+
+
+def test_install_creates_mounted_directory_of_configs(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "new", "--only", "containers", "--board", "rpi5")
+    assert (tmp_path / "new/containers/board_configs/README").is_file()
+    assert f"put the configs of boards in {tmp_path}/new/containers/board_configs" in done.stdout
+    run("--out", tmp_path / "files", "--only", "containers", "--board", "/etc/hil/pi.toml")
+    assert not (tmp_path / "files/containers/board_configs").exists()
+
+
+def test_install_reports_command_that_service_user_cannot_read(run: Callable[..., Any], tmp_path: Path) -> None:
+    program = tmp_path / "venv" / "hil"
+    program.parent.mkdir(mode=0o700)
+    program.touch(0o755)
+    words = ["--out", tmp_path / "new", "--only", "systemd", "--command", program]
+    assert "is not readable for hil: install hil elsewhere" in run(*words, "--dry-run").stdout
+    assert f"sudo -u hil {program} --version" in run(*words, "--dry-run").stdout
+    assert "is not readable" not in run(*words, "--user", "root", "--dry-run").stdout
+    assert list_unreadable(["/bin/sh"]) == [] == list_unreadable(["hil"])
 
 
 def test_install_dry_run_writes_nothing(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hil.controller.records.decisions.triage import TriageEntry
 from hil.controller.workloads.suites.expected import Expectations, parse
-from hil.controller.workloads.triage.entries import make_entry
+from hil.controller.workloads.triage.entries import TriagedCase, TriageList, make_entry
 from hil.controller.workloads.triage.exchange import export_expectations, import_expectations
 from hil.errors import UsageError
 
@@ -83,8 +83,28 @@ def test_export_is_valid_list_with_same_meaning(tmp_path: Path) -> None:
     (tmp_path / "expected.toml").write_text(text)
     entries = Expectations.load(tmp_path / "expected.toml").entries
     assert sorted(imported(text), key=repr) == sorted(imported(), key=repr)
-    # Cases with the same reason share an entry.
-    assert entries[0].cases == ("pad", "reshape_*")
+    # The exact name is last, because later entries have priority.
+    assert [one.cases for one in entries[:2]] == [("reshape_*",), ("pad",)]
+
+
+def test_export_joins_exact_cases_with_same_reason() -> None:
+    entries = [make_entry(case=case, state="known", outcomes=["FAIL"], note="x") for case in ("unpad", "pad")]
+    text, _ = export_expectations(entries, suite="", today=TODAY)
+    assert [one.cases for one in parse(text, None)] == [("pad", "unpad")]
+
+
+def test_export_writes_specific_entries_last() -> None:
+    entries = [
+        make_entry(case="mlp_a", state="known", outcomes=["FAIL"], note="exact"),
+        make_entry(case="mlp_*", state="known", outcomes=["RUN_CRASH"], note="wild"),
+        make_entry(case="mlp_[ab]", state="known", outcomes=["FAIL"], note="exact"),
+        make_entry(case="mlp_b", state="known", outcomes=["RUN_CRASH"], note="wild"),
+    ]
+    text, _ = export_expectations(entries, suite="", today=TODAY)
+    for case in ("mlp_a", "mlp_b", "mlp_c"):
+        expected = [one for one in parse(text, None) if one.covers(case)][-1]
+        found = TriageList(tuple(entries), TODAY).find(TriagedCase(case))
+        assert found is not None and (expected.reason, expected.outcomes) == (found.note, tuple(found.outcomes))
 
 
 def test_export_leaves_out_other_states_and_suites() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hil.controller.workloads.triage import triage_file
 from hil.controller.workloads.triage.entries import make_entry, put_entry
-from hil.controller.workloads.triage.triage_file import NAME, read_triage, update_triage
+from hil.controller.workloads.triage.triage_file import NAME, choose_triage_file, read_triage, update_triage
 from hil.errors import UsageError
 
 
@@ -21,6 +21,20 @@ def add(path: Path, case: str) -> None:
 
 def test_missing_file_has_no_entries(tmp_path: Path) -> None:
     assert read_triage(tmp_path / NAME).entries == ()
+
+
+def test_pages_use_file_of_commands_if_directory_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    assert choose_triage_file(runs) == (runs / NAME, "")
+    add(tmp_path / NAME, "a")
+    assert choose_triage_file(Path()) == (Path(NAME), "")
+    path, note = choose_triage_file(Path("runs"))
+    assert path == Path(NAME) and "in the working directory" in note
+    add(runs / NAME, "b")
+    path, note = choose_triage_file(Path("runs"))
+    assert path == Path("runs") / NAME and f"not {NAME} in the working directory" in note
 
 
 def test_update_keeps_other_entries(tmp_path: Path) -> None:
