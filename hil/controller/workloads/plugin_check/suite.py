@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.records.commands.plugins import PluginReport, PluginViolation, SkippedCheck
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError, IsolatedTimeout
-from hil.controller.workloads.plugin_check import compilers, entry_points, references, runtimes
+from hil.controller.workloads.plugin_check import board_imports, compilers, entry_points, references, runtimes
 from hil.controller.workloads.plugin_check.packages import CheckedPackage, RegisteredPoint
 from hil.controller.workloads.plugin_check.rules import RULES
 from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, write_unsupported
@@ -105,10 +105,13 @@ class _Suite:
             return
         self._note(point, found["findings"])
         self.programs[point.name] = found["programs"]
+        for what, why in found["skipped"].items():
+            self.skipped.append(SkippedCheck(entry_point=point.text, what=f"rule {what}", why=why))
         self._skip_models(point, found["refused"])
 
     def _check_runtime(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
-        self._note(point, self._call(entry_points.check_board_import, {"value": point.value}, "board-import"))
+        imported = {"value": point.value, "package": self.package.name}
+        self._note(point, self._call(board_imports.check_board_import, imported, "board-import"))
         described: Any = self._call(runtimes.describe_runtime, names, "describe")
         if isinstance(described, list):  # the process died or hung
             self._note(point, described)
