@@ -68,6 +68,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
     found: list[ContractFinding] = []
     programs, refused = [], {}
     keys: dict[str, frozenset[str]] = {}
+    shared: list[str] = []  # pairs of models with the same key
     flags, *other_flags = list_flags(name, package)
     with Isolated(1) as isolated:
         compiler = _CheckedCompiler(name, package, flags, Path(folder), isolated)
@@ -84,7 +85,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
                 continue
             # A result for another model would violate further rules.
             if same := find_same_key(compiler.keys, keys):
-                found.append(ContractFinding("cache-key", f"the models {same} and {path.stem} have the same key"))
+                shared.append(f"{same} and {path.stem}")
                 continue
             keys[path.stem] = compiler.keys
             wrong = list_artifact_errors(artifact, model, flags)
@@ -94,9 +95,12 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
                 if len(programs) == 1:
                     found += compiler.check_cache(model, artifact)
                     found += compiler.check_flags(model, artifact, other_flags)
+        found += [ContractFinding("cache-key", f"the models {pair} have the same key") for pair in shared]
         if not programs and not found:
             found.append(ContractFinding("compile", "; ".join(f"{model}: {why}" for model, why in refused.items())))
-        if not any(one.rule == "cache-key" for one in found):
+        if shared:
+            compiler.skipped["compile-error"] = "models have the same cache key"
+        else:
             found += compiler.check_refusal(import_model(Path(unsupported), isolated=isolated))
     return {
         "findings": [one.to_json() for one in found],

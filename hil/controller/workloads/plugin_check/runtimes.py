@@ -230,6 +230,11 @@ def _check_refused(
     return [ContractFinding("load-error", f"{what} raises no error")]
 
 
+def can_count_files() -> bool:
+    """Return whether this system can list open files and threads."""
+    return Path("/proc/self/task").exists()
+
+
 def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[str]]:
     """Load and run a program several times with one runtime, as an agent does. Count open files and threads."""
     model = _MODELS[program["model"]]
@@ -243,8 +248,6 @@ def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[s
                 del loaded
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names alone
 
-    if not Path("/proc/self/task").exists():
-        return []
     before, after = cycle(_WARM_CYCLES), cycle(_CYCLES)
     names = ("open files", "threads")
     # A library may open a few more files or threads once.

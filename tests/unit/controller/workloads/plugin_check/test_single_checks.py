@@ -13,7 +13,7 @@ import pytest
 
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedFailure
-from hil.controller.workloads.plugin_check import board_imports, compilers, runtimes
+from hil.controller.workloads.plugin_check import board_imports, compilers, runtimes, small_models
 from hil.core.files import digest_file
 from hil.core.results import Artifact
 from hil.core.tensors import make_spec
@@ -156,3 +156,18 @@ def test_files_that_runtime_keeps_open_are_found(tmp_path: Path, monkeypatch: py
     load_as(monkeypatch, runtimes, _LeakyRuntime)
     program = {"model": "float32", "main": "main", "function": "", "files": {"main": str(tmp_path / "main")}}
     assert runtimes.check_leaks("acme", "hil-acme", program) == [["leak", "8 more open files after 8 loads"]]
+
+
+def test_wrong_values_show_worst_element():
+    right = np.arange(8, dtype=np.float32).reshape(2, 4)
+    array = right.copy()
+    assert small_models.find_wrong_values(array, right) == ""
+    array[0, 0], array[1, 2] = 0.25, 6.5
+    assert small_models.find_wrong_values(array, right) == (
+        "wrong at [1, 2]: 6.5, expected 6.0, difference 0.5 (2 of 8 elements are wrong)"
+    )
+    array[1, 3] = np.nan
+    assert "wrong at [1, 3]: nan, expected 7.0, difference nan" in small_models.find_wrong_values(array, right)
+    scalar = small_models.find_wrong_values(np.array(True), np.array(False))
+    assert scalar == "wrong: True, expected False, difference 1 (1 of 1 elements are wrong)"
+    assert small_models.find_wrong_values(np.zeros((0, 4)), np.zeros((0, 4))) == ""
