@@ -240,8 +240,8 @@ def _check_refusal_cause(what: str, error: BaseException) -> list[ContractFindin
 
 
 def find_mistake(error: BaseException) -> str:
-    """Return the text of an unexpected error that is the cause of an error, or ""."""
-    for cause in _iter_causes(error):
+    """Return the text of an error or of one of its causes if it is unexpected, else ""."""
+    for cause in (error, *_iter_causes(error)):
         if isinstance(cause, IsolatedFailure):
             if cause.message.partition(":")[0] in _ISOLATED_MISTAKES:
                 return cause.message

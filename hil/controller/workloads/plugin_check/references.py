@@ -11,7 +11,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.plugin_check.compilers import format_call_error
+from hil.controller.workloads.plugin_check.compilers import find_mistake, format_call_error
 from hil.controller.workloads.plugin_check.entry_points import find_point
 from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, SmallModel, find_wrong_values
@@ -43,7 +43,10 @@ def check_reference(name: str, package: str, models: Sequence[str], folder: str)
             try:
                 outputs = _compute(reference, model, Path(path), Path(folder) / model.name, isolated)
             except BaseException as error:
-                refused[model.name] = format_call_error(error)
+                if mistake := find_mistake(error):
+                    found.append(ContractFinding("reference", f"model {model.name}: unexpected {mistake}"))
+                else:
+                    refused[model.name] = format_call_error(error)
                 continue
             computed.append(model.name)
             found += [ContractFinding("reference", f"model {model.name}: {text}") for text in _compare(model, outputs)]

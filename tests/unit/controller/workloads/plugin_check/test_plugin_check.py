@@ -78,12 +78,13 @@ def test_check_finds_wrong_reference(tmp_path: Path):
         (
             "hil_plain_ort.py",
             "save_tensors(Path(outputs), dict(",
-            "values[0] = values[0] * 2\n    save_tensors(Path(outputs), dict(",
+            "values[0] = values[0] - True\n    save_tensors(Path(outputs), dict(",
         ),
         ("hil_plain_ort.py", 'return f"onnxruntime', 'import time\n\n    return f"{time.time_ns()} onnxruntime'),
     ]
     report = check(plant(tmp_path / "wrong", *changes, example=REFERENCE), tmp_path / "work")
     assert {one.rule for one in report.violations} == {"source", "reference"}
+    assert "model bool: unexpected TypeError" in [one.found[:32] for one in report.violations]
     assert "model float32: output out is wrong at [" in report.violations[1].found
     report = check(plant(tmp_path / "right", example=REFERENCE), tmp_path / "again")
     assert report.violations == [] and [one.what for one in report.skipped] == []
