@@ -48,7 +48,8 @@ def test_unsupported_operator_names_node(board: Any, tmp_path: Path) -> None:
     assert "Cos of the node cos1" in case.reason
 
 
-def test_package_fulfils_contract() -> None:
+def test_package_fulfils_contract(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hil", "plugin", "check", "hil-npx"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # In an empty directory, the name is the installed package and not a project directory.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,7 +23,8 @@ def test_run_agrees_with_reference(tmp_path: Path) -> None:
     assert case.references[0].provenance["reference"] == "plain-ort"
 
 
-def test_package_fulfils_contract() -> None:
+def test_package_fulfils_contract(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hil", "plugin", "check", "hil-plain-ort"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # In an empty directory, the name is the installed package and not a project directory.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,7 +42,9 @@ def check(package: str, timeout_s: float, as_json: bool) -> int:
     """Check a package against the contract of hil's entry points.
 
     The package is a project directory, a wheel or the name of an installed package. hil calls its code in separate
-    processes with time limits. docs/plugin-contract.md lists the rules. Exit code: 0 without violations, else 1.
+    processes with time limits. docs/plugin-contract.md lists the rules.
+
+    Exit code: 0 without violations, 1 with violations, 2 if the package does not exist or cannot be built.
     """
     from hil.controller.workloads.plugin_check.packages import open_package
     from hil.controller.workloads.plugin_check.suite import check_package
@@ -70,4 +72,7 @@ def _iter_lines(report: PluginReport) -> Iterator[str]:
         yield f"skipped    {skip.entry_point}, {skip.what}: {skip.why}"
     count = len(report.violations)
     text = f"{count} violation{'s' * (count != 1)}" if count else "no violations"
+    tried = f"operators tried: {', '.join(report.operators)}" if report.operators else "no operators tried"
+    missing = ", ".join(f"{skip.what} of {skip.entry_point}" for skip in report.skipped)
+    text = "; ".join([text, tried, *([f"not checked: {missing}"] if missing else ())])
     yield f"{report.package} {report.version}: {report.checks} checks, {text}"

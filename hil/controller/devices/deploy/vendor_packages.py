@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import os
 import re
+import shlex
 import shutil
 import zipfile
 import zlib
@@ -35,6 +37,8 @@ DAMAGED_WHEEL = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplement
 # Timeout for building a wheel.
 _BUILD_SECONDS = 600.0
 _MAX_METADATA_BYTES = 4 << 20
+# Older versions of setuptools build wheels only with the package wheel.
+_SETUPTOOLS_WITH_WHEEL = "70.1"
 # Files of a project that are not part of a wheel. Building in a copy leaves the project unchanged.
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", "build", "dist", "*.egg-info")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -150,7 +154,10 @@ def _fetch_wheel(name: str, version: str, folder: Path, interpreter: Interpreter
 
 
 def build_wheel(project: Path, folder: Path) -> Path:
-    """Build a project's wheel in a copy. Use the build tools of this environment if they are installed."""
+    """Build a project's wheel in a copy.
+
+    Use the build tools of this environment if they satisfy the project's requirements. Otherwise pip fetches them.
+    """
     file = project / "pyproject.toml"
     if not file.is_file():
         raise UsageError(f"{project} is not a Python project: pyproject.toml not found", hint="pass a wheel instead")
@@ -169,10 +176,16 @@ def build_wheel(project: Path, folder: Path) -> Path:
     if code or len(wheels) != 1:
         raise UsageError(
             f"pip could not build a wheel of {project}",
-            hint=f"see pip's output below, or run: pip wheel --no-deps {project}",
+            hint=f"see pip's output below, or run: pip wheel --no-deps {_quote_folder(project)}",
             detail=printed.strip()[-4000:],
         )
     return wheels[0]
+
+
+def _quote_folder(folder: Path) -> str:
+    """Return a directory for a shell. pip would take a plain name for a package of an index."""
+    text = str(folder)
+    return shlex.quote(text if os.sep in text or text in (".", "..") else f".{os.sep}{text}")
 
 
 def _list_not_copied(folder: str, names: list[str]) -> set[str]:
@@ -182,15 +195,34 @@ def _list_not_copied(folder: str, names: list[str]) -> set[str]:
 
 
 def _has_build_tools(file: Path) -> bool:
-    """Return whether this environment has the project's build requirements, in any version."""
+    """Return whether this environment satisfies the project's build requirements."""
     table = parse_toml(read_text(file), file).get("build-system")
     needed = table.get("requires") if isinstance(table, dict) else ["setuptools"]
     try:
-        for requirement in needed if isinstance(needed, list) else ():
-            get_version(_parse_name(str(requirement)))
+        return all(_is_installed(str(requirement)) for requirement in (needed if isinstance(needed, list) else ()))
     except (PackageNotFoundError, ValueError):  # pip reports invalid requirements
         return False
-    return True
+
+
+def _is_installed(requirement: str) -> bool:
+    """Return whether an installed package satisfies a requirement.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+        ValueError: the requirement is invalid.
+    """
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    wanted = Requirement(requirement)
+    if wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    if wanted.url or wanted.extras:
+        return False
+    version = get_version(_parse_name(wanted.name))
+    if _parse_name(wanted.name) == "setuptools" and Version(version) < Version(_SETUPTOOLS_WITH_WHEEL):
+        get_version("wheel")
+    return wanted.specifier.contains(version, prereleases=True)
 
 
 def _read_metadata(wheel: Path) -> tuple[str, str]:

@@ -32,8 +32,9 @@ class PluginReport(Record, kw_only=True):
     version: str
     checks: Annotated[Count, note("number of calls in worker processes")]
     entry_points: list[str]
+    operators: Annotated[list[str], note("operators of the models that the package compiled or computed")]
     violations: list[PluginViolation]
-    skipped: list[SkippedCheck]
+    skipped: Annotated[list[SkippedCheck], note("checks that did not run")]
     exit_code: int
 
 

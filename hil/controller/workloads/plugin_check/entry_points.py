@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import platform
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -94,11 +92,23 @@ def check_entry_point(group: str, name: str, package: str) -> list[list[str]]:
     return [one.to_json() for one in _check_target(thing)] if group == TARGET_GROUP else []
 
 
-def choose_flags(name: str, package: str) -> list[str]:
-    """Return the flags that a package's target function chooses for this machine, or [] if the function fails."""
+def list_flags(name: str, package: str) -> list[list[str]]:
+    """Return the flags that a package's target function chooses: for this machine, then different ones for others.
+
+    The flags are [] if the function fails.
+    """
+    here = {"arch": platform.machine(), "system": platform.system(), "cpu_features": [], "cpu_parts": []}
+    found: list[list[str]] = []
+    for machine in (here, *_MACHINES):
+        flags = _choose_flags(name, package, machine)
+        if flags not in found:
+            found.append(flags)
+    return found
+
+
+def _choose_flags(name: str, package: str, machine: Mapping[str, Any]) -> list[str]:
     if not any(point.name == name for point in list_entry_points(TARGET_GROUP)):
         return []
-    machine = {"arch": platform.machine(), "system": platform.system(), "cpu_features": [], "cpu_parts": []}
     try:
         return list(find_point(TARGET_GROUP, name, package).load()(machine).flags)
     except Exception:  # the check of the target reports the error
@@ -148,29 +158,3 @@ def check_board_configs(value: str) -> list[list[str]]:
         except UsageError as error:
             found.append(ContractFinding("board-config", error.message).to_json())
     return found
-
-
-# Modules of hil that boards lack.
-_NOT_ON_BOARDS = ("hil.api", "hil.controller", "hil.plugins", "hil.sim", "hil.testing", "hil.traces")
-_IMPORT = """
-import importlib, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if any(name == one or name.startswith(one + ".") for one in {blocked!r}):
-            raise ImportError(f"boards have no module {{name}}")
-
-sys.meta_path.insert(0, Blocked())
-module, _, name = sys.argv[1].partition(":")
-getattr(importlib.import_module(module), name)
-"""
-
-
-def check_board_import(value: str) -> list[list[str]]:
-    """Import a runtime's class in a process without the modules that boards lack."""
-    command = [sys.executable, "-c", _IMPORT.format(blocked=_NOT_ON_BOARDS), value]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if not done.returncode:
-        return []
-    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return [ContractFinding("board-import", lines[-1]).to_json()]

@@ -11,7 +11,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
-from hil.controller.workloads.plugin_check.compilers import format_call_error
+from hil.controller.workloads.plugin_check.compilers import find_mistake, format_call_error
 from hil.controller.workloads.plugin_check.entry_points import find_point
 from hil.controller.workloads.plugin_check.rules import ContractFinding
 from hil.controller.workloads.plugin_check.small_models import SMALL_MODELS, SmallModel, find_wrong_values
@@ -30,25 +30,30 @@ def check_reference(name: str, package: str, models: Sequence[str], folder: str)
         folder: a directory for tensors, the cache and logs.
 
     Returns:
-        ``findings``; ``refused``: model -> error.
+        ``findings``; ``refused``: model -> error; ``computed``: models.
     """
     reference: Reference = find_point(_GROUP, name, package).load()
     found = _check_source(reference)
     if "onnx" not in reference.formats:
-        return {"findings": [one.to_json() for one in found], "refused": {"all": "the reference has no format onnx"}}
-    refused = {}
+        why = "the reference has no format onnx"
+        return {"findings": [one.to_json() for one in found], "refused": {"all": why}, "computed": []}
+    refused, computed = {}, []
     with Isolated(1) as isolated:
         for model, path in zip(SMALL_MODELS, models, strict=True):
             try:
                 outputs = _compute(reference, model, Path(path), Path(folder) / model.name, isolated)
             except BaseException as error:
-                refused[model.name] = format_call_error(error)
+                if mistake := find_mistake(error):
+                    found.append(ContractFinding("reference", f"model {model.name}: unexpected {mistake}"))
+                else:
+                    refused[model.name] = format_call_error(error)
                 continue
+            computed.append(model.name)
             found += [ContractFinding("reference", f"model {model.name}: {text}") for text in _compare(model, outputs)]
     if len(refused) == len(SMALL_MODELS):
         text = "; ".join(f"{model}: {why}" for model, why in refused.items())
-        return {"findings": [ContractFinding("reference", text).to_json()], "refused": {}}
-    return {"findings": [one.to_json() for one in found], "refused": refused}
+        return {"findings": [ContractFinding("reference", text).to_json()], "refused": {}, "computed": []}
+    return {"findings": [one.to_json() for one in found], "refused": refused, "computed": computed}
 
 
 def _check_source(reference: Reference) -> list[ContractFinding]:

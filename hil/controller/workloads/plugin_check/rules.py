@@ -51,11 +51,11 @@ RULES: Mapping[str, ContractRule] = MappingProxyType(
     | _rules(
         "compilers",
         compile="at least one small model compiles",
-        compile_error="an unsupported model raises CompileFailed, NotRun or UsageError",
+        compile_error="an unsupported model raises CompileFailed, NotRun or UsageError; these wrap no unexpected error",
         artifact="the result is an Artifact with existing files, correct digests, the flags and the model's tensors",
         compiler_name="Artifact.compiler has a name and a version",
         cache="the second compilation returns the cached program, with cached=True",
-        cache_key="other flags give another cache key",
+        cache_key="other flags and other models give other cache keys",
         recompute="recompute=True compiles again",
         target="a target function returns a Target or raises UsageError, for each machine",
         board_config="a board config is valid",

@@ -42,11 +42,15 @@ class _Runtime:
         self.kind = find_point(RUNTIME_GROUP, name, package).load()
         self._options = {"arithmetic": arithmetic} if arithmetic else {}
 
-    def load(self, folder: Path, main: str, function: str, device: str = "") -> Any:
-        """Create the runtime and load a program."""
+    def open(self, device: str = "") -> Any:
+        """Create the runtime and open a device."""
         runtime = self.kind(self._options)
         runtime.prepare(device)
-        return runtime.load(folder, main, device, function)
+        return runtime
+
+    def load(self, folder: Path, main: str, function: str, device: str = "") -> Any:
+        """Create the runtime and load a program."""
+        return self.open(device).load(folder, main, device, function)
 
 
 def describe_runtime(name: str, package: str) -> dict[str, list[Any]]:
@@ -226,21 +230,24 @@ def _check_refused(
     return [ContractFinding("load-error", f"{what} raises no error")]
 
 
+def can_count_files() -> bool:
+    """Return whether this system can list open files and threads."""
+    return Path("/proc/self/task").exists()
+
+
 def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[str]]:
-    """Load and run a program several times, and count open files and threads."""
+    """Load and run a program several times with one runtime, as an agent does. Count open files and threads."""
     model = _MODELS[program["model"]]
-    runtime = _Runtime(name, package)
+    runtime = _Runtime(name, package).open()
 
     def cycle(count: int) -> tuple[int, int]:
         for _ in range(count):
             with _unpack(program) as folder:
-                loaded = runtime.load(folder, program["main"], program["function"])
+                loaded = runtime.load(folder, program["main"], "", program["function"])
                 _run_once(loaded, [array.copy() for array in model.inputs.values()])
                 del loaded
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names alone
 
-    if not Path("/proc/self/task").exists():
-        return []
     before, after = cycle(_WARM_CYCLES), cycle(_CYCLES)
     names = ("open files", "threads")
     # A library may open a few more files or threads once.

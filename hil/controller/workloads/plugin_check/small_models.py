@@ -30,6 +30,11 @@ class SmallModel:
         return {name: np.flip(array).copy() for name, array in self.inputs.items()}
 
     @property
+    def operators(self) -> set[str]:
+        """Operators of the nodes."""
+        return {operator for operator, _, _ in self.nodes}
+
+    @property
     def what(self) -> str:
         """Text for a message: the dtype and what is special."""
         return f"model {self.name}"
@@ -89,10 +94,21 @@ TOLERANCE = 1e-3
 
 
 def find_wrong_values(array: Array, right: Array, tolerance: float = TOLERANCE) -> str:
-    """Return the first values and the expected values if an output is wrong, else ""."""
-    if np.allclose(array.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance):
+    """Return the worst element, its expected value and the difference if an output is wrong, else ""."""
+    actual, expected = array.astype(np.float64), right.astype(np.float64)
+    is_wrong = np.asarray(~np.isclose(actual, expected, rtol=tolerance, atol=tolerance))
+    if not is_wrong.any():
         return ""
-    return f"{array.ravel()[:4]}, expected {right.ravel()[:4]}"
+    with np.errstate(invalid="ignore"):  # the difference of infinities
+        difference = np.abs(actual - expected)
+    # NaN is the largest difference.
+    rank = np.where(is_wrong, np.nan_to_num(difference, nan=np.inf), -1.0)
+    index = np.unravel_index(int(np.argmax(rank)), array.shape)
+    place = f" at {[int(one) for one in index]}" if index else ""
+    return (
+        f"wrong{place}: {array[index]}, expected {right[index]}, difference {difference[index]:.3g} "
+        f"({np.count_nonzero(is_wrong)} of {array.size} elements are wrong)"
+    )
 
 
 def write_unsupported(folder: Path) -> Path:

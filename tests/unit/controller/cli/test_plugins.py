@@ -70,6 +70,7 @@ def test_report_shows_few_violations_of_a_rule():
         version="1",
         checks=9,
         entry_points=["hil.runtimes a"],
+        operators=["Add", "Relu"],
         violations=[*(violate("values", f"model {number}") for number in range(5)), violate("leak", "files")],
         skipped=[SkippedCheck(entry_point="hil.compilers a", what="model int8", why="no int8")],
         exit_code=1,
@@ -85,7 +86,7 @@ def test_report_shows_few_violations_of_a_rule():
         "  expected  E",
         "  see       D",
         "skipped    hil.compilers a, model int8: no int8",
-        "hil-a 1: 9 checks, 6 violations",
+        "hil-a 1: 9 checks, 6 violations; operators tried: Add, Relu; not checked: model int8 of hil.compilers a",
     ]
 
 

@@ -7,13 +7,14 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.deploying import empty_index, put
 
-from hil.controller.devices.deploy import ensure, probe
+from hil.controller.devices.deploy import ensure, probe, vendor_packages
 from hil.controller.devices.deploy.ensure import AgentRecipe
 from hil.controller.devices.deploy.packages import Interpreter, NoWheels
 from hil.controller.devices.deploy.vendor_packages import VendorPackage, build_wheel, prepare_packages
@@ -141,6 +142,41 @@ def test_project_with_special_files_is_copied(tmp_path: Path, monkeypatch: pytes
     assert sorted(one.name for one in (folder / "source").iterdir()) == ["linked.toml", "pyproject.toml"]
     with pytest.raises(UsageError, match=r"cannot copy .*acme: .*File exists"):
         build_wheel(project, folder)
+
+
+@pytest.mark.parametrize(
+    ("requires", "installed", "is_isolated"),
+    [
+        ('["setuptools>=77"]', {"setuptools": "84.2.1"}, False),
+        ('["setuptools>=77"]', {"setuptools": "65.5.0", "wheel": "0.45"}, True),
+        ('["setuptools"]', {"setuptools": "65.5.0"}, True),
+        ('["setuptools"]', {"setuptools": "65.5.0", "wheel": "0.45"}, False),
+        ('["setuptools", "tomli; python_version < \'3\'"]', {"setuptools": "84.2.1"}, False),
+        ('["Flit_Core<4"]', {"flit-core": "3.9"}, False),
+        ('["setuptools", "acme-build"]', {"setuptools": "84.2.1"}, True),
+        ('["setuptools @ file:///x.whl"]', {"setuptools": "84.2.1"}, True),
+        ('["setuptools>>1"]', {"setuptools": "84.2.1"}, True),
+    ],
+)
+def test_wheel_is_built_with_installed_tools_only_if_they_fit(
+    requires: str, installed: dict[str, str], is_isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    commands: list[list[str]] = []
+
+    def find_version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(vendor_packages, "get_version", find_version)
+    monkeypatch.setattr(vendor_packages, "call_pip", lambda command, _: (commands.append(command), (1, "failed"))[1])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hil-acme").mkdir()
+    (tmp_path / "hil-acme" / "pyproject.toml").write_text(f"[build-system]\nrequires = {requires}\n")
+    with pytest.raises(UsageError, match="pip could not build") as raised:
+        build_wheel(Path("hil-acme"), tmp_path)
+    assert ("--no-build-isolation" not in commands[0]) is is_isolated
+    assert raised.value.hint.endswith("pip wheel --no-deps ./hil-acme")
 
 
 @pytest.mark.ci

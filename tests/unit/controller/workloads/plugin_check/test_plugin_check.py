@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.npx import EXAMPLE, REFERENCE
 from support.pip import install
-from support.planted import CRASH, HANG, PLANTED, TARGET, plant
+from support.planted import COMPILER, CRASH, HANG, PLANTED, TARGET, plant
 
 from hil.controller.records.commands.plugins import PluginReport
 from hil.controller.workloads.plugin_check.packages import open_package, read_folder
@@ -35,7 +35,9 @@ def test_check_accepts_example(tmp_path: Path):
     install(EXAMPLE, tmp_path / "site")
     report = check(tmp_path / "site", tmp_path / "work")
     assert [(one.rule, one.found) for one in report.violations] == []
-    assert report.exit_code == 0 and report.checks > 15 and not report.skipped
+    assert report.exit_code == 0 and report.checks > 15
+    assert [f"{one.entry_point} {one.what}" for one in report.skipped] == ["hil.links npx calls"]
+    assert report.operators == ["Add", "Not", "Relu"]
     assert report.entry_points[-1] == "hil.targets npx"
 
 
@@ -76,15 +78,17 @@ def test_check_finds_wrong_reference(tmp_path: Path):
         (
             "hil_plain_ort.py",
             "save_tensors(Path(outputs), dict(",
-            "values[0] = values[0] * 2\n    save_tensors(Path(outputs), dict(",
+            "values[0] = values[0] - True\n    save_tensors(Path(outputs), dict(",
         ),
         ("hil_plain_ort.py", 'return f"onnxruntime', 'import time\n\n    return f"{time.time_ns()} onnxruntime'),
     ]
     report = check(plant(tmp_path / "wrong", *changes, example=REFERENCE), tmp_path / "work")
     assert {one.rule for one in report.violations} == {"source", "reference"}
-    assert "model float32: output out is" in report.violations[1].found
+    assert "model bool: unexpected TypeError" in [one.found[:32] for one in report.violations]
+    assert "model float32: output out is wrong at [" in report.violations[1].found
     report = check(plant(tmp_path / "right", example=REFERENCE), tmp_path / "again")
     assert report.violations == [] and [one.what for one in report.skipped] == []
+    assert report.operators == ["Add", "Not", "Relu"]
 
 
 def test_check_survives_crash_and_reports_target(tmp_path: Path):
@@ -93,6 +97,12 @@ def test_check_survives_crash_and_reports_target(tmp_path: Path):
     assert set(rules) == {"crash", "target"}
     assert "check program (model float32): the worker process died of SIGABRT" in report.violations[0].found
     assert "architecture unknown: KeyError" in report.violations[-1].found
+
+
+def test_check_names_missing_model_digest(tmp_path: Path):
+    report = check(plant(tmp_path, (COMPILER, '"model": model.digest, ', "")), tmp_path / "work")
+    assert {one.rule for one in report.violations} == {"cache-key"}
+    assert report.violations[0].found == "the models float32 and two-outputs have the same key"
 
 
 @pytest.mark.slow
