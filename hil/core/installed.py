@@ -36,14 +36,13 @@ def get_version(package: str, folders: Sequence[str] = ()) -> str:
 
 
 def is_from_index(package: str) -> bool:
-    """Return True if pip installed a package from an index: not from a directory, a file or a URL."""
-    from importlib import metadata
-
+    """Return True if pip installed a package from an index, and not from a directory, file, URL or unknown source."""
     try:
-        # pip writes this file for all other sources (PEP 610).
-        return metadata.distribution(package).read_text("direct_url.json") is None
-    except metadata.PackageNotFoundError:
+        folder = _find_folder(package, tuple(sys.path))
+    except _Unsure:
         return False
+    # pip writes this file for all other sources (PEP 610).
+    return folder is not None and not _read_text(f"{folder}/direct_url.json")
 
 
 def list_entry_points(group: str) -> Sequence[EntryPoint]:
@@ -57,7 +56,7 @@ def list_entry_points(group: str) -> Sequence[EntryPoint]:
 @functools.cache
 def _find_version(package: str, path: tuple[str, ...]) -> str:
     try:
-        folder = next((folder for name, folder in _list_folders(path) if name == _normalize_name(package)), None)
+        folder = _find_folder(package, path)
         told = _read_head(f"{folder}/METADATA") if folder is not None else {}
         if _normalize_name(told.get("Name", "")) == _normalize_name(package) and "Version" in told:
             return told["Version"]
@@ -66,6 +65,11 @@ def _find_version(package: str, path: tuple[str, ...]) -> str:
     from importlib import metadata
 
     return metadata.version(package)
+
+
+def _find_folder(package: str, path: tuple[str, ...]) -> str | None:
+    """Return the metadata directory of a package."""
+    return next((folder for name, folder in _list_folders(path) if name == _normalize_name(package)), None)
 
 
 @functools.cache
