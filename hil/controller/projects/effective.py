@@ -25,7 +25,7 @@ from hil.controller.pipeline.settings.project import Project, find_project, list
 from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue, ValueSource, ValueTable
 from hil.controller.storage.cache import choose_default_root
 from hil.controller.storage.paths import path_exists
-from hil.controller.storage.runs import DEFAULT_ROOT
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import LABELS
 from hil.core.board_config import BoardConfig
 from hil.core.boards import find_board, read_board

@@ -24,6 +24,7 @@ from hil.controller.records.commands.stored import RunSummary
 from hil.controller.records.outputs import StoredTensor
 from hil.controller.records.run import RunHead, RunRecord, make_run
 from hil.controller.storage.paths import is_file, is_folder
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import find_request_origin, format_origin
 from hil.controller.storage.tensor_files import save_files
 from hil.core.bounded_json import read_json
@@ -40,7 +41,6 @@ RECORD = "run.json"
 MATRIX = "matrix.json"
 # Directory in a case's logs with files that reproduce a compiler failure.
 COMPILE_FAILURE = "compile-failure"
-DEFAULT_ROOT = Path("hil-runs")
 _LOCK = ".lock"
 # File name of the index. Increase the number when columns change.
 _INDEX = "index-3.sqlite"

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hil.controller.storage.paths import is_file, is_folder
-from hil.controller.storage.runs import DEFAULT_ROOT
 from hil.errors import UsageError, did_you_mean
 
-# Default directory of suite runs.
-SUITES = Path("hil-suites")
+# Default directories of runs and of suite runs.
+DEFAULT_ROOT, SUITES = Path("hil-runs"), Path("hil-suites")
 _MAX_SHOWN, _MAX_NAME = 5, 100
 
 

@@ -174,7 +174,8 @@ def complete_stored(*records: str, root: str = "") -> Complete:
 
     def list_stored(ctx: click.Context) -> list[str]:
         from hil.controller.cli.commands import read_project_runs
-        from hil.controller.storage.runs import DEFAULT_ROOT, RunStore
+        from hil.controller.storage.runs import RunStore
+        from hil.controller.storage.session_folders import DEFAULT_ROOT
 
         folder = ctx.params.get("out") or root or read_project_runs() or DEFAULT_ROOT
         ids = RunStore(Path(folder)).list_ids(*records)

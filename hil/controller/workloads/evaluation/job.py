@@ -33,7 +33,8 @@ from hil.controller.records.decisions.evaluation import (
     SampleSide,
 )
 from hil.controller.storage.run_context import Progress, RunContext, open_context
-from hil.controller.storage.runs import DEFAULT_ROOT, Run, RunStore, check_seal, lock_folder, make_safe_name
+from hil.controller.storage.runs import Run, RunStore, check_seal, lock_folder, make_safe_name
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import get_typed_command
 from hil.controller.workloads.evaluation.datasets import Dataset, LabeledSample, open_dataset
 from hil.controller.workloads.evaluation.score_texts import describe_scores

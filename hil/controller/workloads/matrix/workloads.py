@@ -16,7 +16,8 @@ from hil.controller.records.matrix import MatrixKind
 from hil.controller.records.run import RunRecord
 from hil.controller.storage import run_context
 from hil.controller.storage.isolation.isolated import Isolated
-from hil.controller.storage.runs import DEFAULT_ROOT, RECORD, make_id
+from hil.controller.storage.runs import RECORD, make_id
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.workloads.bundles.run import run_bundle
 from hil.controller.workloads.matrix.job import Matrix
 from hil.controller.workloads.matrix.report import MatrixReport

@@ -26,7 +26,8 @@ from hil.controller.records.base import read_record
 from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.storage.isolation.isolated import IsolatedError
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import DEFAULT_ROOT, check_seal, convert_write_errors, make_id, seal
+from hil.controller.storage.runs import check_seal, convert_write_errors, make_id, seal
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import find_origin, get_typed_command
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.controller.workloads.reduce.candidates.mlir_parts import MLIR_MODEL, write_mlir_base, write_mlir_part

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.storage.paths import is_file
-from hil.controller.storage.runs import DEFAULT_ROOT, RunStore, check_seal
+from hil.controller.storage.runs import RunStore, check_seal
+from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.workloads.reduce.trials import RECORD
 from hil.core.results import Outcome
 from hil.errors import UsageError
