@@ -108,8 +108,11 @@ def ask(uplink: Path, method: str, request: Any, limit_s: float) -> Any:
     """Make a unary call. Raises FarmUnreachable after the timeout."""
     with contextlib.closing(UplinkCall(uplink, method, min(limit_s, _READY_SECONDS))) as call:
         call.within(limit_s)
-        call.send(request)
-        call.send(None)
+        # The gateway may respond, and the uplink close the connection, before the end of the request. The response is
+        # then still readable. Without a response, reading raises the error.
+        with contextlib.suppress(FarmUnreachable):
+            call.send(request)
+            call.send(None)
         replies = list(call.iter_replies())
     if not replies:
         raise FarmUnreachable("the gateway ended the call without a response")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import select
 import signal
 import socket
 import subprocess
@@ -209,6 +210,26 @@ def test_uplink_forwards_gateway_error_on_same_connection(gateway, path, error):
     gateway.error = None
     ask(path, "Report", REPORT, WAIT_S)
     assert len(set(gateway.callers)) == 1
+
+
+def test_request_gets_response_that_arrives_before_its_end(gateway, path, monkeypatch):
+    """The uplink closes the connection after the response. The end of the request is then not sent."""
+    send = UplinkCall.send
+
+    def send_late(call: UplinkCall, message: Any) -> None:
+        if message is None:
+            eventually(lambda: is_closed(call))
+        send(call, message)
+
+    monkeypatch.setattr(UplinkCall, "send", send_late)
+    assert ask(path, "Report", REPORT, WAIT_S).recorded
+
+
+def is_closed(call: UplinkCall) -> bool:
+    """Return whether the uplink has closed the connection of a call."""
+    poll = select.poll()
+    poll.register(call._frames._socket, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def test_uplink_reports_refusal_despite_pending_sends(gateway, path):
