@@ -41,7 +41,9 @@ class CommandServer:
         self._address = folder / "commands.sock"
         self.environment = dict(os.environ)
         command = [*prefix, sys.executable, str(Path(__file__).with_name("fork_server.py")), str(self._address)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=REPOSITORY)
+        # A test may have set variables of its farm. At its end, the farm kills all processes with these variables.
+        own = {name: value for name, value in self.environment.items() if not name.startswith("HIL_")}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=REPOSITORY, env=own)
 
     def can_run(self, environment: Mapping[str, str]) -> bool:
         """Return whether a child of the server has the effects of an environment."""
