@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -127,12 +128,12 @@ def _prepare(source: str, folder: Path, find_interpreter: Callable[[], Interpret
         )
     try:
         metadata, points = _read_metadata(wheel)
-        name = _parse_name(read_wheel_title(wheel)[0])
+        name = _normalize_name(read_wheel_title(wheel)[0])
         *_, python, abi, platform = wheel.name.removesuffix(".whl").split("-")
-        package = pack_wheel(wheel, folder)
+        package, required = pack_wheel(wheel, folder), _read_requirements(metadata)
     except (*DAMAGED_WHEEL, ValueError, configparser.Error) as error:
         raise UsageError(f"{wheel} is not a valid wheel: {error}", hint="build the wheel again") from error
-    return VendorPackage(name, package, _read_runtimes(points), _read_requirements(metadata), (python, abi, platform))
+    return VendorPackage(name, package, _read_runtimes(points), required, (python, abi, platform))
 
 
 def _fetch_wheel(name: str, version: str, folder: Path, interpreter: Interpreter) -> Path:
@@ -219,8 +220,8 @@ def _is_installed(requirement: str) -> bool:
         return True
     if wanted.url or wanted.extras:
         return False
-    version = get_version(_parse_name(wanted.name))
-    if _parse_name(wanted.name) == "setuptools" and Version(version) < Version(_SETUPTOOLS_WITH_WHEEL):
+    version = get_version(_normalize_name(wanted.name))
+    if _normalize_name(wanted.name) == "setuptools" and Version(version) < Version(_SETUPTOOLS_WITH_WHEEL):
         get_version("wheel")
     return wanted.specifier.contains(version, prereleases=True)
 
@@ -248,16 +249,16 @@ def _read_runtimes(points: str) -> tuple[str, ...]:
 
 
 def _read_requirements(metadata: str) -> tuple[str, ...]:
-    """Return the names of requirements without conditions."""
-    head = metadata.partition("\n\n")[0]
-    lines = (line.partition(":") for line in head.splitlines())
-    found = [value.strip() for key, _, value in lines if key.strip().lower() == "requires-dist"]
-    return tuple(dict.fromkeys(_parse_name(value) for value in found if ";" not in value))
+    """Return the names of requirements without conditions. Raises ValueError for an invalid requirement."""
+    from packaging.requirements import Requirement
+
+    lines = HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])
+    found = [one for one in map(Requirement, lines) if one.marker is None]
+    return tuple(dict.fromkeys(_normalize_name(one.name) for one in found))
 
 
-def _parse_name(requirement: str) -> str:
-    """Return the normalized name of a requirement. Raises ValueError for an invalid requirement."""
-    name = _NAME.match(requirement.strip())
-    if name is None:
-        raise ValueError(f"invalid requirement {requirement!r}")
-    return re.sub(r"[-_.]+", "-", name[0]).lower()
+def _normalize_name(name: str) -> str:
+    """Return the normalized name of a distribution. Raises ValueError for an invalid name."""
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name, validate=True)

@@ -106,6 +106,12 @@ def test_invalid_sources_are_refused(tmp_path: Path, prepare):
         prepare(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("requirement", ["-", "acme driver", "acme>=>3"])
+def test_wheel_with_invalid_requirement_is_refused(tmp_path: Path, prepare, requirement: str):
+    with pytest.raises(UsageError, match="not a valid wheel"):
+        prepare(save_wheel(tmp_path, requires=f"Requires-Dist: {requirement}\n"))
+
+
 def test_damaged_wheel_is_refused(tmp_path: Path, prepare):
     wheel = save_wheel(tmp_path)
     content = wheel.read_bytes().replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
