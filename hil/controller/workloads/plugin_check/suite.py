@@ -89,12 +89,9 @@ class _Suite:
     def _check_reference(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
         folder, models = self._write_models(point)
         arguments = {**names, "models": models, "folder": str(folder)}
-        found: Any = self._call(references.check_reference, arguments, "reference")
-        if isinstance(found, list):  # the process died or hung
-            self._note(point, found)
-            self._skip(point, "other rules", _FAILED)
+        found = self._describe_point(point, references.check_reference, arguments, "reference")
+        if found is None:
             return
-        self._note(point, found["findings"])
         self._skip_models(point, found["refused"])
         self._add_operators(found["computed"])
 
@@ -119,12 +116,9 @@ class _Suite:
     def _check_compiler(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
         folder, models = self._write_models(point)
         arguments = {**names, "models": models, "unsupported": str(write_unsupported(folder)), "folder": str(folder)}
-        found: Any = self._call(compilers.check_compiler, arguments, "compile")
-        if isinstance(found, list):  # the process died or hung
-            self._note(point, found)
-            self._skip(point, "other rules", _FAILED)
+        found = self._describe_point(point, compilers.check_compiler, arguments, "compile")
+        if found is None:
             return
-        self._note(point, found["findings"])
         self.programs[point.name] = found["programs"]
         for what, why in found["skipped"].items():
             self._skip(point, f"rule {what}", why)
@@ -134,12 +128,9 @@ class _Suite:
     def _check_runtime(self, point: RegisteredPoint, names: Mapping[str, str]) -> None:
         imported = {"value": point.value, "package": self.package.name}
         self._note(point, self._call(board_imports.check_board_import, imported, "board-import"))
-        described: Any = self._call(runtimes.describe_runtime, names, "describe")
-        if isinstance(described, list):  # the process died or hung
-            self._note(point, described)
-            self._skip(point, "other rules", _FAILED)
+        described = self._describe_point(point, runtimes.describe_runtime, names, "describe")
+        if described is None:
             return
-        self._note(point, described["findings"])
         programs = self.programs.get(point.name, [])
         if any(rule == "methods" for rule, _ in described["findings"]):
             self._skip(point, "programs", _FAILED)
@@ -174,6 +165,18 @@ class _Suite:
             self._note(point, self._call(runtimes.check_program, given, "arithmetic"))
         self._note(point, self._call(runtimes.check_damage, first, "load-error"))
         self._note(point, self._call(runtimes.check_misuse, first, "load-error"))
+
+    def _describe_point(
+        self, point: RegisteredPoint, check: Any, arguments: Mapping[str, Any], rule: str
+    ) -> dict[str, Any] | None:
+        """Call a check that returns findings and facts, and note the findings. Return None if the check failed."""
+        found: Any = self._call(check, arguments, rule)
+        if isinstance(found, list):  # the process died or hung
+            self._note(point, found)
+            self._skip(point, "other rules", _FAILED)
+            return None
+        self._note(point, found["findings"])
+        return dict(found)
 
     def _call(self, check: Any, arguments: Mapping[str, Any], rule: str) -> Any:
         """Call a check in a worker. Return the check's result, or the violation if the worker died, hung or failed."""
