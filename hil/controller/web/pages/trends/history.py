@@ -20,9 +20,9 @@ from hil.controller.web.history.flakiness import measure_flakiness
 from hil.controller.web.history.nights import format_night, night_of
 from hil.controller.web.index import series
 from hil.controller.web.index.sessions import find_session
+from hil.controller.web.pages.trends.paging import choose_newest
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
-from hil.controller.web.text.addresses import choose_page
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.errors import UsageError
@@ -67,9 +67,7 @@ def _render_case(
     identity, _ = choices[0]
     found = series.read_series(database, wanted.case, identity, measure)
     remarks = _find_remarks(site, found.points, wanted.case)
-    rows = count_rows(request, ROWS)
-    first, pages = choose_page(wanted.page, len(found.points), rows)
-    newest = list(reversed(list(enumerate(found.points))))
+    rows, paging = choose_newest(request, wanted.page, found.points, ROWS)
     return site.render_page(
         request,
         "history_case.html",
@@ -84,8 +82,8 @@ def _render_case(
         remarks=remarks,
         flakiness=measure_flakiness([one.outcome for one in found.points]),
         chart=charts.make_case_chart(found, measure, wanted, remarks),
-        rows=newest[first : first + rows],
-        paging={"pages": pages, "total": len(found.points)},
+        rows=rows,
+        paging=paging,
         unit=charts.UNITS.get(measure.column, ""),
         most_chars=remarks_file.MAX_CHARS,
     )
@@ -100,9 +98,7 @@ def _render_suite(
     remarks = _find_remarks(site, [one.session for one in found.samples], "")
     times = [one.session.created for one in found.samples]
     kinds = [one.session.verdict for one in found.samples]
-    rows = count_rows(request, ROWS)
-    first, pages = choose_page(wanted.page, len(found.samples), rows)
-    newest = list(reversed(list(enumerate(found.samples))))
+    rows, paging = choose_newest(request, wanted.page, found.samples, ROWS)
     shown = [
         charts.make_plain_chart(title, unit, times, one.values, one.judged, one.levels, worse, kinds, sorted(remarks))
         for title, unit, one, worse in (
@@ -118,8 +114,8 @@ def _render_suite(
         found=found,
         charts=shown,
         remarks=remarks,
-        rows=newest[first : first + rows],
-        paging={"pages": pages, "total": len(found.samples)},
+        rows=rows,
+        paging=paging,
         most_chars=remarks_file.MAX_CHARS,
     )
 

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
 from hil.controller.web.index.sessions import link_runs
+from hil.controller.web.pages.trends.paging import choose_newest
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import PageQuery, choose_page
@@ -74,9 +75,7 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
     found = read_run_series(site.history, wanted.id)
     with site.reader.open_snapshot() as database:
         links = link_runs(database, {one.entry.run for one in found.runs})
-    rows = count_rows(request, _ROWS)
-    first, pages = choose_page(wanted.page, len(found.runs), rows)
-    newest = list(reversed(list(enumerate(found.runs))))
+    rows, paging = choose_newest(request, wanted.page, found.runs, _ROWS)
     return site.render_page(
         request,
         "series.html",
@@ -87,8 +86,8 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
         chart=chart_runs(found),
         links=links,
         has_counts=any(one.entry.instructions is not None for one in found.runs),
-        rows=newest[first : first + rows],
-        paging={"pages": pages, "total": len(found.runs)},
+        rows=rows,
+        paging=paging,
     )
 
 
