@@ -28,9 +28,9 @@ from hil.controller.cli.farm.tables import (
     summarize_farm,
     to_local_time,
 )
-from hil.controller.cli.farm.times import parse_past
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
+from hil.controller.cli.times import parse_past
 from hil.controller.farm.client.turns import add_turns, turn_text
 from hil.controller.farm.client.wording import format_labels
 from hil.controller.farm.messages import BoardState, JobState, parse_job

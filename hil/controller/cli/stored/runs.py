@@ -28,7 +28,7 @@ def _parse_since(_: click.Context, option: click.Parameter, value: str) -> float
     """Return a moment in seconds since the epoch."""
     if not value:
         return 0.0
-    from hil.controller.cli.farm.times import parse_past
+    from hil.controller.cli.times import parse_past
 
     return parse_past(value, option.opts[0]).timestamp()
 

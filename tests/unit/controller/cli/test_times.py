@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from hil.controller.cli.farm.times import parse_future, parse_past
+from hil.controller.cli.times import parse_future, parse_past
 from hil.errors import UsageError
 
 # A Wednesday.

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from hil.controller.farm.client.wording import UNITS
 from hil.errors import UsageError
 
-_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})")
 _MAX_DAYS = 3660
@@ -75,8 +75,9 @@ def _find_day(day: str, now: datetime, *, back: bool, hour: int, minute: int) ->
         return at(named[day])
     if not day:
         return next(one for one in map(at, (0, -1) if back else (0, 1)) if (one <= now if back else one >= now))
-    if day[:3] in _WEEKDAYS and day in (day[:3], _NAMES[day[:3]]):
-        distance = (_WEEKDAYS.index(day[:3]) - now.weekday()) % 7
+    weekday = next((number for number, name in enumerate(_WEEKDAYS) if day in (name, name[:3])), None)
+    if weekday is not None:
+        distance = (weekday - now.weekday()) % 7
         days = (distance - 7, distance, distance - 14) if back else (distance, distance + 7)
         fitting = [one for one in map(at, days) if (one <= now if back else one >= now)]
         return max(fitting) if back else min(fitting)
@@ -86,14 +87,3 @@ def _find_day(day: str, now: datetime, *, back: bool, hour: int, minute: int) ->
     if date.year > _LAST_YEAR:
         raise ValueError
     return date.astimezone()
-
-
-_NAMES = {
-    "mon": "monday",
-    "tue": "tuesday",
-    "wed": "wednesday",
-    "thu": "thursday",
-    "fri": "friday",
-    "sat": "saturday",
-    "sun": "sunday",
-}
