@@ -60,6 +60,8 @@ class FarmSettings:
     keep_days: float = 30.0  # `hil farm gc` deletes older results, logs and events (days)
     # This long before a reservation, the board starts no jobs of other users.
     reserve_lead_s: float = 900.0
+    # A job with several boards that has waited this long keeps matching boards free until all of them are free.
+    gather_s: float = 60.0
     limits: FarmLimits = FarmLimits()  # the table ``[limits]``
 
 

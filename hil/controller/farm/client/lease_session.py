@@ -32,7 +32,18 @@ from hil.controller.farm.client.client import (
     iter_with_timeout,
     translate_grpc_error,
 )
-from hil.controller.farm.messages import LONGEST, BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
+from hil.controller.farm.messages import (
+    LONGEST,
+    BoardCard,
+    BoardRequest,
+    Grant,
+    GrantedLease,
+    JobSpec,
+    JobState,
+    Kind,
+    Priority,
+    Submission,
+)
 from hil.controller.farm.paths import FarmAddress, choose_farm_address
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
 from hil.core.board_config import BoardConfig
@@ -347,15 +358,6 @@ def lease_order(
     specs, title = (JobSpec(Kind.LEASE, options),), purpose or "lease"
     timeout_s = MAX_LEASE_SECONDS if for_s is None else for_s
     return Submission(title, specs, selector=selector, timeout_s=timeout_s, priority=priority, project=project)
-
-
-@dataclass(frozen=True)
-class GrantedLease:
-    """Granted lease with board and secret."""
-
-    grant: Grant
-    card: BoardCard
-    key: str  # secret that proves ownership of the lease
 
 
 def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:

@@ -203,8 +203,7 @@ async def _forget_boards(tx: Tx, names: Sequence[str], reason: str, settings: Fa
     lost = [
         lane.lane
         for lane in await list_queued_lanes(tx)
-        if any(lane.matches(one.name, one.labels) for one in gone)
-        and not any(lane.matches(one.name, one.labels) for one in left)
+        if any(lane.matches(one) for one in gone) and not lane.matches_all(left)
     ]
     ended = await lock_job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
     what = f"no board matches after the removal of {', '.join(names)}"

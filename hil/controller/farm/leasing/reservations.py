@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import BoardState, Principal, Role
-from hil.controller.farm.scheduler.policy import BoardRow
+from hil.controller.farm.scheduler.candidates import BoardRow
 from hil.controller.farm.selector import parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board

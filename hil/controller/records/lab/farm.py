@@ -54,6 +54,13 @@ def check_times(record: Record, *names: str) -> None:
             raise ValueError(f"{name}: missing time zone")
 
 
+class RequestedBoard(Record, kw_only=True):
+    """A board that a job needs."""
+
+    selector: str = ""
+    board: Annotated[str, note("required board; empty for any")] = ""
+
+
 class FarmJob(Record, kw_only=True):
     """A job."""
 
@@ -69,6 +76,8 @@ class FarmJob(Record, kw_only=True):
     user: str
     board: Annotated[str, note("current or last board, or empty")]
     pinned: Annotated[str, note("required board; empty for any")] = ""
+    boards: Annotated[list[str], note("current or last boards of a job with several boards, in order")] = []
+    more: Annotated[list[RequestedBoard], note("boards after the first that the job needs at the same time")] = []
     queued_at: Time
     started_at: Time | None
     finished_at: Time | None
@@ -98,6 +107,7 @@ class FarmAttempt(Record, kw_only=True):
     lease: Whole
     board: str
     fence: Annotated[Integer, note("fence of the sessions on the board; -1 if invalid")]
+    part: Annotated[Whole, note("place of the board among the boards of the job, from 0")] = 0
     granted_at: Time
     started_at: Time | None
     ended_at: Time | None
@@ -157,6 +167,13 @@ def make_suite_part(values: dict[str, Any]) -> SuitePart:
     return part if cases is None else part.replace(cases=[make_case_record(one) for one in cases])
 
 
+class BoardUsers(Record, frozen=True, kw_only=True):
+    """Users and groups that may use a board; everyone if both are empty."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
 class FarmBoard(Record, kw_only=True):
     """A board."""
 
@@ -174,6 +191,7 @@ class FarmBoard(Record, kw_only=True):
     since: Annotated[Time | None, note("start of the job's lease")]
     checked_at: Annotated[Time | None, note("last successful check")]
     power: Annotated[list[str], note("power actions that the host can do: on, off, cycle")] = []
+    access: BoardUsers = BoardUsers()
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")
@@ -220,6 +238,7 @@ class FarmToken(Record, kw_only=True):
     project: str
     role: RoleName
     rights: list[RightName] = []
+    groups: Annotated[list[str], note("groups of the user, which give access to restricted boards")] = []
     note: str
     made_at: Time
     expires_at: Time | None
@@ -245,6 +264,7 @@ class FarmUser(Record, kw_only=True):
     role: RoleName
     project: str = ""
     rights: Annotated[list[RightName], note("permissions in addition to those of the role")] = []
+    groups: Annotated[list[str], note("groups, which give access to restricted boards")] = []
 
 
 class FarmCase(Record, kw_only=True):
