@@ -291,7 +291,7 @@ def _label_of(label: pb.Label) -> Any:
 
 def encode_status(job: FarmJob, *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
     """Convert a job to a message."""
-    names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
+    names = ("name", "submission", "state", "priority", "attempts", "board", "boards", "exit_code", "outcome", "reason")
     return pb.JobStatus(**{name: getattr(job, name) for name in names}, unrunnable=unrunnable, blocked=blocked)
 
 

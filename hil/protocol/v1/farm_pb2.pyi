@@ -344,7 +344,7 @@ class FollowReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., log: _Optional[_Union[LogText, _Mapping]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable", "blocked")
+    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable", "blocked", "boards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,7 @@ class JobStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNRUNNABLE_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    BOARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     submission: int
     state: str
@@ -367,7 +368,8 @@ class JobStatus(_message.Message):
     reason: str
     unrunnable: str
     blocked: str
-    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ..., blocked: _Optional[str] = ...) -> None: ...
+    boards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ..., blocked: _Optional[str] = ..., boards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LogText(_message.Message):
     __slots__ = ("number", "job", "text")

@@ -227,7 +227,7 @@ JOBS: tuple[Column[FarmJob], ...] = (
     Column("KIND", "kind", least=110),
     Column("USER", _format_owner, least=70),
     Column("PRIORITY", "priority", least=90),
-    Column("BOARD", "board"),
+    Column("BOARD", lambda job: ", ".join(job.boards) or job.board),
     Column("WAITED", lambda job: _format_span(job.queued_at, job.started_at, job.finished_at), number=True, least=60),
     Column("RAN", lambda job: _format_span(job.started_at, job.finished_at), number=True, least=60),
     Column("RESULT", _format_result),

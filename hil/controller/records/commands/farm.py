@@ -234,6 +234,8 @@ class LeasedBoard(Record, kw_only=True):
     job: str
     lease: int
     config: Annotated[str, note("path of a board config, which is valid while the command runs")]
+    boards: Annotated[list[str], note("names of all leased boards, in the order of the options")] = []
+    configs: Annotated[list[str], note("paths of the configs of all leased boards")] = []
     for_s: Annotated[float, note("maximum lease time in seconds")]
 
 

@@ -24,7 +24,7 @@ from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
-from hil.controller.farm.messages import ENDED, Priority, Right, Role, parse_job
+from hil.controller.farm.messages import ENDED, Priority, Right, Role, Submission, parse_job
 from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
@@ -72,7 +72,7 @@ class FarmService:
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
-                fields = {**same, "jobs": len(done.jobs)}
+                fields = {**same, "jobs": len(done.jobs), **_list_more_boards(wanted)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
             context.dispatch.trigger_check()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
@@ -211,7 +211,8 @@ class AdminActions:
         project, note = (_read_text(request, name, optional=True) for name in ("project", "note"))
         user = _read_text(request, "user")
         rights = {_parse_choice(Right, "right", right) for right in request.rights}
-        return NewToken(token=await access.add_token(tx, user, role, project, note, until, rights))
+        groups = list(request.groups)
+        return NewToken(token=await access.add_token(tx, user, role, project, note, until, rights, groups))
 
     async def _revoke_token(self, tx: Tx, request: pb.RevokeAction, call: GatewayCall) -> Any:
         if not 0 < request.id < 1 << 62:
@@ -238,6 +239,11 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
+
+
+def _list_more_boards(order: Submission) -> dict[str, Any]:
+    """Return the requests for the boards after the first, for the audit."""
+    return {"more": [one.to_json() for one in order.more]} if order.more else {}
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:
