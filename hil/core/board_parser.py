@@ -32,9 +32,9 @@ from typing import Any
 
 from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
-    AccessList,
     ACTIONS,
     PLACEHOLDER,
+    AccessList,
     BoardCommand,
     BoardConfig,
     Command,

@@ -36,6 +36,7 @@ _SHOWN = 200
 # Responses after which a repeated request can succeed, in addition to 5xx.
 _RETRIED = (408, 425, 429)
 _BACKOFF = tenacity.wait_exponential(0.5, max=30)
+_OUTBOX_RETRYING = tenacity.Retrying(wait=tenacity.wait_exponential(5, max=3600))
 
 
 class MessageFormat(str, Enum):
@@ -141,6 +142,17 @@ def deliver_message(
         **({"sleep": sleep} if sleep else {}),
     )
     return retrying(post_message, webhook, body, event=event, delivery=delivery)
+
+
+def compute_backoff(attempts: int) -> float:
+    """Return the delay in seconds before the next attempt of a stored message: from 5 s up to an hour.
+
+    Args:
+        attempts: number of failed attempts.
+    """
+    state = tenacity.RetryCallState(_OUTBOX_RETRYING, None, (), {})
+    state.attempt_number = attempts
+    return float(_OUTBOX_RETRYING.wait(state))
 
 
 def _compute_wait(state: tenacity.RetryCallState) -> float:

@@ -55,7 +55,11 @@ Examples:
     help='Board requirements: "chip=a53, mem>=1GiB"; repeatable: each value is a further board.',
 )
 @click.option(
-    "--board", "boards", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each value is a further board."
+    "--board",
+    "boards",
+    multiple=True,
+    metavar="NAME",
+    help="Board of the farm; repeatable: each value is a further board.",
 )
 @count_option
 @click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00', 2026-11-30.")
@@ -106,7 +110,9 @@ def lease(
     if at:
         if len(requests) > 1:
             raise UsageError("--at reserves a single board", hint="reserve each board with a separate command")
-        selector = ", ".join(filter(None, (f"name={requests[0].board}" if requests[0].board else "", requests[0].selector)))
+        selector = ", ".join(
+            filter(None, (f"name={requests[0].board}" if requests[0].board else "", requests[0].selector))
+        )
         reserved = _reserve(selector, at, for_s)
         if not command:
             span = f"from {to_local_time(reserved.begins_at)} to {to_local_time(reserved.ends_at)}"

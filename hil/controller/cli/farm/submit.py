@@ -174,7 +174,9 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     command = click.get_current_context().meta.get(COMMAND)
     if command is not None:
         return _submit_command(command, words, sent, keep, count, settings, wait=wait, as_json=as_json)
-    if option := next((option for name, option in list_given_options().items() if name in ("sent", "keep", "count")), ""):
+    if option := next(
+        (option for name, option in list_given_options().items() if name in ("sent", "keep", "count")), ""
+    ):
         raise UsageError(f"{option} applies only to commands", hint="hil farm submit --keep GLOB -- CMD...")
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")

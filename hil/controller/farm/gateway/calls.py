@@ -239,7 +239,7 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
         *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats", "Farm.Ask me", "Farm.Ask queue"),
-        *("Farm.Ask cases", "Farm.Ask reservations", "Farm.Do"),  # each action has a separate entry
+        *("Farm.Ask cases", "Farm.Ask reservations", "Farm.Ask access", "Farm.Do"),  # each action has a separate entry
     ),
     Role.SUBMITTER: (
         *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Do power", "Farm.Lease", "Farm.Dial"),
@@ -249,7 +249,7 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),
     Role.ADMIN: (
         *("Farm.Ask audit", "Farm.Ask tokens", "Farm.Do drain", "Farm.Do resume", "Farm.Do forget"),
-        *("Farm.Do token", "Farm.Do revoke", "Farm.Do gc"),
+        *("Farm.Do token", "Farm.Do revoke", "Farm.Do gc", "Farm.Ask webhooks", "Farm.Do webhook"),
     ),
 }
 NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for call in calls}

@@ -11,7 +11,16 @@ from hil.controller.farm.leasing.allocator import grant_boards, list_queued_lane
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.leasing.leases import find_ended, read_grants
 from hil.controller.farm.leasing.transitions import finish
-from hil.controller.farm.messages import MAX_FENCE, BoardAccess, BoardCard, BoardState, Grant, JobResult, Kind, Principal
+from hil.controller.farm.messages import (
+    MAX_FENCE,
+    BoardAccess,
+    BoardCard,
+    BoardState,
+    Grant,
+    JobResult,
+    Kind,
+    Principal,
+)
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence

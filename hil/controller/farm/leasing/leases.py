@@ -132,7 +132,9 @@ async def read_grants(tx: Tx, leases: Collection[int], settings: FarmSettings) -
     rows = await fetch_rows(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
     several = [row["job_id"] for row in rows if row["boards"] > 1 and row["part"] == 0]
     parts = await fetch_rows(tx, _PARTS, [several]) if several else []
-    others = {one.lease: one for one in await read_grants(tx, [part["lease"] for part in parts], settings)} if parts else {}
+    others = (
+        {one.lease: one for one in await read_grants(tx, [part["lease"] for part in parts], settings)} if parts else {}
+    )
     grants = []
     for row in rows:
         part, title, _ = row.pop("part"), row.pop("title"), row.pop("boards")

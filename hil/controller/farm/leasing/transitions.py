@@ -151,7 +151,7 @@ async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSe
         }
         await tx.execute(_CHANGE, values)
     if to.state is not state or to.failures != failures:
-        await note_board(tx, to.state.value, board, to.reason)
+        await note_board(tx, to.state.value, board, to.reason, is_new=to.state is not state)
     if to.state is BoardState.OFFLINE:
         await call_off_check(tx, board, to.reason)
     await order_checks(tx, [board])

@@ -35,6 +35,7 @@ from hil.controller.farm.paths import (
     read_sheet,
 )
 from hil.controller.farm.settings import load_history, load_settings
+from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 from hil.core.files import read_text, write_atomic
 from hil.core.processes import make_module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
@@ -153,6 +154,7 @@ class LocalFarm:
         # Report invalid settings before anything starts.
         load_settings(self.home / "farm.toml")
         load_history(self.home / "farm.toml", "")
+        load_webhooks(self.home / "farm.toml")
         try:
             self._lock.acquire()
         except filelock.Timeout:

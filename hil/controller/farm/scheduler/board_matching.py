@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 
-
 def match_requests(masks: Sequence[int], order: Sequence[int]) -> list[int | None]:
     """Return a different board for each request. None marks the requests without a board.
 
@@ -52,5 +51,3 @@ def iterate_bits(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
-
-

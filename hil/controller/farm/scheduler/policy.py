@@ -206,7 +206,9 @@ class _AssignmentRound:
             return []
         warm = self._warm.get(job.affinity, 0)
         masks = [self._get_part_mask(part) & self._left for part in job.parts]
-        free = sorted(iterate_bits(self._left), key=lambda number: (self._wanted[number], not warm >> number & 1, number))
+        free = sorted(
+            iterate_bits(self._left), key=lambda number: (self._wanted[number], not warm >> number & 1, number)
+        )
         found = match_requests(masks, free)
         numbers = [number for number in found if number is not None]
         if len(numbers) == len(masks):
@@ -288,9 +290,7 @@ class _AssignmentRound:
             mask = self._get_selector_mask(job.selector)
             for number in iterate_bits(mask):
                 board = self._boards[number]
-                if board.name in job.avoid or job.board not in ("", board.name):
-                    mask &= ~(1 << number)
-                elif board.reserved_by not in ("", job.user) or not board.access.allows(job.user, job.groups):
+                if board.name in job.avoid or job.board not in ("", board.name) or board.reserved_by not in ("", job.user) or not board.access.allows(job.user, job.groups):
                     mask &= ~(1 << number)
             self._masks[key] = mask
         return self._masks[key]

@@ -16,7 +16,11 @@ from hil.controller.farm.messages import BoardState, JobState, Principal, Priori
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
+from hil.controller.farm.store.board_access import list_permissions
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable, read_board_rows
+from hil.controller.farm.webhooks.outbox import list_webhooks
+from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
+from hil.controller.records.base import make_record
 from hil.controller.records.lab.farm import (
     AuditEntry,
     BoardUsers,
@@ -36,7 +40,6 @@ from hil.controller.records.lab.farm import (
     RequestedBoard,
     UserStats,
 )
-from hil.controller.records.base import make_record
 from hil.errors import UsageError
 
 _MAX_ROWS = 100_000
@@ -68,23 +71,28 @@ _QUERY = f"""
 
 
 async def ask(
-    tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings, who: Principal | None = None
+    tx: Tx,
+    what: str,
+    arguments: Mapping[str, Any],
+    settings: FarmSettings,
+    who: Principal | None = None,
+    webhooks: Sequence[FarmWebhook] = (),
 ) -> Any:
     """Run a query named by a field of ``AskRequest``. Raises UsageError for an unknown job or an invalid argument."""
     for name, value in arguments.items():
         if isinstance(value, str) and make_storable(value) != value:
             raise UsageError(f"unknown {name} {value!r}")
     more: dict[str, Any] = {"settings": settings} if what in ("stats", "queue") else {}
-    return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
+    more |= {"who": who} if what in ("me", "access") else {}
+    more |= {"webhooks": webhooks} if what == "webhooks" else {}
+    return await _ANSWERS[what](tx, **arguments, **more)
 
 
 async def me(tx: Tx, who: Principal | None) -> FarmUser:
     """Return the caller's user, role and project."""
     assert who is not None
     rights = sorted(right.value for right in Right if who.has_right(right))
-    return FarmUser(
-        user=who.user, role=who.role.value, project=who.project, rights=rights, groups=sorted(who.groups)
-    )
+    return FarmUser(user=who.user, role=who.role.value, project=who.project, rights=rights, groups=sorted(who.groups))
 
 
 async def jobs(
@@ -372,6 +380,8 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "queue": queue,
     "cases": cases,
     "reservations": list_reservations,
+    "access": list_permissions,
+    "webhooks": list_webhooks,
 }
 
 

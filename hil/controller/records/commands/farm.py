@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from hil.controller.records.base import Count, Record, note
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardPermission,
     FarmBoard,
     FarmEvent,
     FarmJob,
@@ -20,6 +21,7 @@ from hil.controller.records.lab.farm import (
     RightName,
     RoleName,
 )
+from hil.controller.records.lab.webhooks import WebhookStatus
 from hil.controller.records.suite import SuiteDocument
 
 
@@ -75,6 +77,7 @@ class CreatedToken(Record, kw_only=True):
     role: RoleName
     project: str
     rights: list[RightName]
+    groups: list[str] = []
 
 
 class TokenList(Record, kw_only=True):
@@ -88,6 +91,18 @@ class TokenRevocation(Record, kw_only=True):
 
     revoked: Annotated[int, note("number of the token")]
     user: str
+
+
+class BoardAccessList(Record, kw_only=True):
+    """Output of `hil farm access`."""
+
+    boards: list[BoardPermission]
+
+
+class WebhookList(Record, kw_only=True):
+    """Output of `hil farm webhooks list`."""
+
+    webhooks: list[WebhookStatus]
 
 
 class AuditList(Record, kw_only=True):

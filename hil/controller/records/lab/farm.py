@@ -6,52 +6,30 @@ because a newer gateway may have more of them.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Record, make_record, note
+from hil.controller.records.lab.fields import (
+    Finite,
+    Integer,
+    JobName,
+    KindName,
+    Time,
+    Whole,
+    check_times,
+    list_values,
+)
+from hil.controller.records.lab.webhooks import TestedWebhook, WebhookStatus
 from hil.controller.records.suite import CaseRecord, SuiteModelFile, make_case_record
 
-_MAX_INTEGER = (1 << 63) - 1
-_YEARS = range(1970, 9999)  # conversion to local time fails near the years 1 and 9999
-
-
-def _list_values(*values: str) -> Meta:
-    """Describe the known values of a text field."""
-    return Meta(extra_json_schema={"enum": list(values)})
-
-
-Time = Annotated[str, note("time with UTC offset, in ISO 8601", extra_json_schema={"format": "date-time"})]
-Whole = Annotated[int, Meta(ge=0, le=_MAX_INTEGER)]
-Integer = Annotated[int, Meta(ge=-_MAX_INTEGER, le=_MAX_INTEGER)]
-Finite = Annotated[float, Meta(gt=-float(1 << 63), lt=float(1 << 63))]
-JobName = Annotated[
-    str, note("17, or 17.3 if the submission has several jobs", pattern=r"^\d+(\.\d+)?$(?!\n)", max_length=40)
-]
-KindName = Annotated[str, _list_values("run", "bundle", "suite", "command", "lease", "health")]
-PriorityName = Annotated[str, _list_values("high", "normal", "low")]
-JobStateName = Annotated[str, _list_values("queued", "running", "done", "cancelled")]
-BoardStateName = Annotated[str, _list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
-RoleName = Annotated[str, _list_values("viewer", "submitter", "host", "admin")]
-RightName = Annotated[str, _list_values("power", "commands")]
+PriorityName = Annotated[str, list_values("high", "normal", "low")]
+JobStateName = Annotated[str, list_values("queued", "running", "done", "cancelled")]
+BoardStateName = Annotated[str, list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
+RoleName = Annotated[str, list_values("viewer", "submitter", "host", "admin")]
+RightName = Annotated[str, list_values("power", "commands")]
 Label = str | bool | Integer | Finite | list[str | bool | Integer | Finite]
-
-
-def check_times(record: Record, *names: str) -> None:
-    """Check times of a record. Raises ValueError that names the field."""
-    for name in names:
-        if (text := getattr(record, name)) is None:
-            continue
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if time.year not in _YEARS:
-            raise ValueError(f"{name}: time out of range")
-        if time.tzinfo is None:
-            raise ValueError(f"{name}: missing time zone")
 
 
 class RequestedBoard(Record, kw_only=True):
@@ -195,6 +173,15 @@ class FarmBoard(Record, kw_only=True):
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")
+
+
+class BoardPermission(Record, kw_only=True):
+    """Who may use a board."""
+
+    board: str
+    access: BoardUsers
+    allowed: Annotated[bool, note("whether the requested user may use the board")]
+    users: Annotated[list[str], note("users with a valid token who may use the board; only for admins")] = []
 
 
 class FarmEvent(Record, kw_only=True):
@@ -396,6 +383,9 @@ ANSWERS: dict[str, Any] = {
     "gc": CleanedFarm,
     "power": SwitchedPower,
     "reservations": list[FarmReservation],
+    "access": list[BoardPermission],
+    "webhooks": list[WebhookStatus],
+    "webhook": TestedWebhook,
     "reserve": FarmReservation,
     "unreserve": CancelledReservation,
 }

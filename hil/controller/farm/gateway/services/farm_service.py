@@ -85,7 +85,12 @@ class FarmService:
         try:
             async with self._context.db.transaction() as tx:
                 answer = await queries.ask(
-                    tx, what, _read_fields(getattr(request, what)), self._context.settings, call.who
+                    tx,
+                    what,
+                    _read_fields(getattr(request, what)),
+                    self._context.settings,
+                    call.who,
+                    self._context.webhooks.webhooks,
                 )
         except psycopg.DataError as error:
             raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
@@ -149,7 +154,10 @@ class AdminActions:
             "unreserve": self._cancel_reservation,
         }
         # Actions that take longer than a transaction. They write the audit themselves.
-        self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {"power": self._switch_power}
+        self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {
+            "power": self._switch_power,
+            "webhook": self._test_webhook,
+        }
 
     async def do(self, action: str, request: Any, call: GatewayCall) -> Any:
         """Run an action in a transaction, and record the action in the audit."""
@@ -192,6 +200,13 @@ class AdminActions:
     async def _switch_power(self, request: pb.PowerAction, call: GatewayCall) -> Any:
         name, action = _read_text(request, "name"), _read_text(request, "switch")
         return await switch_power(self._context, call, name, action, detach=request.detach)
+
+    async def _test_webhook(self, request: pb.WebhookAction, call: GatewayCall) -> Any:
+        name, context = _read_text(request, "name"), self._context
+        tested = await context.webhooks.send_test(name)
+        async with context.db.transaction() as tx:
+            await access.note_audit(tx, call.who, f"{call.name} webhook", name, True, {"status": tested.status})
+        return tested
 
     async def _reserve_board(self, tx: Tx, request: pb.ReserveAction, call: GatewayCall) -> Any:
         selector = _read_text(request, "selector", optional=True)
