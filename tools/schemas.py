@@ -126,6 +126,8 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm access": [farm.BoardAccessList],
     "farm audit": [farm.AuditList],
+    "farm login": [farm.FarmLogin],
+    "farm logout": [farm.FarmLogout],
     "farm webhooks list": [farm.WebhookList],
     "farm webhooks test": [TestedWebhook],
     "farm backup": [farm.FarmBackup],

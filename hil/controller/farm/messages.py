@@ -29,6 +29,8 @@ COMMANDS_LABEL = "commands"
 POWER_ACTIONS = ("on", "off", "cycle")
 
 
+# Reserved user name for health jobs. No token can have it.
+FARM_USER = "farm"
 # Group of admins, which gives access to all boards. No token can have it, because names of groups have no asterisk.
 ALL_BOARDS = "*"
 
@@ -133,7 +135,8 @@ class JobSpec(Record):
     title: str = ""  # display title: the model's name; "" uses the submission's title
 
 
-class BoardRequest(Record, frozen=True):
+@dataclass(frozen=True)
+class BoardRequest:
     """Board that a job needs."""
 
     selector: str = ""  # board selector (:mod:`.selector`); "" matches any board
@@ -210,7 +213,8 @@ class GrantedLease:
     key: str  # secret that proves ownership of the lease
 
 
-class BoardAccess(Record, frozen=True):
+@dataclass(frozen=True)
+class BoardAccess:
     """Users and groups that may use a board. Without both, everyone may use the board. Admins always may."""
 
     users: tuple[str, ...] = ()

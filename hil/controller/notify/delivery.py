@@ -11,6 +11,7 @@ import hmac
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -124,12 +125,12 @@ def deliver_message(
     event: str = "",
     delivery: str = "",
     attempts: int = MAX_ATTEMPTS,
-    sleep: Callable[[float], None] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> HttpResponse:
     """Send a message, and retry after temporary errors with growing delays.
 
     Args:
-        sleep: wait for a number of seconds; None for :func:`time.sleep`.
+        sleep: waits for a number of seconds.
 
     Raises:
         DeliveryFailed: the receiver rejects the message, or all attempts failed.
@@ -139,7 +140,7 @@ def deliver_message(
         stop=tenacity.stop_after_attempt(attempts),
         wait=_compute_wait,
         reraise=True,
-        **({"sleep": sleep} if sleep else {}),
+        sleep=sleep,
     )
     return retrying(post_message, webhook, body, event=event, delivery=delivery)
 

@@ -30,6 +30,8 @@ _COMMANDS = {
     "access": ("admin", "Show which boards you or other users may use."),
     "audit": ("admin", "List requests by user, and whether they were allowed."),
     "gc": ("admin", "Delete old results, and unused boards and files."),
+    "login": ("operate.login", "Log in to a farm with an account of a login provider."),
+    "logout": ("operate.login", "Delete the stored login at a farm."),
     "webhooks": ("operate.webhooks", "List and test webhooks for ended jobs and lost boards."),
     "install": ("operate.install", "Write systemd units, containers and monitoring for a farm."),
     "backup": ("operate.backup", "Write the farm's database and files to an archive."),

@@ -170,6 +170,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     need_packages()
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
+    from hil.controller.farm.oidc.oidc_settings import load_oidc
     from hil.controller.farm.paths import DB_VARIABLE, get_farm_home, get_socket_path
     from hil.controller.farm.settings import load_history, load_settings
     from hil.controller.farm.telemetry import log_json
@@ -188,6 +189,7 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
         settings=load_settings(home / "farm.toml"),
         history=load_history(home / "farm.toml", db),
         webhooks=load_webhooks(home / "farm.toml"),
+        oidc=load_oidc(home / "farm.toml"),
         **settings,
     )
     log_json()

@@ -25,6 +25,7 @@ from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
 from hil.controller.farm.leasing import sweeper, waiting_room
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.oidc.oidc_settings import OidcSettings
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetch_rows
@@ -62,6 +63,7 @@ class GatewayConfig:
     settings: FarmSettings = field(default_factory=FarmSettings)
     history: HistorySettings | None = None  # history to which finished jobs are added; None for no history
     webhooks: tuple[FarmWebhook, ...] = ()
+    oidc: OidcSettings | None = None  # login provider; None to accept only the farm's tokens
     patience_s: float = 30.0  # time to wait for the database at startup
 
 
@@ -160,7 +162,11 @@ async def run_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         stack.push_async_callback(engine.close)
-        more: dict[str, Any] = {"keeps_programs": bool(config.history), "webhooks": config.webhooks}
+        more: dict[str, Any] = {
+            "keeps_programs": bool(config.history),
+            "webhooks": config.webhooks,
+            "oidc": config.oidc,
+        }
         gateway = Gateway(config, GatewayContext(db, engine, config.settings, store, **more))
         stack.push_async_callback(gateway.stop)
         await gateway.start()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
@@ -220,7 +221,7 @@ class LeaseRunner:
                 serve_other_boards(grant, folder / "board", way.site, self._farm, tell) as others,
             ):
                 address = way.config.connection.address if config else ""
-                own = {"config": config, "address": address, "other_configs": others}
+                own: dict[str, Any] = {"config": config, "address": address, "other_configs": others}
                 return self._use_board(Attempt(grant, board, *lent, **own))
         finally:
             remove_tree(folder)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
@@ -169,7 +170,13 @@ async def grant_new_jobs(
 async def list_queued_lanes(tx: Tx) -> list[WaitingJob]:
     """Return the lanes with waiting jobs."""
     rows = await fetch_rows(tx, _LANES)
-    read = {"kind": Kind, "priority": Priority, "avoid": frozenset, "more": make_requests, "groups": frozenset}
+    read: dict[str, Callable[[Any], Any]] = {
+        "kind": Kind,
+        "priority": Priority,
+        "avoid": frozenset,
+        "more": make_requests,
+        "groups": frozenset,
+    }
     return [WaitingJob(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
 
 
@@ -214,11 +221,11 @@ async def _assign_boards(
     if not waiting or not free:
         return []
     # The fair share only matters if there are several users or projects.
-    several = len({(one.user, one.project) for one in waiting}) > 1
+    has_several_users = len({(one.user, one.project) for one in waiting}) > 1
     limited = any(math.isfinite(settings.limits.get_limits(one.user).boards) for one in waiting)
-    use = await compute_shares(tx, settings) if several or limited else {}
-    terms = {"busy": busy, "gather_s": settings.gather_s} if any(one.more for one in waiting) else {}
-    pairs = policy.assign(waiting, free, use, settings.aging_s, settings.limits, **terms)
+    use = await compute_shares(tx, settings) if has_several_users or limited else {}
+    several: dict[str, Any] = {"busy": busy, "gather_s": settings.gather_s} if any(one.more for one in waiting) else {}
+    pairs = policy.assign(waiting, free, use, settings.aging_s, settings.limits, **several)
     return await _create_leases(tx, queue, settings, pairs)
 
 

@@ -13,12 +13,11 @@ from hil.controller.farm.leasing import transitions
 from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.boards import get_board_state
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import POWER_ACTIONS, BoardAccess, Principal, Right, Role
+from hil.controller.farm.messages import POWER_ACTIONS, Principal, Right, Role
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board
-from hil.controller.farm.store.records import LEASES, fetch_rows, make_storable, serialize_calls
-from hil.controller.records.base import make_record
+from hil.controller.farm.store.records import LEASES, fetch_rows, make_storable, read_access, serialize_calls
 from hil.errors import AccessRefused, FarmError, UsageError
 
 OFF = "off"
@@ -63,7 +62,7 @@ async def begin_power_action(tx: Tx, who: Principal, name: str, action: str) -> 
         )
     await get_board_state(tx, name)
     [board] = await fetch_rows(tx, _BOARD, [name])
-    access = make_record(board["card"].get("access") or {}, BoardAccess)
+    access = read_access(board["card"].get("access"))
     if not access.allows(who.user, who.board_groups):
         raise AccessRefused(
             f"permission denied for {who.user}: {name} is restricted",

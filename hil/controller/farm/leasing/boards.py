@@ -13,7 +13,6 @@ from hil.controller.farm.leasing.leases import find_ended, read_grants
 from hil.controller.farm.leasing.transitions import finish
 from hil.controller.farm.messages import (
     MAX_FENCE,
-    BoardAccess,
     BoardCard,
     BoardState,
     Grant,
@@ -32,10 +31,10 @@ from hil.controller.farm.store.records import (
     lock_active_leases,
     lock_job_rows,
     make_storable,
+    read_access,
     read_board_rows,
     serialize_calls,
 )
-from hil.controller.records.base import make_record
 from hil.errors import EXIT_BOARD, EXIT_USAGE, UsageError, did_you_mean
 
 _MAX_REASON = 500
@@ -86,7 +85,7 @@ async def attach_worker(
         # A restarted worker of the same host replaces the old worker immediately.
         await _set_offline(tx, queue, card.name, "the host started a new worker for the board", settings)
     await _store_board(tx, card, worker, settings)
-    if make_record(board["access"], BoardAccess) != card.access:
+    if read_access(board["access"]) != card.access:
         await _change_access(tx, card, settings)
     [presented] = await read_board_rows(tx, settings, [card.name])
     seen = health.Event(health.EventKind.ATTENDED, checked=not presented.unchecked)

@@ -84,7 +84,8 @@ _STARTED = """
 """
 _IS_SAME_RESULT = "select coalesce(result = %(result)s::jsonb, false) as same from hil.leases where id = %(lease)s"
 _HOLD = """
-    update hil.leases set holder_until = case when part = 0 then clock_timestamp() + make_interval(secs => %(holder_s)s) end
+    update hil.leases
+    set holder_until = case when part = 0 then clock_timestamp() + make_interval(secs => %(holder_s)s) end
     where id = %(lease)s and key = %(key)s and key <> '' and ended_at is null
     returning id
 """

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
+from hil.controller.farm.messages import FARM_USER, BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
 from hil.controller.farm.scheduler.candidates import WaitingJob
 from hil.controller.farm.settings import FarmSettings
@@ -28,9 +29,6 @@ from hil.controller.farm.store.records import (
     read_board_rows,
 )
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
-
-# User of health jobs; no token can have this name.
-FARM = "farm"
 
 _NEW = """
     with new as (
@@ -87,7 +85,7 @@ async def queue_jobs(
     values = {name: getattr(order, name) for name in same} | {"user": user, "project": project, "trace": trace}
     specs = as_json([spec.to_json() for spec in order.specs])
     values |= {"priority": order.priority.value, "jobs": len(order.specs), "specs": specs, "checks": checks}
-    values |= {"more": as_json([one.to_json() for one in order.more]), "groups": sorted(groups)}
+    values |= {"more": as_json([asdict(one) for one in order.more]), "groups": sorted(groups)}
     rows = await fetch_rows(tx, _NEW, values)
     submission, jobs = rows[0]["submission"], sorted(row["id"] for row in rows)
     await note_queued(tx, submission, jobs, order.title)
@@ -171,7 +169,7 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
             timeout_s=_CHECK_TIMEOUT_SECONDS,
             max_attempts=1,
         )
-        await queue_jobs(tx, order, FARM, "", checks=row["name"])
+        await queue_jobs(tx, order, FARM_USER, "", checks=row["name"])
     return len(found)
 
 

@@ -21,6 +21,7 @@ import filelock
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.local.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.messages import BoardState, Role
+from hil.controller.farm.oidc.oidc_settings import load_oidc
 from hil.controller.farm.paths import (
     CA_VARIABLE,
     DB_VARIABLE,
@@ -155,6 +156,7 @@ class LocalFarm:
         load_settings(self.home / "farm.toml")
         load_history(self.home / "farm.toml", "")
         load_webhooks(self.home / "farm.toml")
+        load_oidc(self.home / "farm.toml")
         try:
             self._lock.acquire()
         except filelock.Timeout:

@@ -290,7 +290,12 @@ class _AssignmentRound:
             mask = self._get_selector_mask(job.selector)
             for number in iterate_bits(mask):
                 board = self._boards[number]
-                if board.name in job.avoid or job.board not in ("", board.name) or board.reserved_by not in ("", job.user) or not board.access.allows(job.user, job.groups):
+                if not (
+                    board.name not in job.avoid
+                    and job.board in ("", board.name)
+                    and board.reserved_by in ("", job.user)
+                    and board.access.allows(job.user, job.groups)
+                ):
                     mask &= ~(1 << number)
             self._masks[key] = mask
         return self._masks[key]

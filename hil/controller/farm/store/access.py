@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import Principal, Right, Role
+from hil.controller.farm.messages import FARM_USER, Principal, Right, Role
 from hil.controller.farm.store.records import as_json, fetch_rows, make_storable
 from hil.errors import UsageError
 
@@ -19,8 +19,6 @@ _BYTES = 32
 _MAX_NAME_LENGTH = 100
 _MAX_GROUPS = 200
 _GROUP = re.compile(r"[\w.:/@+-]{1,100}")
-# Reserved user name for health jobs.
-_OURS = "farm"
 
 
 async def add_token(
@@ -43,7 +41,7 @@ async def add_token(
     for name in (user, project):
         if len(name) > _MAX_NAME_LENGTH or not name.isprintable() or name != name.strip():
             raise UsageError(f"invalid name {name!r}", hint=f"use at most {_MAX_NAME_LENGTH} printable characters")
-    if user in ("", _OURS):
+    if user in ("", FARM_USER):
         raise UsageError(f"invalid user name {user!r}", hint="hil farm token add USER")
     if expires_at is not None and expires_at.tzinfo is None:
         raise UsageError(f"missing time zone in {expires_at}")

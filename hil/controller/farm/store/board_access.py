@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import ALL_BOARDS, BoardAccess, Principal, Role
-from hil.controller.farm.store.records import fetch_rows
-from hil.controller.records.base import make_record
+from hil.controller.farm.messages import ALL_BOARDS, Principal, Role
+from hil.controller.farm.store.records import fetch_rows, read_access
 from hil.controller.records.lab.farm import BoardPermission, BoardUsers
 from hil.errors import AccessRefused, UsageError
 
@@ -41,7 +40,7 @@ async def list_permissions(tx: Tx, who: Principal | None, user: str = "") -> lis
         raise UsageError(f"user {user!r} has no valid token", hint="hil farm token list")
     found = []
     for row in await fetch_rows(tx, _BOARDS):
-        access = make_record(row["access"], BoardAccess)
+        access = read_access(row["access"])
         users = sorted(one for one, mine in groups.items() if access.allows(one, mine)) if is_admin else []
         allowed = access.allows(user, groups[user])
         listed = BoardUsers(users=access.users, groups=access.groups)

@@ -41,8 +41,8 @@ _JOB = f"""
     submission.user_name as user, submission.project, submission.board as pinned, submission.max_attempts
 """
 _LEASE = f"""
-    select lease.id, lease.part, lease.board, lease.worker, lease.queue_id, lease.key, lease.granted_at, lease.started_at,
-        lease.ended_at, lease.reason, lease.result, board.hold <> '' as held_back, {_JOB}
+    select lease.id, lease.part, lease.board, lease.worker, lease.queue_id, lease.key, lease.granted_at,
+        lease.started_at, lease.ended_at, lease.reason, lease.result, board.hold <> '' as held_back, {_JOB}
     from {LEASES} join hil.boards as board on board.name = lease.board
 """
 
@@ -171,14 +171,19 @@ async def read_board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] |
     found = []
     for row in rows:
         labels, state, warm = _labels[row.pop("labels_digest")], BoardState(row["state"]), frozenset(row["warm"])
-        access = make_record(row["access"], BoardAccess) if row["access"] else EVERYONE
+        access = read_access(row["access"])
         found.append(BoardRow(**{**row, "labels": labels, "state": state, "warm": warm, "access": access}))
     return found
 
 
+def read_access(access: Mapping[str, Any] | None) -> BoardAccess:
+    """Convert the stored access list of a board. Boards of older hosts have none."""
+    return BoardAccess(tuple(access.get("users", ())), tuple(access.get("groups", ()))) if access else EVERYONE
+
+
 def make_requests(more: Sequence[Mapping[str, Any]]) -> tuple[BoardRequest, ...]:
     """Convert the stored requests for the boards after a job's first board."""
-    return tuple(make_record(one, BoardRequest) for one in more)
+    return tuple(BoardRequest(one["selector"], one["board"]) for one in more)
 
 
 async def _cache_labels(tx: Tx, digests: set[str]) -> None:

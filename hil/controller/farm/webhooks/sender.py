@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from hil.controller.farm.database.database import Database, Tx
 from hil.controller.farm.database.notifications import PubSub, drain_queue
@@ -112,7 +113,12 @@ _NO_WEBHOOKS = "add a table [webhooks.NAME] to the gateway's farm.toml"
 
 async def _build_body(tx: Tx, webhook: FarmWebhook, message: OutboxMessage) -> bytes:
     """Return the body of a message; empty if the webhook does not want the message."""
-    fields = {"id": message.key, "event": message.event, "at": message.at.isoformat(), "reason": message.reason}
+    fields: dict[str, Any] = {
+        "id": message.key,
+        "event": message.event,
+        "at": message.at.isoformat(),
+        "reason": message.reason,
+    }
     if message.event == BOARD_QUARANTINED:
         text = f"board {message.board} is quarantined: {message.reason}"
         return _format_message(webhook, WebhookMessage(**fields, text=text, board=message.board))

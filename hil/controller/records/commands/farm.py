@@ -99,6 +99,23 @@ class BoardAccessList(Record, kw_only=True):
     boards: list[BoardPermission]
 
 
+class FarmLogin(Record, kw_only=True):
+    """Output of `hil farm login`."""
+
+    farm: Annotated[str, note("address of the farm")]
+    issuer: str
+    user: str
+    role: RoleName
+    groups: list[str]
+
+
+class FarmLogout(Record, kw_only=True):
+    """Output of `hil farm logout`."""
+
+    farm: str
+    removed: Annotated[bool, note("false if there was no login")]
+
+
 class WebhookList(Record, kw_only=True):
     """Output of `hil farm webhooks list`."""
 

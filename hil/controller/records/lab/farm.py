@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from hil.controller.records.base import Record, make_record, note
 from hil.controller.records.lab.fields import (
@@ -145,7 +145,7 @@ def make_suite_part(values: dict[str, Any]) -> SuitePart:
     return part if cases is None else part.replace(cases=[make_case_record(one) for one in cases])
 
 
-class BoardUsers(Record, frozen=True, kw_only=True):
+class BoardUsers(Record, kw_only=True):
     """Users and groups that may use a board; everyone if both are empty."""
 
     users: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class FarmBoard(Record, kw_only=True):
     since: Annotated[Time | None, note("start of the job's lease")]
     checked_at: Annotated[Time | None, note("last successful check")]
     power: Annotated[list[str], note("power actions that the host can do: on, off, cycle")] = []
-    access: BoardUsers = BoardUsers()
+    access: BoardUsers = field(default_factory=BoardUsers)
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")

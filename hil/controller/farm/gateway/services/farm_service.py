@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -258,7 +258,7 @@ class AdminActions:
 
 def _list_more_boards(order: Submission) -> dict[str, Any]:
     """Return the requests for the boards after the first, for the audit."""
-    return {"more": [one.to_json() for one in order.more]} if order.more else {}
+    return {"more": [asdict(one) for one in order.more]} if order.more else {}
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:
