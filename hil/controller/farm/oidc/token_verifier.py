@@ -28,7 +28,7 @@ class TokenRejected(AccessRefused):
 
 
 @dataclass(frozen=True)
-class _Key:
+class _PublicKey:
     """Public key of the provider."""
 
     key: Any
@@ -51,7 +51,7 @@ class TokenVerifier:
         self._jwt: Any = jwt
         self.settings = settings
         self._lock = threading.Lock()
-        self._keys: dict[str, _Key] = {}  # key ID -> key
+        self._keys: dict[str, _PublicKey] = {}  # key ID -> key
         self._read_at = self._tried_at = float("-inf")
         self._error: HilError | None = None
 
@@ -142,7 +142,7 @@ class TokenVerifier:
         for one in keys[:_MAX_KEYS] if isinstance(keys, list) else ():
             if isinstance(one, dict) and one.get("use", "sig") == "sig" and one.get("kty") in ("RSA", "EC", "OKP"):
                 try:
-                    found[str(one.get("kid", ""))] = _Key(self._jwt.PyJWK(one).key, one.get("alg"))
+                    found[str(one.get("kid", ""))] = _PublicKey(self._jwt.PyJWK(one).key, one.get("alg"))
                 except self._jwt.PyJWTError:
                     continue
         self._keys, self._read_at, self._error = found, now, None

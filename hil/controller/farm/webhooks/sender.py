@@ -28,7 +28,7 @@ from hil.controller.farm.webhooks.webhook_settings import BOARD_QUARANTINED, HOS
 from hil.controller.notify.delivery import MessageFormat, compute_backoff, encode_body, post_message
 from hil.controller.notify.slack import build_slack_message
 from hil.controller.records.lab.farm import FarmJob
-from hil.controller.records.lab.webhooks import EndedJob, TestedWebhook, WebhookMessage
+from hil.controller.records.lab.webhooks import WebhookJob, TestedWebhook, WebhookMessage
 from hil.errors import DeliveryFailed, UsageError, did_you_mean
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -138,16 +138,16 @@ async def _build_body(tx: Tx, webhook: FarmWebhook, message: OutboxMessage) -> b
     return _format_message(webhook, WebhookMessage(**fields, text=text, job=_describe_job(job)))
 
 
-def _describe_job(job: FarmJob) -> EndedJob:
+def _describe_job(job: FarmJob) -> WebhookJob:
     boards = job.boards or ([job.board] if job.board else [])
     same = {name: getattr(job, name) for name in (*_COPIED, "started_at", "finished_at")}
-    return EndedJob(**same, boards=boards)
+    return WebhookJob(**same, boards=boards)
 
 
 def _format_message(webhook: FarmWebhook, message: WebhookMessage) -> bytes:
     if webhook.format is MessageFormat.JSON:
         return encode_body(message)
     fields = {"Event": message.event, "Time": message.at}
-    if isinstance(message.job, EndedJob):
+    if isinstance(message.job, WebhookJob):
         fields |= {"Job": message.job.name, "User": message.job.user, "Boards": ", ".join(message.job.boards) or "none"}
     return encode_body(build_slack_message(message.text, fields=fields))

@@ -12,7 +12,7 @@ from hil.controller.records.lab.fields import JobName, KindName, Time, Whole, ch
 WebhookEvent = Annotated[str, list_values("job_ended", "board_quarantined", "host_lost", "test")]
 
 
-class EndedJob(Record, kw_only=True):
+class WebhookJob(Record, kw_only=True):
     """The job of a message `job_ended`."""
 
     name: JobName
@@ -42,7 +42,7 @@ class WebhookMessage(Record, kw_only=True):
     at: Time
     text: Annotated[str, note("the event in a line")]
     reason: str
-    job: EndedJob | UnsetType = UNSET
+    job: WebhookJob | UnsetType = UNSET
     board: Annotated[str | UnsetType, note("board of `board_quarantined`")] = UNSET
     host: Annotated[str | UnsetType, note("host of `host_lost`")] = UNSET
 
