@@ -22,6 +22,7 @@ from hil.controller.records.decisions.gate import GateRecord
 from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
+from hil.controller.records.lab.webhooks import TestedWebhook, WebhookMessage
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.measurements import history
 from hil.controller.records.measurements.bench import BenchRecord
@@ -123,7 +124,12 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "triage set": [TriageDocument],
 }
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
+    "farm access": [farm.BoardAccessList],
     "farm audit": [farm.AuditList],
+    "farm login": [farm.FarmLogin],
+    "farm logout": [farm.FarmLogout],
+    "farm webhooks list": [farm.WebhookList],
+    "farm webhooks test": [TestedWebhook],
     "farm backup": [farm.FarmBackup],
     "farm boards": [farm.FarmBoardList],
     "farm cancel": [farm.CancelReport],
@@ -178,7 +184,7 @@ FILES = {
         "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "
         "run.schema.json#/$defs/error instead",
         FARM_COMMANDS,
-        {"farm watch": FarmEvent, **ANSWERS},
+        {"farm watch": FarmEvent, "webhook message": WebhookMessage, **ANSWERS},
     ),
 }
 

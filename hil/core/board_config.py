@@ -47,6 +47,14 @@ class Connection:
 
 
 @dataclass(frozen=True)
+class AccessList:
+    """Users and groups of a farm that may use the board. Without both, everyone may use the board."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Simulator:
     """Simulated device: memory limit for a program (bytes, 0 is unlimited), arithmetic ("" is float32), faults.
 
@@ -177,6 +185,7 @@ class BoardConfig:
     # compiler -> flags, including target flags.
     compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     labels: Mapping[str, Any] = field(default_factory=dict)
+    access: AccessList = AccessList()
     connection: Connection = Connection()
     # Settings to run programs without an agent (table ``[runtime]``).
     command: RuntimeCommand = field(default_factory=RuntimeCommand)

@@ -34,6 +34,7 @@ from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
     ACTIONS,
     PLACEHOLDER,
+    AccessList,
     BoardCommand,
     BoardConfig,
     Command,
@@ -77,6 +78,7 @@ _TABLES = {
     "devices",
     "compile_flags",
     "labels",
+    "access",
     "connection",
     "runtime",
     "power",
@@ -86,6 +88,8 @@ _TABLES = {
     "labgrid",
 }
 _MAX_TEXT = 1 << 20
+# Maximum characters in the name of a user or a group.
+_MAX_NAME = 100
 # Maximum for timeouts in a board config.
 _DAY_SECONDS = 86400.0
 KINDS = ("agent", "command")
@@ -99,6 +103,18 @@ _PLACEHOLDERS = {
     "parameter": ("scope", "file"),
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _parse_access(table: dict[str, Any], place: str) -> AccessList:
+    found: AccessList = _make(AccessList, table, place)
+    for name in (*found.users, *found.groups):
+        if not name or not name.isprintable() or len(name) > _MAX_NAME:
+            raise UsageError(f"{place}: invalid name {name[:50]!r}", hint=f"use 1 to {_MAX_NAME} printable characters")
+    if table and not (found.users or found.groups):
+        raise UsageError(
+            f"{place} has no users and no groups", hint='add users = ["NAME"] or groups = ["NAME"], or remove the table'
+        )
+    return found
 
 
 def read_config(path: Path) -> BoardConfig:
@@ -168,6 +184,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "devices": devices,
             "compile_flags": flags,
             "labels": get_table("labels"),
+            "access": _parse_access(get_table("access"), f"{path}: [access]"),
             "connection": connection,
             "command": parse_runtime(get_table("runtime"), path),
             "power": (power := parse_power(get_table("power"), path)),

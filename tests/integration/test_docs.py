@@ -183,6 +183,7 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
         made.close()
 
 
+SMALL_FARMS = tuple(ROOT / "docs" / f"farm-{name}.md" for name in ("boards", "access", "webhooks"))
 FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, RUNNING, WEB = (
     ROOT / "docs" / name
     for name in ("farm.md", "farm-operation.md", "farm-history.md", "farm-install.md", "running.md", "web.md")
@@ -237,7 +238,7 @@ PLAIN = [
     )
     for guide in GUIDES
     # tests/integration/test_web_guide.py follows WEB, with a browser.
-    if guide not in (*BOARDS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, RUNNING, WEB)
+    if guide not in (*BOARDS, *SMALL_FARMS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, RUNNING, WEB)
     and not re.match(NEEDS, guide.read_text())
 ]
 # A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
@@ -298,6 +299,13 @@ def test_farm_guide_commands_work(place, make_board):
 def test_farm_history_guide_commands_work(place):
     with farm_home(place):
         follow(FARM_HISTORY, place)
+
+
+@pytest.mark.slow  # starts a farm
+@pytest.mark.parametrize("guide", SMALL_FARMS, ids=lambda guide: guide.stem)
+def test_small_farm_guide_commands_work(place, guide):
+    with farm_home(place):
+        follow(guide, place)
 
 
 @pytest.mark.slow  # starts two farms

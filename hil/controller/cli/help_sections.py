@@ -26,7 +26,7 @@ SECTIONS = {
     "Cases": (
         *("as_suite", "flow", "filters", "layers", "group", "layer_inputs", "merge", "only_expected_failures"),
         *("artifact_model", "isolated", "cumulative", "methods", "cases", "files", "random", "compilers", "only"),
-        *("case", "key", "keep", "sent"),
+        *("case", "key", "keep", "sent", "count"),
         *("start", "end", "dispatches", "keys"),
     ),
     "Model and inputs": (

@@ -60,6 +60,8 @@ class FarmSettings:
     keep_days: float = 30.0  # `hil farm gc` deletes older results, logs and events (days)
     # This long before a reservation, the board starts no jobs of other users.
     reserve_lead_s: float = 900.0
+    # A job with several boards that has waited this long keeps matching boards free until all of them are free.
+    gather_s: float = 60.0
     limits: FarmLimits = FarmLimits()  # the table ``[limits]``
 
 
@@ -69,7 +71,7 @@ def load_settings(path: Path) -> FarmSettings:
     Raises:
         UsageError: the file is unreadable, or it contains an unknown, invalid or inconsistent setting.
     """
-    tables = _read_tables(path)
+    tables = read_settings_tables(path)
     table = tables.get("terms", {})
     names = {one.name for one in fields(FarmSettings)} - {_LIMITS}
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
@@ -129,11 +131,11 @@ def load_history(path: Path, db: str) -> HistorySettings | None:
         UsageError: the file is unreadable, or contains an unknown or invalid setting.
     """
     default = HistoryPlace(path.parent / TABLE, db)
-    settings = read_history_table(path, _read_tables(path).get(TABLE, {}), default)
+    settings = read_history_table(path, read_settings_tables(path).get(TABLE, {}), default)
     return settings if settings.auto else None
 
 
-def _read_tables(path: Path) -> dict[str, Any]:
+def read_settings_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a settings file; none for a missing file. Raises UsageError for an invalid file."""
     try:
         text = read_text(path)

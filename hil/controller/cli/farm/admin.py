@@ -9,13 +9,14 @@ import click
 
 from hil.controller.cli.commands import group, make_command
 from hil.controller.cli.farm.options import connect_farm
-from hil.controller.cli.farm.tables import AUDIT, TOKENS, make_table, show
+from hil.controller.cli.farm.tables import ACCESS, AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.farm.client.wording import UNITS
 from hil.controller.farm.messages import Right, Role
 from hil.controller.records.commands.farm import (
     AuditList,
+    BoardAccessList,
     BoardRemoval,
     BoardStateChange,
     CreatedToken,
@@ -25,6 +26,7 @@ from hil.controller.records.commands.farm import (
 )
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardPermission,
     CleanedFarm,
     FarmBoard,
     FarmToken,
@@ -68,15 +70,34 @@ def token() -> None:
     type=click.Choice([one.value for one in Right]),
     help="Also allow: power of boards, or any command on hosts with --allow-commands. Repeatable.",
 )
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="G",
+    help="Group of the user: allows boards whose config lists the group. Repeatable.",
+)
 @click.option("--expires", callback=_parse_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
-def add(user: str, role: str, project: str, rights: tuple[str, ...], expires: float, note: str, as_json: bool) -> None:
+def add(
+    user: str,
+    role: str,
+    project: str,
+    rights: tuple[str, ...],
+    groups: tuple[str, ...],
+    expires: float,
+    note: str,
+    as_json: bool,
+) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
         given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
+        given |= {"groups": groups} if groups else {}
         made: NewToken = farm.do("token", expires_s=expires, **given)
-    document = CreatedToken(token=made.token, user=user, role=role, project=project, rights=list(rights))
+    document = CreatedToken(
+        token=made.token, user=user, role=role, project=project, rights=list(rights), groups=list(groups)
+    )
     answer(as_json, document, made.token)
     if not as_json:
         print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
@@ -99,6 +120,19 @@ def revoke(number: int, as_json: bool) -> None:
     with connect_farm() as farm:
         token: RevokedToken = farm.do("revoke", id=number)
     answer(as_json, TokenRevocation(revoked=number, user=token.user), f"token {number} of {token.user} revoked")
+
+
+@make_command(epilog="Example: hil farm access --user anna")
+@click.option("--user", default="", metavar="NAME", help="Show the boards of this user (admins only).")
+@json_option
+def access(user: str, as_json: bool) -> None:
+    """Show which boards you, or a user, may use. For admins: also all users who may use each board.
+
+    The table [access] of a board's config limits the board to users and groups (docs/farm-access.md).
+    """
+    with connect_farm() as farm:
+        rows: list[BoardPermission] = farm.ask("access", user=user)
+    answer(as_json, BoardAccessList(boards=rows), show=lambda: show(make_table(ACCESS, rows)))
 
 
 @make_command(epilog="Example: hil farm audit --limit 20")

@@ -170,9 +170,11 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     need_packages()
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
+    from hil.controller.farm.oidc.oidc_settings import load_oidc
     from hil.controller.farm.paths import DB_VARIABLE, get_farm_home, get_socket_path
     from hil.controller.farm.settings import load_history, load_settings
     from hil.controller.farm.telemetry import log_json
+    from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 
     home = get_farm_home()
     db = db or os.environ.get(DB_VARIABLE, "")
@@ -186,6 +188,8 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
         artifacts=artifacts or os.environ.get(ARTIFACTS_VARIABLE, "") or str(home / "artifacts"),
         settings=load_settings(home / "farm.toml"),
         history=load_history(home / "farm.toml", db),
+        webhooks=load_webhooks(home / "farm.toml"),
+        oidc=load_oidc(home / "farm.toml"),
         **settings,
     )
     log_json()

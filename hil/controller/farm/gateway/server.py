@@ -25,9 +25,11 @@ from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
 from hil.controller.farm.leasing import sweeper, waiting_room
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.oidc.oidc_settings import OidcSettings
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetch_rows
+from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.protocol import grpc_calls
 from hil.protocol.listening import (
@@ -60,6 +62,8 @@ class GatewayConfig:
     advertise: str = ""  # address of this gateway for hosts, if several gateways share an address
     settings: FarmSettings = field(default_factory=FarmSettings)
     history: HistorySettings | None = None  # history to which finished jobs are added; None for no history
+    webhooks: tuple[FarmWebhook, ...] = ()
+    oidc: OidcSettings | None = None  # login provider; None to accept only the farm's tokens
     patience_s: float = 30.0  # time to wait for the database at startup
 
 
@@ -108,6 +112,7 @@ class Gateway:
             "beats": context.dispatch.write_beats,
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
+            "webhooks": context.webhooks.run,
         }
         if config.history:
             beside["history"] = HistoryRecorder(context, config.history).run
@@ -157,9 +162,12 @@ async def run_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         stack.push_async_callback(engine.close)
-        gateway = Gateway(
-            config, GatewayContext(db, engine, config.settings, store, keeps_programs=bool(config.history))
-        )
+        more: dict[str, Any] = {
+            "keeps_programs": bool(config.history),
+            "webhooks": config.webhooks,
+            "oidc": config.oidc,
+        }
+        gateway = Gateway(config, GatewayContext(db, engine, config.settings, store, **more))
         stack.push_async_callback(gateway.stop)
         await gateway.start()
         yield gateway

@@ -16,7 +16,7 @@ from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
 from hil.controller.farm.labgrid import borrow_place
-from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardCard, Grant
+from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardAccess, BoardCard, Grant
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
@@ -68,6 +68,7 @@ class BoardConnection:
             powered=self.config.power.can("cycle"),
             power=[action for action in POWER_ACTIONS if self.config.power.can(action)],
             machine=get_machine_id(),
+            access=BoardAccess(self.config.access.users, self.config.access.groups),
         )
 
     def _list_host_labels(self) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class HostInfo:
         return self.folder / "files"
 
 
+def get_guard_path(site: HostInfo, lease: int) -> Path:
+    """Return the socket that gives this host's processes access to a leased board."""
+    return site.sockets / f"lease-{lease}.sock"
+
+
 @dataclass(frozen=True)
 class BoardEntry:
     """Board of a host."""
@@ -139,7 +144,7 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
 def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
     """Return the config of :func:`lease_config` as TOML, for commands on the host."""
     document = _read_document(config)
-    for table in ("power", "recover", "measure"):
+    for table in ("power", "recover", "measure", "access"):
         document.pop(table, None)
     document["connection"] = {"address": address, "fence": fence, "lease": lease}
     return tomlkit.dumps(document)
@@ -148,7 +153,7 @@ def format_leased_config(config: BoardConfig, address: str, fence: int, lease: s
 def format_public_config(config: BoardConfig) -> str:
     """Return the config without connection, keys and power settings, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover"):
+    for table in ("connection", "power", "recover", "access"):
         document.pop(table, None)
     return tomlkit.dumps(document)
 

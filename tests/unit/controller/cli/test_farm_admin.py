@@ -61,9 +61,9 @@ class Farm:
         (
             "token add",
             ["anna", "--role", "submitter", "--right", "power"],
-            {"token": "secret", "user": "anna", "role": "submitter", "project": "", "rights": ["power"]},
+            {"token": "secret", "user": "anna", "role": "submitter", "project": "", "rights": ["power"], "groups": []},
         ),
-        ("token list", [], {"tokens": [{**ANSWERS["tokens"][0], "rights": []}]}),
+        ("token list", [], {"tokens": [{**ANSWERS["tokens"][0], "rights": [], "groups": []}]}),
         ("power", ["pi", "cycle"], {"board": "pi", "action": "cycle", "state": "suspect"}),
         ("token revoke", ["7"], {"revoked": 7, "user": "anna"}),
         ("audit", [], {"audit": ANSWERS["audit"]}),

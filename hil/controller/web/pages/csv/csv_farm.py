@@ -34,7 +34,7 @@ _CASES = ("name", "outcome", "reason", "job")
 MAX_CASES = 20_000
 _JOBS = (
     *("name", "submission", "state", "title", "kind", "priority", "user", "board", "pinned", "selector", "queued_at"),
-    *("started_at", "finished_at", "exit_code", "outcome", "reason", "attempts"),
+    *("started_at", "finished_at", "exit_code", "outcome", "reason", "attempts", "boards"),
 )
 
 
@@ -145,7 +145,8 @@ def job_cases_csv(request: Request) -> Response:
 
 
 def _select_values(one: Record, names: Sequence[str]) -> list[Any]:
-    return [None if (value := getattr(one, name)) is UNSET else value for name in names]
+    values = [None if (value := getattr(one, name)) is UNSET else value for name in names]
+    return [" ".join(value) if isinstance(value, list) else value for value in values]
 
 
 # URL parameters by path.
