@@ -16,6 +16,7 @@ from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
 from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, fetch_rows, lock_job_rows, read_board_rows
+from hil.core.results import Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 
 # User of health jobs; no token can have this name.
@@ -271,8 +272,9 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
     """
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
-        event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)
-        return await change_board(tx, lease.board, event, settings)
+        kind = what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY
+        kind = what.BUSY if result.outcome == Outcome.BOARD_BUSY.value else kind
+        return await change_board(tx, lease.board, health.Event(kind, result.reason), settings)
     if result.infrastructure:
         reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)
