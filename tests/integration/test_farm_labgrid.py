@@ -157,7 +157,7 @@ def test_restarted_coordinator_returns_place_to_host(config: BoardConfig, lab: L
         assert "hil-farm-bench" in lab.client("who")
         assert messages == ["labgrid place rpi5 was released; acquired the place again"]
         LabgridPlace(board.labgrid, "bench", board.name).release()
-        with held_by_bob(lab), pytest.raises(BoardBusy, match="in use by .*/bob"):
+        with held_by_bob(lab), pytest.raises(BoardBusy, match=r"in use by .*/bob"):
             watch.ensure_held()
 
 

@@ -2,8 +2,9 @@
 
 An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives a
 health job. If the job passes, the board is online. If the job fails, the board is quarantined and checked at increasing
-intervals. If a user outside of the farm has the board, the intervals do not increase. A board without a worker is offline. When the worker returns, a board that was healthy recently and had no
-events since is online. Otherwise the board is suspect.
+intervals. A board that a user outside of the farm has is quarantined and checked at constant intervals. A board without
+a worker is offline. When the worker returns, a board that was healthy recently and had no events since is online.
+Otherwise the board is suspect.
 """
 
 from __future__ import annotations
