@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,10 +29,15 @@ from hil.controller.records.lab.farm import (
     CleanedFarm,
     FarmBoard,
     FarmToken,
+    FarmUser,
     ForgottenBoard,
     NewToken,
     RevokedToken,
 )
+from hil.errors import VersionMismatch
+
+if TYPE_CHECKING:
+    from hil.controller.farm.client.client import FarmClient
 
 
 def _parse_period(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -74,12 +80,28 @@ def token() -> None:
 def add(user: str, role: str, project: str, rights: tuple[str, ...], expires: float, note: str, as_json: bool) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
+        _check_rights(farm, rights)
         given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
         made: NewToken = farm.do("token", expires_s=expires, **given)
     document = CreatedToken(token=made.token, user=user, role=role, project=project, rights=list(rights))
     answer(as_json, document, made.token)
     if not as_json:
         print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
+
+
+def _check_rights(farm: FarmClient, rights: Sequence[str]) -> None:
+    """Raise VersionMismatch if the gateway is older and would ignore rights of a new token.
+
+    An administrator has all rights that the gateway knows.
+    """
+    caller: FarmUser | None = farm.ask("me") if rights else None
+    if caller is not None and caller.role == Role.ADMIN.value:
+        known: set[str] = set(caller.rights)
+        if unknown := [right for right in rights if right not in known]:
+            raise VersionMismatch(
+                f"the gateway does not support the right {', '.join(unknown)}, and would ignore it",
+                hint="update the gateway, or create the token without --right",
+            )
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
