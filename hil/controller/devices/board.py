@@ -95,7 +95,9 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = fill_target(self.config, choice.runtime, self.info["machine"])
+                self.config, self.target = fill_target(
+                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
+                )
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
