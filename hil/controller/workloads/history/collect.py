@@ -10,6 +10,7 @@ from typing import Any
 from hil.bundles.cases import BUNDLE_FORMAT
 from hil.controller.analysis.bench.store import read_bench
 from hil.controller.devices.measuring.grading import grade_measurement
+from hil.controller.models.description import digest_of_files
 from hil.controller.records.base import read_record
 from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.records.matrix import MatrixRecord
@@ -26,7 +27,7 @@ from hil.controller.records.measurements.history import (
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
 from hil.controller.records.study import StudyRecord, StudyRow
-from hil.controller.records.suite import CaseRecord, SuiteRecord
+from hil.controller.records.suite import CaseRecord, SuiteModelFile, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, make_safe_name
 from hil.controller.workloads.evaluation.stored import find_evaluation
@@ -125,8 +126,8 @@ class Collector:
             digests = self._finder.list_digests(case.program) if case.program else {}
             folders: list[Path] = []
             file = run.head.models.get(case.model)
-            if file is not None and file.digest == case.program:  # the model is the program
-                digests, folders = {Path(file.path).name: file.digest}, [Path(file.path).parent]
+            if file is not None and _is_program(file, case.program):
+                digests, folders = {Path(file.path).name: case.program}, [Path(file.path).parent]
             entry = make_suite_entry(run.head, case, state, str(run.folder.absolute()))
             if source := digests and self._finder.find(_make_artifact(case, digests), None, folders):
                 self.found.programs[source.record.digest] = source
@@ -138,6 +139,14 @@ class Collector:
         for row in study.rows:
             if row.outcome is not None:
                 self.found.entries.append(make_study_entry(study, row, state, folder.absolute()))
+
+
+def _is_program(file: SuiteModelFile, program: str) -> bool:
+    """Return True if a model without external data is the program.
+
+    The digest of a model is the program's digest, or for imported models, the digest of all names and files.
+    """
+    return bool(program) and file.digest in (program, digest_of_files({Path(file.path).name: program}))
 
 
 def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
