@@ -74,7 +74,12 @@ def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
 def describe_change(change: SeriesChange) -> str:
     """Return a change in one line."""
     since = change.commit[:_COMMIT] or change.run
-    return f"change: {change.ratio:.3f} times the level before, since {since} (p = {change.p_value:.2g})"
+    level = (
+        f"from {change.before:.4g} to {change.after:.4g}"
+        if change.ratio is None
+        else f"{change.ratio:.3f} times the level before"
+    )
+    return f"change: {level}, since {since} (p = {change.p_value:.2g})"
 
 
 def describe_key(key: SeriesKey) -> str:
