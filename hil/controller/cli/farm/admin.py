@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.farm.tables import AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.farm.client.wording import UNITS
+from hil.controller.cli.times import read_duration
 from hil.controller.farm.messages import Right, Role
 from hil.controller.records.commands.farm import (
     AuditList,
@@ -41,11 +40,11 @@ if TYPE_CHECKING:
 
 
 def _parse_period(context: click.Context, option: click.Parameter, value: str) -> float:
-    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    if not found:
+    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds; 0 is unlimited."""
+    seconds = read_duration(value)
+    if seconds is None:
         raise click.BadParameter(f"invalid duration {value!r}: expected for example 30d, 12h, 90m", context, option)
-    return float(found[1]) * UNITS[found[2]]
+    return seconds
 
 
 @group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")

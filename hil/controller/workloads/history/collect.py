@@ -35,6 +35,7 @@ from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.controller.workloads.suites.reports.results import find_worst_output
 from hil.controller.workloads.suites.store import HEAD, SuiteRun, name_suite_run
+from hil.core.json_values import read_mapping, read_mappings, read_string
 from hil.errors import UsageError
 
 # Values of a board's machine description that do not belong to the software and hardware stack.
@@ -196,9 +197,9 @@ def make_run_entry(
             kind="bench" if bench else "run",
             model=shorten_model(case.path),
             case=case.name,
-            function=_read_text(request.get("function")),
-            board=name or _read_text(request.get("board")) or _read_text(request.get("hw_type")),
-            runtime=artifact.runtime if artifact else _read_text(request.get("runtime")),
+            function=read_string(request.get("function")),
+            board=name or read_string(request.get("board")) or read_string(request.get("hw_type")),
+            runtime=artifact.runtime if artifact else read_string(request.get("runtime")),
             flags=flags,
         ),
         run=record.id,
@@ -256,7 +257,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
     settings = head.request.get("settings")
     request = {**head.request, **(settings if isinstance(settings, dict) else {})}
     p50_ns = None if case.cold else case.device_p50_ns
-    runtimes = [one for one in _read_mappings(info.get("runtimes")) if one.get("name") == case.runtime]
+    runtimes = [one for one in read_mappings(info.get("runtimes")) if one.get("name") == case.runtime]
     return HistoryEntry(
         key=SeriesKey(
             kind="suite",
@@ -285,16 +286,16 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         program_bytes=case.artifact_bytes,
         tools=ToolVersions(
             compiler=case.compiler,
-            runtime=_read_text(runtimes[0].get("version")) if runtimes else "",
+            runtime=read_string(runtimes[0].get("version")) if runtimes else "",
             flags=case.flags,
-            hil=_read_text(info.get("agent_version")),
+            hil=read_string(info.get("agent_version")),
         ),
         board=make_board(
             case.board,
-            _read_text(info.get("board_id")),
+            read_string(info.get("board_id")),
             "",
-            _read_mapping(info.get("machine")),
-            _read_mappings(info.get("readings")),
+            read_mapping(info.get("machine")),
+            read_mappings(info.get("readings")),
         ),
     )
 
@@ -334,8 +335,8 @@ def make_board(
     stack = {key: str(value) for key, value in machine.items() if key not in _NOT_STACK and not isinstance(value, list)}
     values = {}
     for reading in readings:
-        key, value = _read_text(reading.get("name")), reading.get("value", 0.0)
-        if text := _read_text(reading.get("text")):
+        key, value = read_string(reading.get("name")), reading.get("value", 0.0)
+        if text := read_string(reading.get("text")):
             stack[key] = text
         elif isinstance(value, (int, float)):
             values[key] = float(value)
@@ -346,17 +347,5 @@ def _list_user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options of a stored request that define a series."""
     flags = request.get("compile_flags")
     dims = request.get("dims")
-    sizes = [f"--dim {name}={size}" for name, size in sorted(_read_mapping(dims).items())]
+    sizes = [f"--dim {name}={size}" for name, size in sorted(read_mapping(dims).items())]
     return (*([str(one) for one in flags] if isinstance(flags, list) else []), *sizes)
-
-
-def _read_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _read_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _read_mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
