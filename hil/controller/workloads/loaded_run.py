@@ -193,15 +193,18 @@ class LoadedProfile:
 
 def _make_trace_results(folder: Path) -> SuiteResults:
     """Return results without cases, for a directory with traces."""
-    texts = dict.fromkeys(("source", "suite", "flow", "runtime", "command"), "")
     return SuiteResults(
         folder=folder,
         id=folder.resolve().name,
-        **texts,
+        source="",
+        suite="",
+        flow="",
+        runtime="",
         boards=(),
         started=None,
         finished=None,
         exit_code=None,
+        command="",
         versions={},
         interrupted=False,
         records=(),

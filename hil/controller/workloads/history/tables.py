@@ -45,7 +45,8 @@ def describe_entries(
 
     If an entry has counts, a column shows the instructions. If an entry has a grade, a column shows the grades.
     """
-    heads, rows = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS, [_describe_entry(one) for one in entries]
+    heads: tuple[str, ...] = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS
+    rows = [_describe_entry(one) for one in entries]
     optional = {
         "instructions": [_describe_instructions(one) for one in entries],
         "grade": ["-" if one.grade is None else one.grade.grade for one in entries],
