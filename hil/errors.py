@@ -286,6 +286,8 @@ class BoardUnreachable(BoardError):
 class BoardBusy(BoardError):
     """The board is in use by another session."""
 
+    outcome = "BOARD_BUSY"
+
 
 class SessionEnded(BoardError):
     """The session was ended by a higher fence or by its time limit."""

@@ -84,6 +84,7 @@ class Board:
         self._log: WorkerLog | None = None
         self._preparation = contextlib.ExitStack()
         self._is_prepared = False
+        self._unprepared: errors.HilError | None = None
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
@@ -94,7 +95,9 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = fill_target(self.config, choice.runtime, self.info["machine"])
+                self.config, self.target = fill_target(
+                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
+                )
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
@@ -379,10 +382,17 @@ class Board:
     def prepare(self) -> None:
         """Run the commands of ``[measure] before`` in the board's config, unless they already ran.
 
-        :meth:`close` runs those of ``[measure] after``. Raises the errors of :func:`prepare_board`.
+        If a command failed, later calls raise the same error and run no command. :meth:`close` runs the commands of
+        ``[measure] after``. Raises the errors of :func:`prepare_board`.
         """
+        if self._unprepared is not None:
+            raise self._unprepared.as_kind(type(self._unprepared)) from self._unprepared
         if not self._is_prepared:
-            self._preparation.enter_context(prepare_board(self, self._say))
+            try:
+                self._preparation.enter_context(prepare_board(self, self._say, self._wait_s))
+            except errors.HilError as error:
+                self._unprepared = error
+                raise
             self._is_prepared = True
 
     def close(self) -> None:

@@ -36,9 +36,11 @@ _RESOURCE = re.compile(r"(?:Acquired|Matching) resource '(?P<name>.*?)' \(.*\):"
 # these errors.
 _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
     ("You have already acquired", BoardBusy, "this host has already acquired the place"),
-    ("is already acquired by", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
+    ("already acquired", BoardBusy, "show the owner of the place or resource: labgrid-client who"),
     ("acquired by a different user", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
-    ("is not acquired", BoardBusy, "a user released the place with --kick, or the coordinator lost it"),
+    ("is not acquired", BoardBusy, "a user released the place with --kick, or the coordinator restarted"),
+    ("was not reserved for", BoardBusy, "show the reservations: labgrid-client reservations"),
+    ("Failed to acquire resources", BoardBusy, "a different place uses the resources: labgrid-client resources -v"),
     ("has no matching remote resource", BoardUnreachable, "check that the exporter of the place is running"),
     (
         "Could not connect to coordinator",
@@ -93,20 +95,31 @@ class LabgridPlace:
     def acquire(self) -> None:
         """Acquire the place, unless this holder already has the place.
 
-        Raises BoardBusy if another user has the place.
+        Raises BoardBusy with the owner's name if another user has the place.
         """
         try:
             self._run_client("acquire")
-        except BoardBusy:
-            if not self.is_held():
+        except BoardBusy as error:
+            owner, _ = self.show()
+            if owner == self._holder_name:
+                return
+            if not owner:
                 raise
+            raise BoardBusy(
+                f"labgrid place {self.labgrid.place} is in use by {owner}",
+                board=self.board,
+                hint=f"the current owner can release it: labgrid-client -p {self.labgrid.place} release",
+            ) from error
 
     def release(self) -> None:
         """Release the place."""
         self._run_client("release")
 
     def is_held(self) -> bool:
-        """Return True if this holder still has the place. A labgrid admin can release any place."""
+        """Return True if this holder still has the place.
+
+        Any labgrid user can release the place with ``--kick``. A restarted coordinator releases all places.
+        """
         return self.show()[0] == self._holder_name
 
     def show(self) -> tuple[str, dict[str, Resource]]:

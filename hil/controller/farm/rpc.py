@@ -33,6 +33,7 @@ from hil.controller.farm.messages import (
 )
 from hil.controller.records.lab.farm import FarmJob
 from hil.core import digest
+from hil.core.text import replace_surrogates
 from hil.errors import UsageError
 from hil.protocol import wire
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
@@ -175,17 +176,13 @@ def encode_result(result: JobResult) -> pb.JobResult:
             **_copy_shared_fields(
                 result, pb.JobResult, "outcome", "reason", "record", "files", "board_begin_ns", "board_end_ns"
             ),
-            outcome=_replace_surrogates(result.outcome),
-            reason=_replace_surrogates(result.reason),
+            outcome=replace_surrogates(result.outcome),
+            reason=replace_surrogates(result.reason),
             record=encode_json(dict(result.record)),
-            files={_replace_surrogates(path): name for path, name in result.files.items()},
+            files={replace_surrogates(path): name for path, name in result.files.items()},
             board_begin_ns=begin_ns,
             board_end_ns=end_ns,
         )
-
-
-def _replace_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def decode_result(message: pb.JobResult) -> JobResult:

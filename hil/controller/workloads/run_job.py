@@ -260,7 +260,14 @@ def run_cases(
         run.record.board = record_board(board)
 
     runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
-    pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=note_board, most_loaded=most_loaded)
+    pool = BoardPool(
+        purpose,
+        wait_s=job.wait_s,
+        timeout_s=job.timeout,
+        say=screen.note,
+        opened=note_board,
+        most_loaded=most_loaded,
+    )
     try:
         with pool:
             while True:

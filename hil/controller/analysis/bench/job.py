@@ -155,7 +155,10 @@ class _BenchRun:
         self.runner = replace(self.runner, sink=sink)
         interrupted = False
         try:
-            with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
+            job = self.bench.job
+            with BoardPool(
+                f"hil bench {run.id}", wait_s=job.wait_s, timeout_s=job.timeout, say=self.screen.note
+            ) as pool:
                 for number in range(len(self.jobs)):
                     self._prepare_side(run, number, pool)
                 if all(map(_is_measurable, self.cases)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,7 @@ from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.farm.tables import ACCESS, AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.farm.client.wording import UNITS
+from hil.controller.cli.times import read_duration
 from hil.controller.farm.messages import Right, Role
 from hil.controller.records.commands.farm import (
     AuditList,
@@ -30,18 +30,23 @@ from hil.controller.records.lab.farm import (
     CleanedFarm,
     FarmBoard,
     FarmToken,
+    FarmUser,
     ForgottenBoard,
     NewToken,
     RevokedToken,
 )
+from hil.errors import VersionMismatch
+
+if TYPE_CHECKING:
+    from hil.controller.farm.client.client import FarmClient
 
 
 def _parse_period(context: click.Context, option: click.Parameter, value: str) -> float:
-    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    if not found:
+    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds; 0 is unlimited."""
+    seconds = read_duration(value)
+    if seconds is None:
         raise click.BadParameter(f"invalid duration {value!r}: expected for example 30d, 12h, 90m", context, option)
-    return float(found[1]) * UNITS[found[2]]
+    return seconds
 
 
 @group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
@@ -92,6 +97,7 @@ def add(
 ) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
+        _check_rights(farm, rights)
         given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
         given |= {"groups": groups} if groups else {}
         made: NewToken = farm.do("token", expires_s=expires, **given)
@@ -101,6 +107,21 @@ def add(
     answer(as_json, document, made.token)
     if not as_json:
         print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
+
+
+def _check_rights(farm: FarmClient, rights: Sequence[str]) -> None:
+    """Raise VersionMismatch if the gateway is older and would ignore rights of a new token.
+
+    An administrator has all rights that the gateway knows.
+    """
+    caller: FarmUser | None = farm.ask("me") if rights else None
+    if caller is not None and caller.role == Role.ADMIN.value:
+        known: set[str] = set(caller.rights)
+        if unknown := [right for right in rights if right not in known]:
+            raise VersionMismatch(
+                f"the gateway does not support the right {', '.join(unknown)}, and would ignore it",
+                hint="update the gateway, or create the token without --right",
+            )
 
 
 @token.command("list", epilog="Example: hil farm token list --json")

@@ -21,9 +21,9 @@ from hil.controller.cli.commands import make_command
 from hil.controller.cli.farm.board_requests import count_option, list_board_requests
 from hil.controller.cli.farm.options import connect_farm, priority_option, project_option
 from hil.controller.cli.farm.tables import RESERVATIONS, make_table, show, to_local_time
-from hil.controller.cli.options import check_seconds, json_option, parse_duration
+from hil.controller.cli.options import check_seconds, json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.cli.times import parse_future
+from hil.controller.cli.times import parse_duration, parse_future
 from hil.controller.farm.messages import BoardRequest, Priority
 from hil.controller.records.commands.farm import BoardUnreserved, LeasedBoard, ReservationList, ReservedBoard
 from hil.controller.records.lab.farm import CancelledReservation, FarmReservation

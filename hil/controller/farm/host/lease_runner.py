@@ -159,7 +159,7 @@ class LeaseRunner:
             return make_check_error(results[-1])
 
         recovery = recover_board(BoardChoice(self.way.config), find_fault, say=tell)
-        if not recovery.steps:
+        if not recovery.steps or results[-1].outcome == Outcome.BOARD_BUSY.value:
             return results[-1]
         if recovery.is_working:
             problem = recovery.problem.message if recovery.problem else ""
@@ -296,8 +296,11 @@ def empty_folder(folder: Path) -> Path:
 
 
 def make_check_error(check: JobResult) -> HilError | None:
-    """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit."""
-    if check.exit_code == EXIT_OK:
+    """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit.
+
+    A board in use by others has no fault: a recovery step, such as a power cycle, would disturb its user.
+    """
+    if check.exit_code == EXIT_OK or check.outcome == Outcome.BOARD_BUSY.value:
         return None
     silent = (Outcome.BOARD_LOST.value, Outcome.BOARD_UNREACHABLE.value)
     kind = BoardLost if check.outcome in silent else BoardUnfit

@@ -28,6 +28,7 @@ from hil.controller.farm.store.records import (
     make_requests,
     read_board_rows,
 )
+from hil.core.results import Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
 
 _NEW = """
@@ -345,8 +346,9 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
     """
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
-        event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)
-        return await change_board(tx, lease.board, event, settings)
+        kind = what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY
+        kind = what.BUSY if result.outcome == Outcome.BOARD_BUSY.value else kind
+        return await change_board(tx, lease.board, health.Event(kind, result.reason), settings)
     if result.infrastructure:
         reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)

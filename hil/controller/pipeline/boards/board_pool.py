@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice, pin_choice
+from hil.controller.devices.board_choice import TARGET_SECONDS, BoardChoice, pin_choice
 from hil.controller.devices.choosing.board_factory import open_board, reconnect
 from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.core.text import TextSink
@@ -31,6 +31,7 @@ class BoardPool:
     """Pool of boards. The first request opens a board, which then stays open. Context manager; thread-safe.
 
     Args:
+        timeout_s: Time limit in seconds for a package's choice of the compile target.
         opened: Called with each board after opening, before the first use. If the function raises, the pool closes the
             board.
         most_loaded: Maximum number of programs that stay loaded on a board between runs.
@@ -41,12 +42,13 @@ class BoardPool:
         purpose: str,
         *,
         wait_s: float = 60.0,
+        timeout_s: float = TARGET_SECONDS,
         say: TextSink = lambda text: None,
         opened: Callable[[Board], None] = lambda board: None,
         most_loaded: int = 0,
     ) -> None:
         self._purpose = purpose
-        self._wait_s = wait_s
+        self._wait_s, self._timeout_s = wait_s, timeout_s
         self._say = say
         self._opened = opened
         self._most_loaded = most_loaded
@@ -155,8 +157,8 @@ class BoardPool:
         return board
 
     def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
-        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
-        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how))
+        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "timeout_s": self._timeout_s}
+        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, say=self._say, **how))
 
     def _start_session(self, entry: _PoolEntry, board: Board) -> None:
         with self._mutex:

@@ -24,6 +24,7 @@ from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_
 from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.cancellation import is_cancelled
+from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
@@ -338,13 +339,13 @@ class IndexWriter:
             "damaged": damaged,
         }
         names = ", ".join(f"{name} = ?" for name in values)
-        held = (_replace_surrogates(value) if isinstance(value, str) else value for value in values.values())
+        held = (replace_surrogates(value) if isinstance(value, str) else value for value in values.values())
         self._database.execute(f"update sessions set {names} where key = ?", (*held, key))
         shown = (session.id, session.title, session.flow, session.branch, session.commit, session.command)
         lists = (*models, *boards, *session.runtimes, *session.compilers, *session.labels)
         self._database.execute(
             "insert or replace into session_texts (rowid, text) values (?, ?)",
-            (key, _replace_surrogates("\n".join((*shown, *lists)))),
+            (key, replace_surrogates("\n".join((*shown, *lists)))),
         )
 
     def _sum_device_times(self, key: int) -> dict[str, object]:
@@ -382,11 +383,6 @@ _WORDS_HELD = 200_000
 
 def _is_failing(outcome: str) -> bool:
     return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which SQLite cannot store."""
-    return text.encode(errors="replace").decode()
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -82,7 +82,13 @@ class Engine:
         self._agreed = TargetConsensus(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
-        self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._record_board)
+        self._pool = BoardPool(
+            purpose,
+            wait_s=request.wait_s,
+            timeout_s=request.settings.timeout,
+            say=say,
+            opened=self._record_board,
+        )
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, Any]] = {}  # info by opened board

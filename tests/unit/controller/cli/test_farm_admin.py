@@ -18,6 +18,7 @@ ANSWERS: dict[str, Any] = {
     "resume": {},
     "forget": {"ended": ["17"]},
     "token": {"token": "secret"},
+    "me": {"user": "root", "role": "admin", "project": "", "rights": ["commands", "power"]},
     "revoke": {"user": "anna"},
     "power": {"state": "suspect"},
     "gc": {"counts": {"jobs": 2, "artifacts": 0}, "bytes": 12},
@@ -80,3 +81,14 @@ def test_admin_command_prints_document(
     document = json.loads(result.stdout)
     check_document(document, f"farm {command}", "farm")
     assert document == {"schema": 1, **expected}
+
+
+def test_token_with_right_that_gateway_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway of an earlier release reports no rights for an administrator."""
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", Farm)
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    monkeypatch.setitem(ANSWERS, "me", {"user": "root", "role": "admin", "project": ""})
+    monkeypatch.delitem(ANSWERS, "token")
+    result = CliRunner().invoke(farm, ["token", "add", "anna", "--role", "submitter", "--right", "power"])
+    assert "the gateway does not support the right power, and would ignore it" in str(result.exception)

@@ -103,6 +103,8 @@ def test_place_address_rejects_unusable_service(client, old: str, new: str, erro
     ("said", "error"),
     [
         ("labgrid-client: Error: Place rpi5 is already acquired by x/bob. To work simultaneously, ...", BoardBusy),
+        ("Server error: Place rpi5 was not reserved for h/hil-farm-bench", BoardBusy),
+        ("Server error: Failed to acquire resources for place rpi5", BoardBusy),
         ("labgrid-client: Error: Match a/b/* has no matching remote resource", BoardUnreachable),
         ("Server error: Error: Could not connect to coordinator", BoardUnreachable),
         ("labgrid-client: Error: place pattern rpi5 matches nothing", UsageError),
@@ -121,7 +123,7 @@ def test_place_acquire_accepts_already_acquired_place(client, tmp_path: Path) ->
     place(labgrid).acquire()
     calls = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
     assert calls == ["acquire", "show"]
-    with pytest.raises(BoardBusy, match="already acquired"):
+    with pytest.raises(BoardBusy, match="labgrid place rpi5 is in use by h/hil-farm-bench"):
         place(labgrid, "other").acquire()
 
 

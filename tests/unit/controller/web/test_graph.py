@@ -331,7 +331,7 @@ def test_graph_replaces_lone_surrogates(tmp_path):
     cases = [{"id": "c", "model": "m", "layer": "L\udfff", "outcome": "FAIL\ud800"}]
     write_suite(tmp_path, "suite", cases, source="nets")
     with asking(tmp_path) as client:
-        assert pane(client, "id=bisected")["names"][0] == "n\ufffd"
+        assert pane(client, "id=bisected")["names"][0] == "n?"
         for path in ("/graph", "/api/graph", "/graph/node-data"):
             assert client.get(f"{path}?id=suite").status_code == 200
 

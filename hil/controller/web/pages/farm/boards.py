@@ -21,11 +21,13 @@ from hil.controller.web.pages.farm.view import (
     render_farm_page,
     view_of,
 )
+from hil.controller.web.site import get_site
 from hil.controller.web.text.requests import number_of
-from hil.errors import FarmUnreachable, UsageError
+from hil.errors import AccessRefused, FarmUnreachable, UsageError
 
 router = APIRouter()
 _EVENTS = 200
+_CONFIRMED_ACTIONS = ("off", "cycle")
 
 
 @router.get("/boards")
@@ -92,11 +94,27 @@ async def resume(request: Request) -> Response:
 
 @router.post("/board/power")
 async def power(request: Request) -> Response:
-    """Switch a board's power. The host does it later, and the events report the end."""
+    """Switch a board's power. The host does it later, and the events report the end.
+
+    The user must confirm an action that ends the programs on the board.
+    """
     form = await parse_form(request)
     name, action = form.get("name", ""), form.get("action", "")
+    if action in _CONFIRMED_ACTIONS and form.get("confirmed") != "yes":
+        return await run_in_threadpool(_render_confirmation, request, name, action)
     await run_in_threadpool(view_of(request).do, "power", name=name, switch=action, detach=True)
     return RedirectResponse(f"/board?{urlencode({'name': name})}", 303)
+
+
+def _render_confirmation(request: Request, name: str, action: str) -> Response:
+    farm = view_of(request)
+    found = next((one for one in farm.ask("boards") if one.name == name), None)
+    if found is None:
+        raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
+    if not farm.may_switch(found):
+        raise AccessRefused(f"the power of board {name} cannot be switched by {farm.visitor.user} now")
+    values = {"farm": farm, "board": found, "action": action}
+    return get_site(request).render_page(request, "power_confirm.html", **values)
 
 
 async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from support import farm_rows
@@ -111,6 +113,44 @@ def test_restored_farm_has_all_jobs_files_and_tokens(place: FarmPlace, other: Fa
         desk.report(desk.grant("pi"))
         assert set(desk.jobs().values()) == {"done"}
         assert desk.submit()[0] not in desk.jobs() or len(desk.jobs()) == 4
+
+
+FOREIGN = """
+    create schema "Other app"; create table "Other app".secrets (text text);
+    insert into "Other app".secrets values ('s3cret-schema');
+    create type public.mood as enum ('good', 'bad'); create sequence public.numbers;
+    create table public."My.Table" (id serial, mood public.mood, text text);
+    insert into public."My.Table" (mood, text) values ('good', 's3cret-table');
+    create view public.moods as select mood from public."My.Table";
+    create function public.answer() returns int language sql as 'select 42';
+    select lo_from_bytea(0, 's3cret-object');
+"""
+
+
+def test_backup_has_only_farm_of_shared_database(
+    place: FarmPlace, other: FarmPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    for url in (place.url, other.url):
+        with psycopg.connect(url) as connection:
+            connection.execute(FOREIGN)
+    before = contents(place.url)
+    with psycopg.connect(other.url) as connection:
+        connection.execute("update public.\"My.Table\" set text = 'mine'")
+    scripts: list[str] = []
+    dump_database = postgres_tools.dump_database
+
+    def read_dump(url: str, server: int, snapshot: str, target: Path, excluded: Sequence[str]) -> None:
+        dump_database(url, server, snapshot, target, excluded)
+        command = [postgres_tools.find_programs(server) / "pg_restore", "--file=-", target]
+        scripts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    monkeypatch.setattr(farm_backup, "dump_database", read_dump)
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    assert "procrastinate_jobs" in scripts[0] and "s3cret" not in scripts[0] and "My.Table" not in scripts[0]
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    assert contents(other.url) == before
+    assert rows(other.url, 'select text from public."My.Table"') == [{"text": "mine"}]
 
 
 def test_backup_shows_one_moment(
