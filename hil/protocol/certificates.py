@@ -123,7 +123,7 @@ def make_grpc_credentials(files: TlsFiles) -> Any:
 
 
 def _read_files(files: TlsFiles) -> tuple[_Versions, TlsContents]:
-    """Return the files' versions and contents. Raises UsageError if they do not belong together, or change meanwhile."""
+    """Return the files' versions and contents. Raises UsageError unless they belong together."""
     try:
         versions = _read_versions(files)
         context = _make_context(files)

@@ -52,8 +52,8 @@ def _move_inside(settings: InstallSettings) -> InstallSettings:
         settings,
         home=Path(_DATA / "farm"),
         listen=listen,
-        tls_cert=_CERT if listen and settings.tls_cert else None,
-        tls_key=_KEY if listen and settings.tls_key else None,
+        tls_cert=_CERT if settings.tls_cert else None,
+        tls_key=_KEY if settings.tls_key else None,
         metrics=f"0.0.0.0:{settings.metrics_address[1]}",
         web=f"0.0.0.0:{settings.web_address[1]}",
         boards=tuple(
@@ -104,9 +104,10 @@ ENTRYPOINT ["hil"]
 
 def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
     data = f"farm:{_DATA}"
-    # Only the gateway may read the private key.
+    # Only servers may read the private key.
     keys = {settings.tls_cert: _CERT, settings.tls_key: _KEY} if inside.tls_cert else {}
     certificates = [f"{outside}:{target}:ro" for outside, target in keys.items()]
+    has_web_tls = settings.has_web_tls
     shared = [data, *([f"{settings.ca}:{_CA}:ro"] if settings.ca else [])]
     boards = [f"{folder}:{target}:ro" for folder, target in _place_configs(settings).items()]
     if _mounts_configs(settings):
@@ -122,7 +123,7 @@ def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
                     "gateway",
                     list_gateway_words(inside),
                     "farm.env",
-                    [data, *certificates],
+                    [data, *(certificates if inside.listen else [])],
                     ports=[*published, f"{_bracket(metrics_host)}{metrics_port}:{metrics_port}"],
                     more=_HEALTH,
                 )
@@ -135,9 +136,9 @@ def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
         ),
         _make_service(
             "web",
-            list_web_words(inside, str(_DATA)),
+            list_web_words(inside, str(_DATA), has_tls=has_web_tls),
             "web.env",
-            shared,
+            [*shared, *(certificates if has_web_tls else [])],
             ports=[f"{_bracket(web_host)}{web_port}:{web_port}"],
             waits=local,
         ),

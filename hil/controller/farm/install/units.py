@@ -86,7 +86,7 @@ def make_web_token(address: str) -> str:
 
 def list_gateway_words(settings: InstallSettings) -> list[str]:
     """Return the arguments of `hil` that run the gateway, and the embedded database if there is no other."""
-    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key}
+    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key} if settings.listen else {}
     given = {"--listen": settings.listen, "--metrics": settings.metrics}
     given |= {option: str(path) for option, path in files.items() if path}
     return ["farm", "up", *(word for option, value in given.items() if value for word in (option, value))]
@@ -100,10 +100,13 @@ def list_host_words(settings: InstallSettings) -> list[str]:
     return words + (["--sim", str(settings.sims)] if settings.sims else [])
 
 
-def list_web_words(settings: InstallSettings, runs: str) -> list[str]:
+def list_web_words(settings: InstallSettings, runs: str, *, has_tls: bool) -> list[str]:
     """Return the arguments of `hil` that serve the pages."""
     host, port = settings.web_address
-    return ["web", "--farm", settings.gateway or "local", "--host", host, "--port", str(port), "--runs", runs]
+    words = ["web", "--farm", settings.gateway or "local", "--host", host, "--port", str(port), "--runs", runs]
+    if has_tls:
+        words += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    return words
 
 
 def _make_gateway_unit(settings: InstallSettings) -> str:
@@ -129,7 +132,7 @@ def _make_host_unit(settings: InstallSettings) -> str:
 
 
 def _make_web_unit(settings: InstallSettings) -> str:
-    words = list_web_words(settings, str(settings.runs))
+    words = list_web_words(settings, str(settings.runs), has_tls=settings.has_web_tls)
     return _make_service(
         settings, "hil: pages of the farm and of stored results", words, "web.env", after=["hil-farm-gateway.service"]
     )

@@ -32,7 +32,12 @@ Examples:
     "--home", type=_PATH, default="/var/lib/hil/farm", show_default=True, metavar="DIR", help="HIL_FARM_HOME."
 )
 @click.option("--listen", default="", metavar="HOST:PORT", help="Address for users and hosts on other machines.")
-@click.option("--tls-cert", type=_PATH, metavar="PEM", help="Certificate for --listen; required beyond loopback.")
+@click.option(
+    "--tls-cert",
+    type=_PATH,
+    metavar="PEM",
+    help="Certificate for --listen and --web beyond loopback; --listen requires it.",
+)
 @click.option("--tls-key", type=_PATH, metavar="PEM", help="Private key of the certificate.")
 @click.option(
     "--metrics", default="127.0.0.1:9107", show_default=True, metavar="HOST:PORT", help="Address of the metrics."

@@ -164,6 +164,31 @@ def test_only_gateway_container_has_private_key(full: InstallSettings, tmp_path:
         assert mounts == [f"{tmp_path / 'farm.pem'}:/certificates/ca.pem:ro"]
 
 
+def test_pages_for_other_machines_use_tls(full: InstallSettings) -> None:
+    shown = replace(full, web="0.0.0.0:8790")
+    pages = parse_words(read_start(make_units(shown)["hil-web.service"])[3:])
+    assert (pages["tls_cert"], pages["tls_key"]) == (full.tls_cert, full.tls_key)
+    assert parse_words(read_start(make_units(full)["hil-web.service"])[3:])["tls_cert"] is None
+    services = yaml.safe_load(make_containers(shown)["compose.yaml"])["services"]
+    assert services["web"]["command"][-4:] == [
+        "--tls-cert",
+        "/certificates/cert.pem",
+        "--tls-key",
+        "/certificates/key.pem",
+    ]
+    assert f"{full.tls_key}:/certificates/key.pem:ro" in services["web"]["volumes"]
+
+
+def test_certificate_of_remote_pages_is_no_ca_of_gateway(full: InstallSettings) -> None:
+    tls = {"tls_cert": full.tls_cert, "tls_key": full.tls_key}
+    pages = InstallSettings(command=full.command, gateway="lab:7070", web="0.0.0.0:8790", **tls)
+    units = make_units(pages)
+    assert "HIL_FARM_CA" not in units["host.env"]
+    assert parse_words(read_start(units["hil-web.service"])[3:])["tls_cert"] == full.tls_cert
+    with pytest.raises(UsageError, match="TLS is not supported on Unix sockets"):
+        replace(pages, web="127.0.0.1:8790")
+
+
 def test_image_excludes_environment_files(full: InstallSettings) -> None:
     files = make_containers(full)
     assert files[".dockerignore"].splitlines()[0] == "*"
