@@ -34,7 +34,7 @@ from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobRes
 from hil.controller.farm.rpc import encode_result
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
+from hil.errors import EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
 # Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees

@@ -21,11 +21,20 @@ class InstallPart(str, Enum):
     MONITORING = "monitoring"
 
 
+class InstallService(str, Enum):
+    """Service of a farm."""
+
+    GATEWAY = "gateway"
+    HOST = "host"
+    WEB = "web"
+
+
 @dataclass(frozen=True)
 class InstallSettings:
     """Settings of an installation. Each field corresponds to the option of the same name."""
 
     command: tuple[str, ...]  # program and arguments that run hil
+    services: tuple[InstallService, ...] = ()  # services of this machine; empty for all
     user: str = "hil"
     home: Path = Path("/var/lib/hil/farm")
     listen: str = ""  # address for other machines; "" for none
@@ -58,10 +67,20 @@ class InstallSettings:
                 "--gateway excludes --listen, --db and --backups: this machine then runs no gateway",
                 hint="use these options on the gateway's machine",
             )
+        if self.gateway and InstallService.GATEWAY in self.services:
+            raise UsageError("--gateway excludes --service gateway: the gateway is on another machine")
+        if self.backups and not self.has(InstallService.GATEWAY):
+            raise UsageError("--backups needs the gateway", hint="add --service gateway, or leave out --backups")
         for option, words in (("--board", self.boards), ("--command", self.command)):
             if not all(one.isprintable() for one in words):
                 raise UsageError(f"{option} contains an unprintable character")
         self._check_addresses()
+
+    def has(self, service: InstallService) -> bool:
+        """Return True if this machine runs a service."""
+        if service is InstallService.GATEWAY and self.gateway:
+            return False
+        return not self.services or service in self.services
 
     @property
     def web_address(self) -> tuple[str, int]:

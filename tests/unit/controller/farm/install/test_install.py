@@ -31,7 +31,7 @@ from hil.controller.cli.stored.web import web
 from hil.controller.farm.gateway.metrics import FarmSnapshot, Metrics, _FarmCollector
 from hil.controller.farm.install.containers import make_containers
 from hil.controller.farm.install.monitoring import make_monitoring
-from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.settings import InstallService, InstallSettings
 from hil.controller.farm.install.units import make_units
 from hil.controller.farm.install.writer import list_unreadable
 from hil.controller.records.lab.farm import FarmStats, QueuePercentiles
@@ -189,6 +189,23 @@ def test_certificate_of_remote_pages_is_no_ca_of_gateway(full: InstallSettings) 
         replace(pages, web="127.0.0.1:8790")
 
 
+@pytest.mark.parametrize(
+    ("service", "units", "containers"),
+    [
+        ("gateway", {"hil-farm-gateway.service", "farm.env"}, ["gateway"]),
+        ("host", {"hil-farm-host.service", "host.env"}, ["host"]),
+        ("web", {"hil-web.service", "web.env"}, ["web"]),
+    ],
+)
+def test_machine_has_only_chosen_service(service: str, units: set[str], containers: list[str]) -> None:
+    settings = replace(SIMPLE, services=(InstallService(service),))
+    assert set(make_units(settings)) == units
+    files = make_containers(settings)
+    assert list(yaml.safe_load(files["compose.yaml"])["services"]) == containers
+    assert [name for name in files if name.endswith(".env")] == [name for name in units if name.endswith(".env")]
+    assert ("board_configs/README" in files) == (service == "host")
+
+
 def test_image_excludes_environment_files(full: InstallSettings) -> None:
     files = make_containers(full)
     assert files[".dockerignore"].splitlines()[0] == "*"
@@ -270,6 +287,8 @@ def test_scrape_config_names_metrics_address() -> None:
         ({"gateway": "lab:1", "db": "postgresql://x"}, "--gateway excludes"),
         ({"tls_cert": Path("/c.pem"), "listen": "0.0.0.0:1"}, "without a key"),
         ({"site": "a\nb"}, "unprintable"),
+        ({"gateway": "lab:1", "services": (InstallService.GATEWAY,)}, "--gateway excludes --service gateway"),
+        ({"backups": Path("/b"), "services": (InstallService.HOST,)}, "--backups needs the gateway"),
         ({"boards": ("a\nExecStart=x",)}, "unprintable"),
         ({"command": ("a\nExecStart=x",)}, "unprintable"),
     ],
@@ -390,3 +409,10 @@ def test_units_run_hil_of_this_environment(
     words = read_start((tmp_path / "new/systemd/hil-farm-host.service").read_text())
     python = [f"{tmp_path}/this/python", "-m", "hil"]
     assert words == [*([f"{tmp_path}/this/hil"] if has_script else python), "farm", "host"]
+
+
+def test_install_lists_commands_of_chosen_service(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "new", "--only", "systemd", "--service", "host", "--gateway", "lab:7070", "--json")
+    document = json.loads(done.stdout)
+    assert [Path(path).name for path in document["files"]] == ["hil-farm-host.service", "host.env"]
+    assert document["commands"][-1] == "sudo systemctl enable --now hil-farm-host.service"
