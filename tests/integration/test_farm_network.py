@@ -335,7 +335,7 @@ def upgrade_pages(farm: Farm, release: Path) -> None:
     )
 
     def shows_boards() -> bool:
-        words = (f"https://desk:{WEB_PORT}/farm/boards", token, CERT)
+        words = (f"https://desk:{WEB_PORT}/boards", token, CERT)
         done = farm.desk.machine.run("python3", "-c", request, *words, check=False)
         return "bench" in done.stdout
 

@@ -169,7 +169,9 @@ class GatewayMachine(FarmMachine):
             names = sorted(job.name for job in jobs if job.kind != "health")
             return {
                 "jobs": {name: farm.ask("job", name=name).to_json() for name in names},
-                "results": {name: [row.to_json() for row in farm.ask("result", name=name, specs=True)] for name in names},
+                "results": {
+                    name: [row.to_json() for row in farm.ask("result", name=name, specs=True)] for name in names
+                },
                 "tokens": [row.to_json() for row in farm.ask("tokens")],
                 "reservations": [row.to_json() for row in farm.ask("reservations")],
                 "events": [row.to_json() for row in farm.ask("events", limit=10_000)],

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def list_exported_metrics() -> set[str]:
     metrics.count_result("pi", "PASS", is_final=True)
 
     async def read() -> FarmSnapshot:
-        return FarmSnapshot(stats, parsed("boards", [board("pi")]), {"normal": 0.0})
+        return FarmSnapshot(stats, parsed("boards", [board("pi")]), {"normal": 0.0}, datetime.now(timezone.utc))
 
     async def export() -> str:
         metrics.registry.register(_FarmCollector(asyncio.get_running_loop(), read))
