@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import ssl
 import subprocess
@@ -52,7 +53,10 @@ pytestmark = [
 MODEL = DIGITS / "digits_cnn.onnx"
 # Each run on the board `bench` takes this long in seconds.
 PACE_S = 0.3
-WITHIN_S = 240.0
+# A long model runs for this long, and longer on a busy machine.
+LONG_S = 12.0
+WITHIN_S = 300.0
+_numbers = itertools.count()
 
 
 @dataclass
@@ -80,6 +84,20 @@ class Farm:
         done = self.user(name, "farm", "submit", "--json", *words)
         assert done.code == 0, done.err
         return str(done.document["jobs"][0])
+
+    def submit_held(self, name: str, board: str) -> tuple[str, Path]:
+        """Submit a command that runs until a file exists, and wait for its start. Return the job and the file."""
+        inside = f"/srv/go-{next(_numbers)}"
+        script = f"until test -e {inside}; do sleep 0.2; done; echo finished"
+        job = self.submit(name, "--board", board, "--timeout", "600", "--", "sh", "-c", script)
+        self.wait_for(job, "running")
+        return job, self.lab.machine.path(inside)
+
+    def submit_long(self, name: str, *words: object) -> str:
+        """Submit a model that runs for some time on the board `bench`, and wait for its start."""
+        job = self.submit(name, MODEL, "--board", "bench", "--iterations", count_iterations(), *words)
+        self.wait_for(job, "running")
+        return job
 
     def job(self, name: str) -> FarmJob:
         self.check_services()
@@ -119,6 +137,11 @@ class Farm:
     def _variables(self, name: str) -> dict[str, str]:
         address = {"HIL_FARM": f"{GATEWAY}:{PORT}", "HIL_FARM_CA": CERT}
         return {**address, "HIL_FARM_TOKEN": self.tokens[name]}
+
+
+def count_iterations() -> int:
+    """Return the number of iterations of a long model. hil limits a run to 60 s."""
+    return int(min(allowed_s(LONG_S), 45) / PACE_S)
 
 
 @pytest.fixture
@@ -240,17 +263,16 @@ def check_reservation(farm: Farm, sim: str) -> None:
 
 
 def back_up_while_jobs_run(farm: Farm, sim: str) -> str:
-    """Back up while a model and a command run, and two jobs wait. Return the archive's path on the gateway."""
-    model = farm.submit("anna", MODEL, "--board", "bench", "--iterations", "60")
-    command = farm.submit("bob", "--board", sim, "--", "sleep", "15")
-    waiting = [farm.submit("bob", MODEL, "--board", board) for board in ("bench", sim)]
-    farm.wait_for(model, "running")
-    farm.wait_for(command, "running")
+    """Back up while a model and a command run, and a job waits. Return the archive's path on the gateway."""
+    command, go = farm.submit_held("bob", sim)
+    waiting = farm.submit("bob", MODEL, "--board", sim)
+    model = farm.submit_long("anna")
     archive = back_up(farm)
     assert (farm.job(model).state, farm.job(command).state) == ("running", "running")
+    go.touch()
     kept = farm.gateway.machine.path("/srv/during.tar")
     farm.gateway.machine.path(archive).rename(kept)
-    for name in (model, command, *waiting):
+    for name in (model, command, waiting):
         assert (farm.wait_for(name, "done").outcome, farm.job(name).attempts) == ("PASS", 1)
     return "/srv/during.tar"
 
@@ -283,11 +305,14 @@ def renew_certificates(farm: Farm) -> None:
 
 def upgrade_gateway(farm: Farm, release: Path, sim: str) -> None:
     """Upgrade the gateway while jobs run. They continue, and `--wait` and `lease` continue too."""
-    command = farm.submit("bob", "--board", sim, "--", "sh", "-c", "sleep 20; echo finished")
-    waiting, log = farm.start_user("anna", "farm", "submit", MODEL, "--board", "bench", "--iterations", "60", "--wait")
-    farm.wait_for(command, "running")
-    eventually(lambda: any(job.user == "anna" and job.state == "running" for job in farm.jobs().values()))
+    command, go = farm.submit_held("bob", sim)
+    words = ("farm", "submit", MODEL, "--board", "bench", "--iterations", count_iterations(), "--wait")
+    waiting, log = farm.start_user("anna", *words)
+    eventually(
+        lambda: any(job.user == "anna" and job.state == "running" for job in farm.jobs().values()), log.read_text
+    )
     farm.gateway.service.stop()
+    go.touch()  # the command ends while the gateway is away
     farm.gateway.use_release(release)
     farm.gateway.start_gateway()
     assert farm.gateway.hil("--version").out.split()[-1] == "99.0"
@@ -304,11 +329,13 @@ def upgrade_gateway(farm: Farm, release: Path, sim: str) -> None:
 def upgrade_host(farm: Farm, release: Path, sim: str) -> None:
     """Upgrade the host after the running command has ended. The next job waits for the new host."""
     (host,) = (path.name for path in farm.lab.machine.path(f"{HOME}/hosts").iterdir() if path.is_dir())
-    command = farm.submit("bob", "--board", sim, "--", "sleep", "6")
-    farm.wait_for(command, "running")
-    drained = farm.gateway.hil("farm", "drain", "--host", host, "--reason", "upgrade", "--wait", "--json")
-    assert set(drained.document["boards"].values()) == {"maintenance"}, drained.err
-    assert f"waiting for job {command} on {sim}" in drained.err
+    command, go = farm.submit_held("bob", sim)
+    log = farm.folder / "drain.log"
+    draining = farm.gateway.start_hil(log, "farm", "drain", "--host", host, "--reason", "upgrade", "--wait")
+    eventually(lambda: f"waiting for job {command} on {sim}" in log.read_text(), within_s=WITHIN_S)
+    go.touch()
+    assert draining.wait(WITHIN_S) == 0, log.read_text()
+    assert set(farm.boards().values()) == {"maintenance"}
     assert (farm.job(command).outcome, farm.job(command).attempts) == ("PASS", 1)
     waiting = farm.submit("bob", MODEL, "--board", sim)
     (service,) = farm.lab.services.values()
@@ -345,8 +372,7 @@ def upgrade_pages(farm: Farm, release: Path) -> None:
 def restart_host_without_drain(farm: Farm) -> None:
     """Restart the host while a model runs. The job runs again, and the attempt does not count."""
     (service,) = farm.lab.services.values()
-    job = farm.submit("anna", MODEL, "--board", "bench", "--iterations", "60", "--max-attempts", "1")
-    farm.wait_for(job, "running")
+    job = farm.submit_long("anna", "--max-attempts", "1")
     service.stop()
     stopped = farm.job(job)
     assert (stopped.state, stopped.attempts) == ("queued", 0)
