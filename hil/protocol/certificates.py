@@ -92,7 +92,7 @@ def make_reloading_context(files: TlsFiles) -> ssl.SSLContext:
 
     first = reloader.get_contents().context
     # OpenSSL calls this function for each handshake, also if the client sends no server name.
-    first.sni_callback = choose_context  # type: ignore[assignment]
+    first.sni_callback = choose_context
     return first
 
 

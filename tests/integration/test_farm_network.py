@@ -27,7 +27,6 @@ pytest.importorskip("uvicorn", reason="needs the extra `web`")
 from support.farm_network import (
     BACKUPS,
     CERT,
-    CURRENT,
     GATEWAY,
     HOME,
     PORT,
@@ -208,13 +207,13 @@ def test_farm_on_three_machines_loses_nothing(farm: Farm) -> None:
     upgrade_pages(farm, release)
     restart_host_without_drain(farm)
     eventually(lambda: {job.state for job in farm.jobs().values()} == {"done"}, farm.read_logs, WITHIN_S)
-    last = back_up(farm)
+    back_up(farm)
     before = farm.gateway.read_state()
     # Jobs after the backup: a disaster loses them.
     farm.submit("bob", MODEL, "--board", sim)
     standby = replace_gateway(farm, release, during)
     check_restored_during_jobs(farm, before)
-    restore_last_state(farm, standby, last, before)
+    restore_last_state(farm, standby, before)
 
 
 def check_limits_of_users(farm: Farm) -> None:
@@ -417,7 +416,14 @@ def check_restored_during_jobs(farm: Farm, before: dict[str, Any]) -> None:
     assert farm.wait_for(new, "done").outcome == "PASS"
 
 
-def restore_last_state(farm: Farm, standby: GatewayMachine, archive: str, before: dict[str, Any]) -> None:
+def find_lost(before: list[Any] | dict[str, Any], after: list[Any] | dict[str, Any]) -> list[str]:
+    """Return the first entries that are missing or different after a restore. pytest is slow for long documents."""
+    pairs = list(after.items()) if isinstance(after, dict) else after
+    lost = [one for one in (before.items() if isinstance(before, dict) else before) if one not in pairs]
+    return [str(one)[:2000] for one in lost[:3]]
+
+
+def restore_last_state(farm: Farm, standby: GatewayMachine, before: dict[str, Any]) -> None:
     """Restore the last backup over the farm. It has all jobs, results, files, users, reservations and events."""
     running = standby.hil("farm", "restore", "/srv/last.tar", "--force")
     assert running.code == 4 and "is running" in running.err
@@ -428,10 +434,12 @@ def restore_last_state(farm: Farm, standby: GatewayMachine, archive: str, before
     assert restored.code == 0, restored.err
     standby.start_gateway()
     after = standby.read_state()
-    for name in ("jobs", "results", "tokens", "reservations", "settings"):
-        assert after[name] == before[name], name
-    for name in ("events", "audit"):
-        assert [row for row in before[name] if row not in after[name]] == [], name
+    assert after["settings"] == before["settings"]
+    for name in ("jobs", "results", "reservations"):
+        assert (name, len(after[name]), find_lost(before[name], after[name])) == (name, len(before[name]), [])
+    # The gateway creates a new token for its own user.
+    for name in ("tokens", "events", "audit"):
+        assert (name, find_lost(before[name], after[name])) == (name, [])
     job = next(name for name, job in before["jobs"].items() if job["kind"] == "run")
     downloaded = farm.user("bob", "farm", "result", job, "--out", "/srv/result")
     assert downloaded.code == 0, downloaded.err
@@ -440,4 +448,3 @@ def restore_last_state(farm: Farm, standby: GatewayMachine, archive: str, before
     host.start()
     farm.wait_for_boards("online", "online")
     assert farm.user("anna", "farm", "submit", MODEL, "--wait").code == 0
-    assert CURRENT.is_dir() and archive
