@@ -1,4 +1,4 @@
-"""`hil farm token`, `audit`, `gc`, `drain`, `resume` and `forget`: commands for farm administrators."""
+"""`hil farm token`, `audit`, `gc` and `forget`: commands for farm administrators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from hil.controller.records.commands.farm import (
     AuditList,
     BoardAccessList,
     BoardRemoval,
-    BoardStateChange,
     CreatedToken,
     FarmCleanup,
     TokenList,
@@ -28,7 +27,6 @@ from hil.controller.records.lab.farm import (
     AuditEntry,
     BoardPermission,
     CleanedFarm,
-    FarmBoard,
     FarmToken,
     FarmUser,
     ForgottenBoard,
@@ -185,26 +183,6 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     answer(as_json, FarmCleanup(dry_run=dry_run, counts=deleted.counts, bytes=deleted.bytes), text)
 
 
-@make_command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
-@click.argument("board")
-@click.option("--reason", default="", metavar="TEXT", help="Reason shown to other users.")
-@json_option
-def drain(board: str, reason: str, as_json: bool) -> None:
-    """Start no new jobs on BOARD. Running jobs may finish."""
-    state = _state_after("drain", board, reason=reason)
-    text = "drained" if state == "maintenance" else "draining: a job is still running on it"
-    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {text}")
-
-
-@make_command(epilog="Example: hil farm resume rpi5-3")
-@click.argument("board")
-@json_option
-def resume(board: str, as_json: bool) -> None:
-    """Make BOARD available to jobs. A quarantined board is checked immediately."""
-    state = _state_after("resume", board)
-    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {state}")
-
-
 @make_command(epilog="Example: hil farm forget rpi5-3")
 @click.argument("board")
 @json_option
@@ -217,10 +195,3 @@ def forget(board: str, as_json: bool) -> None:
         jobs: ForgottenBoard = farm.do("forget", name=board)
     waited = f"; waiting jobs ended: {', '.join(jobs.ended)}" if jobs.ended else ""
     answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
-
-
-def _state_after(action: str, board: str, **arguments: Any) -> str:
-    with connect_farm() as farm:
-        farm.do(action, name=board, **arguments)
-        rows: list[FarmBoard] = farm.ask("boards")
-        return next((row.state for row in rows if row.name == board), "unknown")

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hil.controller.farm.store.records import fetch_rows
 from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.protocol import grpc_calls
+from hil.protocol.certificates import CertificateReloader, TlsFiles
 from hil.protocol.listening import (
     HANDSHAKE,
     check_listen,
@@ -87,6 +89,7 @@ class Gateway:
             "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.make_handlers(*item) for item in services.items()])
+        self._certificate: CertificateReloader | None = None  # certificate that new connections use
         self.addresses: list[str] = []  # actual listening addresses
         self.metrics = ""  # metrics address; "" if disabled
 
@@ -100,6 +103,8 @@ class Gateway:
         ]
         context.advertise = config.advertise or self.addresses[0]
         context.name = f"{os.uname().nodename} {context.advertise}"
+        if config.tls_cert and config.tls_key:
+            self._certificate = CertificateReloader(TlsFiles(config.tls_cert, config.tls_key))
         if config.metrics:
             self.metrics = context.metrics.serve(config.metrics, self._read_state)
         beside: dict[str, Callable[[], Any]] = {
@@ -142,7 +147,15 @@ class Gateway:
                 await queries.stats(tx, self.context.settings),
                 await queries.boards(tx),
                 await waiting_room.read_oldest_waits(tx),
+                read_expiry(self._certificate.get_contents().cert) if self._certificate else None,
             )
+
+
+def read_expiry(pem: bytes) -> datetime:
+    """Return when the first certificate of a PEM file expires."""
+    from cryptography import x509  # imported here, because most gateways start without TLS
+
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
 @contextlib.asynccontextmanager

@@ -34,7 +34,7 @@ from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobRes
 from hil.controller.farm.rpc import encode_result
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
+from hil.errors import EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
 # Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees
@@ -53,7 +53,6 @@ _REMEMBERED = 1000
 _START_S, _LOOK_S = 20.0, 0.05
 _EARLY_SECONDS = 5.0
 _STOPPED = "the board's host was stopped"
-_STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infrastructure=True)
 
 
 class BoardWorker:
@@ -170,7 +169,9 @@ class BoardWorker:
         if self._work.why:
             result = self._handle_cancelled(grant)
         if result is not None:
-            self._report_result(grant, self._check_after_job(grant, result))
+            result = self._check_after_job(grant, result)
+        if result is not None:
+            self._report_result(grant, result)
         self._mark_ended(grant.lease, "done")
         self._attendance.flush_output(grant.lease)
 
@@ -187,8 +188,11 @@ class BoardWorker:
         finally:
             late.cancel()
 
-    def _check_after_job(self, grant: Grant, result: JobResult) -> JobResult:
-        """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``."""
+    def _check_after_job(self, grant: Grant, result: JobResult) -> JobResult | None:
+        """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``.
+
+        Returns None if the host stops. The farm then repeats the job.
+        """
         if not is_suspicious(grant.spec.kind, result) or grant.lease in self._over:
             return result
         self._attendance.queue_output(grant.lease, f"{result.outcome}: checking whether the board still runs programs")
@@ -204,22 +208,23 @@ class BoardWorker:
                 self._give_up()
             probe = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, too_long)
         if self._stopping:
-            return _STOPPED_RESULT
+            return None
         if grant.lease in self._over:
             return result  # the lease ended during the check
         return result if probe is None else judge_after_probe(result, probe)
 
-    def _handle_cancelled(self, grant: Grant) -> JobResult:
-        """Return the result of a job cancelled by the farm, a shutdown or the time limit."""
+    def _handle_cancelled(self, grant: Grant) -> JobResult | None:
+        """Return the result of a job cancelled by the farm or the time limit.
+
+        Returns None if the host stops: when the worker leaves, the farm requeues the job without counting the attempt.
+        """
         why = self._work.why
         self.print_message(f"job {grant.job} stopped: {why}")
         self._close_client()  # the job may have been cancelled in the middle of a call
         # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
-        if self._stopping:
-            return _STOPPED_RESULT
-        return JobResult(EXIT_STAGE, "TIMEOUT", why)
+        return None if self._stopping else JobResult(EXIT_STAGE, "TIMEOUT", why)
 
     def _report_result(self, grant: Grant, result: JobResult) -> None:
         """Report a job's result, with retries while the lease lasts."""

@@ -98,11 +98,18 @@ async def attach_worker(
 
 @serialize_calls
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
-    """Detach a worker: set the board offline and requeue the job."""
+    """Detach a worker that an operator stopped: set the board offline and requeue the job."""
     for row in await fetch_rows(tx, "select host from hil.boards where name = %s and worker = %s", [name, worker]):
-        await _set_offline(tx, queue, name, "the worker was stopped", settings)
+        await _set_offline(tx, queue, name, f"the host {row['host']} was stopped", settings, interrupted=True)
         await presence.note_hosts_gone(tx, "stopped", [row["host"]], "shut down")
         await grant_boards(tx, queue, settings)
+
+
+@serialize_calls
+async def detach_all(tx: Tx, queue: LeaseQueue, reason: str, settings: FarmSettings) -> None:
+    """Detach all workers: set their boards offline and requeue their jobs, without counting the attempts."""
+    for row in await fetch_rows(tx, "select name from hil.boards where worker <> '' order by name"):
+        await _set_offline(tx, queue, row["name"], reason, settings, interrupted=True)
 
 
 @serialize_calls
@@ -156,10 +163,12 @@ async def set_silent_offline(tx: Tx, queue: LeaseQueue, settings: FarmSettings) 
     return len(silent)
 
 
-async def _set_offline(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
+async def _set_offline(
+    tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings, *, interrupted: bool = False
+) -> None:
     """Remove a board's owner and end the lease."""
     for lease in await lock_active_leases(tx, "lease.board = %(board)s", {"board": name}):
-        await transitions.lease_lost(tx, queue, lease, reason, settings)
+        await transitions.lease_lost(tx, queue, lease, reason, settings, interrupted=interrupted)
     await tx.execute("update hil.boards set worker = '', owned_until = clock_timestamp() where name = %s", [name])
     await transitions.change_board(tx, name, health.Event(health.EventKind.LOST, reason), settings)
 

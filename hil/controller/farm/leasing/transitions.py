@@ -51,7 +51,7 @@ _NEW = """
 """
 _AGAIN = """
     update hil.jobs as job
-    set state = 'queued', avoid = %(avoid)s, started_at = null, lane = hil.lane(
+    set state = 'queued', avoid = %(avoid)s, started_at = null, attempts = attempts - %(uncounted)s, lane = hil.lane(
         submission.user_name, submission.project, submission.priority, submission.selector, submission.board,
         job.checks, %(avoid)s, submission.more, submission.groups)
     from hil.submissions as submission
@@ -93,10 +93,16 @@ async def queue_jobs(
     return submission, jobs
 
 
-async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
-    """Requeue a job at its old queue position, and exclude the board of the failure."""
-    await tx.execute(_AGAIN, {"job": job.id, "avoid": sorted({*job.avoid, failed_on})})
-    await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
+async def queue_again(tx: Tx, job: JobRow, board: str, reason: str, *, interrupted: bool = False) -> None:
+    """Requeue a job at its old queue position.
+
+    Args:
+        board: board of the attempt.
+        interrupted: the board did not fail, so the attempt does not count, and the job may use the board again.
+    """
+    avoid = sorted({*job.avoid, *([] if interrupted else [board])})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(interrupted)})
+    await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=board)
 
 
 async def finish(
@@ -224,13 +230,19 @@ async def _end_lease(
         await note_board(tx, "maintenance", lease.board, "drained and idle")
 
 
-async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
-    """End a lease because the board was lost. Retry the job, or finish the job with ``BOARD_LOST``."""
+async def lease_lost(
+    tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, *, interrupted: bool = False
+) -> None:
+    """End a lease because the board was lost. Retry the job, or finish the job with ``BOARD_LOST``.
+
+    Args:
+        interrupted: an operator stopped the board's host or the farm, so the attempt does not count.
+    """
     if not await _is_active(tx, lease):
         return
     await _end_lease(tx, queue, lease, reason, settings)
     lost = JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True)
-    await _end_job(tx, queue, lease, lost, settings)
+    await _end_job(tx, queue, lease, lost, settings, interrupted=interrupted)
     what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
     doubt = health.Event(what, f"job {lease.job.name} was lost: {reason}")
     await change_board(tx, lease.board, doubt, settings)
@@ -276,15 +288,23 @@ async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: Job
     await _update_board(tx, lease, result, settings)
 
 
-async def _end_job(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
+async def _end_job(
+    tx: Tx,
+    queue: LeaseQueue,
+    lease: LeaseRow,
+    result: JobResult,
+    settings: FarmSettings,
+    *,
+    interrupted: bool = False,
+) -> None:
     """Retry or finish a job after the end of one of its leases. The leases of its other boards end."""
     if lease.part == 0:
-        return await _retry_or_finish(tx, lease, result, settings)
+        return await _retry_or_finish(tx, lease, result, settings, interrupted=interrupted)
     text = f"board {lease.board}: {result.reason or result.outcome or 'the lease ended'}"
     result = result.replace(reason=text)
     for main in await lock_active_leases(tx, "job.id = %(job)s and lease.part = 0", {"job": lease.job.id}):
         await _end_lease(tx, queue, main, text, settings)
-        await _retry_or_finish(tx, main, result, settings, failed_on=lease.board)
+        await _retry_or_finish(tx, main, result, settings, failed_on=lease.board, interrupted=interrupted)
         if main.job.kind is Kind.COMMAND:
             await _doubt_after_command(tx, main, settings)
 
@@ -322,19 +342,29 @@ async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -
 
 
 async def _retry_or_finish(
-    tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings, *, failed_on: str = ""
+    tx: Tx,
+    lease: LeaseRow,
+    result: JobResult,
+    settings: FarmSettings,
+    *,
+    failed_on: str = "",
+    interrupted: bool = False,
 ) -> None:
     """Retry or finish a job after an attempt.
 
     Args:
         failed_on: board of an infrastructure failure; "" for the board of the lease.
+        interrupted: an operator stopped the board's host or the farm, so the attempt does not count.
     """
     job, failed_on = lease.job, failed_on or lease.board
     held = lease.started_at is not None and job.kind is Kind.LEASE
     others = result.infrastructure and await _has_others(tx, job, failed_on, settings)
-    final = policy.decide_after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held, others=others)
+    final = policy.decide_after_attempt(
+        result, job.kind, job.attempts, job.max_attempts, held=held, others=others, interrupted=interrupted
+    )
     if final is None:
-        await queue_again(tx, job, failed_on, result.reason or "infrastructure failure")
+        reason = result.reason or "infrastructure failure"
+        await queue_again(tx, job, failed_on, reason, interrupted=interrupted)
     else:
         await finish(tx, job, final, lease.id)
 

@@ -309,7 +309,14 @@ class _AssignmentRound:
 
 
 def decide_after_attempt(
-    result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False, others: bool = False
+    result: JobResult,
+    kind: Kind,
+    attempts: int,
+    max_attempts: int,
+    *,
+    held: bool = False,
+    others: bool = False,
+    interrupted: bool = False,
 ) -> JobResult | None:
     """Return a job's final result after an attempt, or None to retry.
 
@@ -318,9 +325,13 @@ def decide_after_attempt(
     Args:
         others: True if other matching boards exist on which the job has not failed. ``BOARD_UNFIT`` results then do not
             count as attempts.
+        interrupted: True if an operator stopped the board's host. The attempt then does not count, except for a
+            command, which may have changed something.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
         return result
+    if interrupted and kind is not Kind.COMMAND:
+        return None
     if attempts < max_attempts or (others and result.outcome == Outcome.BOARD_UNFIT.value):
         return None
     reason = f"{result.reason or 'infrastructure failure'} (attempt {attempts} of {max_attempts})"

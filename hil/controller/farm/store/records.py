@@ -76,7 +76,7 @@ class JobRow:
     submission: int
     kind: Kind
     state: JobState
-    attempts: int  # number of leases so far
+    attempts: int  # number of counted leases so far
     max_attempts: int  # limit for leases
     user: str
     project: str

@@ -178,6 +178,13 @@ class BoardStateChange(Record, kw_only=True):
     state: Annotated[str, note("state of the board after the change, or `unknown`")]
 
 
+class HostStateChange(Record, kw_only=True):
+    """Output of `hil farm drain --host` and `hil farm resume --host`."""
+
+    host: str
+    boards: Annotated[dict[str, str], note("board -> state after the change, or `unknown`")]
+
+
 class ReservedBoard(Record, kw_only=True):
     """Output of `hil farm lease --at`."""
 

@@ -50,7 +50,7 @@ class FarmJob(Record, kw_only=True):
     priority: PriorityName
     selector: str
     state: JobStateName
-    attempts: Annotated[Whole, note("number of leases so far")]
+    attempts: Annotated[Whole, note("number of leases so far, without those that a stop of a host interrupted")]
     user: str
     board: Annotated[str, note("current or last board, or empty")]
     pinned: Annotated[str, note("required board; empty for any")] = ""

@@ -58,6 +58,8 @@ class Farm:
         ("cancel", ["17"], ANSWERS["cancel"]),
         ("drain", ["pi"], {"board": "pi", "state": "maintenance"}),
         ("resume", ["gone"], {"board": "gone", "state": "unknown"}),
+        ("drain", ["--host", "host1", "--wait"], {"host": "host1", "boards": {"pi": "maintenance"}}),
+        ("resume", ["--host", "host1"], {"host": "host1", "boards": {"pi": "maintenance"}}),
         ("forget", ["pi"], {"board": "pi", "ended": ["17"]}),
         (
             "token add",
@@ -92,3 +94,40 @@ def test_token_with_right_that_gateway_ignores_is_refused(monkeypatch: pytest.Mo
     monkeypatch.delitem(ANSWERS, "token")
     result = CliRunner().invoke(farm, ["token", "add", "anna", "--role", "submitter", "--right", "power"])
     assert "the gateway does not support the right power, and would ignore it" in str(result.exception)
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, *words: str, boards: Any = lambda: ANSWERS["boards"]) -> Any:
+    class Changing(Farm):
+        def ask(self, what: str, **arguments: Any) -> Any:
+            return parsed(what, boards() if what == "boards" else ANSWERS[what])
+
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", Changing)
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    return CliRunner().invoke(farm, words)
+
+
+def test_drain_waits_for_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.cli.farm.operate.drain._LOOK_SECONDS", 0.0)
+    states = [("draining", "17"), ("draining", "17"), ("maintenance", ""), ("maintenance", "")]
+
+    def read_boards() -> list[dict[str, Any]]:
+        # The first answer is for the choice of the host's boards.
+        state, job = states.pop(0) if len(states) > 1 else states[0]
+        return [board("pi", state, job=job), board("other", "online", host="host2", job="18")]
+
+    done = invoke(monkeypatch, "drain", "--host", "host1", "--wait", boards=read_boards)
+    assert done.stdout == "pi is drained\n"
+    assert done.stderr.count("waiting for job 17 on pi") == 1 and "18" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["drain"], "specify BOARD or --host"),
+        (["resume", "pi", "--host", "host1"], "specify BOARD or --host"),
+        (["drain", "--host", "hots1"], "host 'hots1' not found"),
+    ],
+)
+def test_drain_rejects_unclear_choice(monkeypatch: pytest.MonkeyPatch, words: list[str], text: str) -> None:
+    assert text in str(invoke(monkeypatch, *words).exception)
