@@ -16,7 +16,7 @@ import click
 from hil.controller.cli.help_sections import write_options
 from hil.controller.storage.sources.origin import note_typed
 from hil.core.text import hide_passwords
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # Key for the project file in a command's context, if its run options apply to the command.
 PROJECT = "hil.project"
@@ -123,7 +123,8 @@ class CliCommand(click.Command):
         if not set(args) & set(ctx.help_option_names):
             ctx.meta[_RESUMES] = "--resume" in args
             _use_project(self, ctx)
-        rest = super().parse_args(ctx, args)
+        with _add_context(ctx):
+            rest = super().parse_args(ctx, args)
         if _DEFAULTS in ctx.meta:
             _show_project(self, ctx)
         return rest
@@ -146,6 +147,16 @@ def _without_callbacks(params: Sequence[click.Parameter]) -> Iterator[None]:
             one.callback = callback
 
 
+@contextlib.contextmanager
+def _add_context(ctx: click.Context) -> Iterator[None]:
+    """Add the command to errors of its command line, for the hint."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = error.ctx or ctx
+        raise
+
+
 class CliGroup(click.Group):
     """Group of ``CliCommand`` objects."""
 
@@ -154,7 +165,18 @@ class CliGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
         _check_repeats(self, ctx, args)
-        return super().parse_args(ctx, args)
+        with _add_context(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command name like click. The error for an unknown name suggests a similar name."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            hint = f"{did_you_mean(args[0], known)}{ctx.command_path} --help lists the commands"
+            raise UsageError(f"unknown command `{ctx.command_path} {args[0]}`", hint=hint)
+        return super().resolve_command(ctx, args)
 
 
 def make_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CliCommand]:
@@ -214,7 +236,8 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
     if ctx.resilient_parsing:
         return
-    *_, order = of.make_parser(ctx).parse_args(args=list(args))
+    with _add_context(ctx):
+        *_, order = of.make_parser(ctx).parse_args(args=list(args))
     given: dict[str | None, list[click.Option]] = {}
     for one in order:
         if isinstance(one, click.Option) and not (one.multiple or one.count):
