@@ -51,7 +51,7 @@ from hil.core.board_config import (
 )
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.config_keys import list_keys
-from hil.core.files import read_file
+from hil.core.files import read_file, suggest_path
 from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
@@ -111,7 +111,7 @@ def read_config(path: Path) -> BoardConfig:
     try:
         text = read_file(path, _MAX_TEXT).decode()
     except FileNotFoundError as error:
-        raise UsageError(f"board config not found: {path}") from error
+        raise UsageError(f"board config not found: {path}", hint=suggest_path(path).rstrip()) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_board(text, path)
@@ -349,7 +349,7 @@ def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -
         if name not in known:
             raise UsageError(
                 f"{where} {key}: unknown placeholder {{{name}}}",
-                hint=f"known: {', '.join(f'{{{one}}}' for one in known)}",
+                hint=f"{did_you_mean(name, known)}known: {', '.join(f'{{{one}}}' for one in known)}",
             )
         if name in _SEVERAL and text != f"{{{name}}}":
             raise UsageError(f"{where} {{{name}}} expands to multiple arguments and must be a separate flag")

@@ -32,7 +32,7 @@ from hil.core.board_config import BoardConfig, Connection
 from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
 from hil.core.config_keys import list_keys, remove_links
-from hil.core.files import read_text
+from hil.core.files import read_text, suggest_path
 from hil.core.runtimes import RUNTIMES, choose_runtime
 from hil.core.text import hide_logins
 from hil.core.variables import VARIABLES
@@ -73,7 +73,8 @@ def find_effective_config(
     """
     if model is not None and not path_exists(model):
         raise UsageError(
-            f"model {model} not found", hint="specify the path of a model file or of a SavedModel directory"
+            f"model {model} not found",
+            hint=f"{suggest_path(model)}specify the path of a model file or of a SavedModel directory",
         )
     path = find_project(start)
     project = read_project(path) if path else None

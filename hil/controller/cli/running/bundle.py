@@ -35,6 +35,7 @@ from hil.controller.cli.options import (
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_message
 from hil.controller.cli.usage.candidates import choose_names
 from hil.controller.storage.paths import path_exists
+from hil.core.files import suggest_path
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def import_from(path: Path, form: str, output: Path | None, signing_key: Path | 
     from hil.controller.workloads.bundles.formats import read_format
 
     if not path_exists(path):
-        raise UsageError(f"{path} not found")
+        raise UsageError(f"{path} not found", hint=suggest_path(path).rstrip())
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
     with open_context() as context:
         bundle = read_format(form, path, context=context)

@@ -15,6 +15,7 @@ from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.cli.usage.candidates import complete_boards, complete_flows, complete_runtimes
 from hil.controller.records.decisions.triage import TRIAGE_STATES
+from hil.core.files import suggest_path
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -219,7 +220,10 @@ def _require_file(path: Path) -> None:
     from hil.controller.storage.paths import path_exists
 
     if not path_exists(path):
-        raise UsageError(f"file {path} not found", hint="give another file, or create entries with hil triage set")
+        raise UsageError(
+            f"file {path} not found",
+            hint=f"{suggest_path(path)}give another file, or create entries with hil triage set",
+        )
 
 
 def _print_entries(entries: Sequence[TriageEntry]) -> None:
