@@ -18,12 +18,18 @@ def convert_usage_error(error: click.ClickException) -> UsageError:
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path} --help lists the options" if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
-        params = context.command.get_params(context)
-        similar = did_you_mean(error.option_name, [name for one in params for name in (*one.opts, *one.secondary_opts)])
-        return UsageError(_clean_message(error.message), hint=similar + hint)
+        return UsageError(_clean_message(error.message), hint=_suggest_option(error.option_name, context) + hint)
     if isinstance(error, click.BadParameter) and error.param is not None and error.message:
         return _convert_value_error(error, error.param, hint)
     return UsageError(_clean_message(error.format_message()), hint=hint)
+
+
+def _suggest_option(name: str, context: click.Context) -> str:
+    """Return the start of a hint for an unknown option. Dashes do not count, because all options begin with them."""
+    params = context.command.get_params(context)
+    known = {one.lstrip("-"): one for param in params for one in (*param.opts, *param.secondary_opts)}
+    similar = did_you_mean(name.lstrip("-"), known)
+    return re.sub(r"'([^']*)'", lambda found: repr(known[found[1]]), similar)
 
 
 def _convert_value_error(error: click.BadParameter, param: click.Parameter, hint: str) -> UsageError:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from hil.controller.cli.analysis.layers import shorten_op
 from hil.controller.cli.commands import CliCommand, CliGroup
 from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
@@ -154,3 +155,8 @@ def test_help_lists_both_names_of_an_option():
     text = command.get_help(click.Context(command, info_name="hil suite run"))
     assert "--no-merge" in text
     assert "--merge [" in text
+
+
+def test_layers_shortens_long_list_of_operators():
+    assert shorten_op("Conv+Relu") == "Conv+Relu"
+    assert shorten_op("+".join(["If", *["Unsqueeze"] * 5, "Add"])) == "If+5 more+Add"
