@@ -109,7 +109,11 @@ def _is_resuming(ctx: click.Context) -> bool:
 
 
 class CliCommand(click.Command):
-    """Command that rejects repeated single-value options."""
+    """Command that rejects repeated single-value options, and shows N and X as placeholders for numbers."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        _set_placeholders(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
@@ -132,6 +136,16 @@ class CliCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
         write_options(self.get_params(ctx), ctx, formatter)
+
+
+def _set_placeholders(params: Sequence[click.Parameter]) -> None:
+    """Set the placeholders of numbers in the help, N for whole numbers and X for others, instead of INTEGER RANGE."""
+    for one in params:
+        if isinstance(one, click.Option) and one.metavar is None:
+            if isinstance(one.type, click.types.IntParamType):
+                one.metavar = "N"
+            elif isinstance(one.type, click.types.FloatParamType):
+                one.metavar = "X"
 
 
 @contextlib.contextmanager
@@ -161,6 +175,10 @@ class CliGroup(click.Group):
     """Group of ``CliCommand`` objects."""
 
     command_class = CliCommand
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        _set_placeholders(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""

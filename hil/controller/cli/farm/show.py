@@ -87,7 +87,7 @@ Examples:
     type=click.Choice([state.value for state in JobState]),
     help="Show only jobs in this state. Repeatable.",
 )
-@click.option("--user", default="", metavar="U", help="Show only this user's jobs.")
+@click.option("--user", default="", metavar="USER", help="Show only this user's jobs.")
 @click.option("--mine", is_flag=True, help="Show only your jobs.")
 @click.option("--failed", is_flag=True, help="Show only finished jobs without success.")
 @click.option("--since", default="", metavar="TIME", help="Show only jobs queued after: 2h, 3d, 9:00, mon, 2026-11-30.")
@@ -247,7 +247,7 @@ def top(as_json: bool) -> None:
 
 
 @make_command(epilog="Example: hil farm events --board rpi5")
-@click.option("--board", default="", metavar="B", help="Show only events of this board.")
+@click.option("--board", default="", metavar="NAME", help="Show only events of this board.")
 @click.option("--job", default="", metavar="J", help="Show only events of this job.")
 @limit_option
 @json_option

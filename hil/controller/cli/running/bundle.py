@@ -48,7 +48,11 @@ _sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Pr
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Run only this entry point. Repeatable.")
 _case = click.option(
-    "--case", "cases", multiple=True, metavar="C", help="Run only this case: name, number, or METHOD/NAME. Repeatable."
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this case: name, number, or METHOD/NAME. Repeatable.",
 )
 _key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
@@ -66,7 +70,7 @@ def bundle() -> None:
     "--function",
     "functions",
     multiple=True,
-    metavar="F",
+    metavar="NAME",
     help="Include only this entry point (default: all). Repeatable.",
 )
 @run_options("dims", "compile_flags")

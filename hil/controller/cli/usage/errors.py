@@ -26,7 +26,7 @@ def convert_usage_error(error: click.ClickException) -> UsageError:
 
 def _suggest_option(name: str, context: click.Context) -> str:
     """Return the start of a hint for an unknown option. Dashes do not count, because all options begin with them."""
-    params = context.command.get_params(context)
+    params = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
     known = {one.lstrip("-"): one for param in params for one in (*param.opts, *param.secondary_opts)}
     similar = did_you_mean(name.lstrip("-"), known)
     return re.sub(r"'([^']*)'", lambda found: repr(known[found[1]]), similar)

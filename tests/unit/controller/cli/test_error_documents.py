@@ -121,6 +121,10 @@ def test_invalid_option_value_prints_error_document(path, fail) -> None:
             assert failure.document["error"]["hint"]
 
 
+def test_unknown_option_suggests_no_argument(fail) -> None:
+    assert fail(["board", "add", "--name", "x"]).document["error"]["hint"] == "hil board add --help lists the options"
+
+
 def test_json_of_another_program_is_no_option_of_hil(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("HIL_FARM_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["hil", "farm", "submit", "--select", "sim", "--", "mytool", "--json"])
