@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from hil.controller.cli.main import VERBS, cli
+from hil.controller.cli.main import cli
 
 # Start of an example: variables and `env` may precede `hil`.
 EXAMPLE = re.compile(r"^ *(?:Examples?: *)?(?:env )?(?:[A-Z_]+=\S+ )*hil (?P<words>\S.*)$")
@@ -18,13 +19,13 @@ NUMBERS = (click.Choice, click.types.IntParamType, click.types.FloatParamType)
 
 def list_examples(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the path of each command with its examples."""
-    lines = "\n".join(filter(None, (command.epilog, command.help))).replace("\\\n", "").splitlines()
+    # In a help text, examples are indented. Sentences may also begin with the name of hil.
+    examples = [line for line in inspect.cleandoc(command.help or "").splitlines() if line.startswith("  ")]
+    lines = "\n".join([*examples, *(command.epilog or "").splitlines()]).replace("\\\n", "").splitlines()
     for line in lines:
         found = EXAMPLE.match(line)
         for text in found["words"].split("; hil ") if found else ():
-            # Sentences may also begin with the name of hil.
-            if text.split()[0] in VERBS:
-                yield path, re.split(r" (?:\||&&|>|#|&$) ?", text)[0]
+            yield path, re.split(r" (?:\||&&|>|#|&$) ?", text)[0]
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
