@@ -6,6 +6,7 @@ If an option with a single value is repeated, click uses the last value. These c
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -137,6 +138,17 @@ class CliCommand(click.Command):
         """Write the options in sections."""
         write_options(self.get_params(ctx), ctx, formatter)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.epilog, formatter)
+
+
+def _write_examples(epilog: str | None, formatter: click.HelpFormatter) -> None:
+    """Write the examples without line breaks, so that users can copy them."""
+    lines = inspect.cleandoc(epilog or "").replace("\b\n", "").splitlines()
+    formatter.write_paragraph()
+    formatter.write("".join(f"  {line}".rstrip() + "\n" for line in lines))
+
 
 def _set_placeholders(params: Sequence[click.Parameter]) -> None:
     """Set the placeholders of numbers in the help, N for whole numbers and X for others, instead of INTEGER RANGE."""
@@ -185,6 +197,10 @@ class CliGroup(click.Group):
         _check_repeats(self, ctx, args)
         with _add_context(ctx):
             return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.epilog, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

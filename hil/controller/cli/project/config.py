@@ -1,4 +1,4 @@
-"""`hil config`: show the effective settings."""
+"""`hil config`: show the effective settings, and print schemas of config files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_WIDTH = 40
 
 @group(epilog="Example: hil config show")
 def config() -> None:
-    """Show the settings of commands in this directory."""
+    """Show the settings of commands in this directory, and print schemas of config files."""
 
 
 @config.command(epilog="Example: hil config show net.onnx --board rpi5 --json")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from hil.controller.cli.main import cli
 
@@ -25,7 +26,7 @@ def list_examples(command: click.Command, *path: str) -> Iterator[tuple[tuple[st
     for line in lines:
         found = EXAMPLE.match(line)
         for text in found["words"].split("; hil ") if found else ():
-            yield path, re.split(r" (?:\||&&|>|#|&$) ?", text)[0]
+            yield path, re.split(r" (?:\||&&|>|#|&$) ?", text)[0].strip()
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -60,3 +61,9 @@ def test_example_is_valid(path: tuple[str, ...], example: str) -> None:
         if isinstance(one.type, NUMBERS) and not missing and not (isinstance(one, click.Option) and one.is_flag):
             for value in given if isinstance(given, (list, tuple)) else [given]:
                 one.type.convert(value, one, context)
+
+
+@pytest.mark.parametrize(("path", "example"), EXAMPLES, ids=[text for _, text in EXAMPLES])
+def test_help_prints_example_on_one_line(path: tuple[str, ...], example: str) -> None:
+    done = CliRunner().invoke(cli, [*path, "--help"])
+    assert any(example in line for line in done.stdout.splitlines())
