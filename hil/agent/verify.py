@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hil.agent import runtimes
 from hil.agent.ipc import lay_out
@@ -190,9 +190,8 @@ class _MethodRun:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line. Return the exit code."""
-    options = _make_parser().parse_args(arguments)
     try:
-        return _verify(options)
+        return _verify(_make_parser().parse_args(arguments))
     except KeyboardInterrupt:
         error: HilError = HilError("interrupted")
         code, kind = EXIT_INTERRUPTED, "Interrupted"
@@ -201,15 +200,23 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as failed:
         error = report_crash(failed)
         code, kind = error.exit_code, type(error).__name__
-    if options.as_json:
-        found = {"kind": kind, "message": error.message, "hint": error.hint}
+    if "--json" in arguments:
+        # The fields of hil.controller.records.commands.errors.ErrorDetails.
+        found = {name: getattr(error, name) or "" for name in ("outcome", "hint", "stage", "board", "detail")}
+        found = {"kind": kind, "message": error.message, **found}
         print(json.dumps({"schema": _SCHEMA, "error": found, "exit_code": code}))
     print(f"hil.agent: {error}", file=sys.stderr)
     return code
 
 
+class _VerifyParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError instead of ending the process."""
+        raise UsageError(message, hint=f"{self.prog} --help lists the options")
+
+
 def _make_parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
+    options = _VerifyParser(
         prog="python -m hil.agent verify",
         description="Run every case of a bundle on this machine and compare the outputs with the expected values.",
         epilog="Exit codes: 0 all passed, 1 an output differs, 2 bad bundle or usage, 3 a case failed to run, "

@@ -13,7 +13,7 @@ from hil.compare.criteria import check_outputs, parse_accept
 from hil.compare.tolerance import check_tolerance, fit_tolerance, refuse_vacuous
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec, get_dtype_name, parse_dtype, type_text
-from hil.errors import UsageError, VacuousTolerance
+from hil.errors import UsageError, VacuousTolerance, did_you_mean
 
 # A Python number has no dtype. It is accepted for tensors whose dtype name has one of these prefixes.
 _SUITS: dict[type, tuple[str, ...]] = {
@@ -106,7 +106,10 @@ def _check_tensors(
     if isinstance(given, Mapping):
         names = {spec.name: None for spec in specs}  # a dict keeps the order
         if unknown := [name for name in given if name not in names]:
-            raise UsageError(f"{where}: the method has no {kind} {unknown[0]!r}", hint=f"{kind}s: {wanted}")
+            raise UsageError(
+                f"{where}: the method has no {kind} {unknown[0]!r}",
+                hint=f"{did_you_mean(unknown[0], names)}{kind}s: {wanted}",
+            )
         if missing := [name for name in names if name not in given]:
             raise UsageError(f"{where}: {kind} {missing[0]!r} is missing", hint=f"{kind}s: {wanted}")
         values = [given[name] for name in names]

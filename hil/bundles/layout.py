@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.digest import check, digest_of
-from hil.core.files import MAX_MODEL_BYTES, FileReader
+from hil.core.files import MAX_MODEL_BYTES, FileReader, suggest_path
 from hil.errors import UnreadableFile, UsageError
 
 MAGIC = b"\x89HILB\r\n\x1a"
@@ -127,7 +127,7 @@ def open_reader(path: Path) -> Iterator[FileReader]:
                 raise UsageError(f"{path} has {reader.size} bytes, at most {most} are allowed")
             yield reader
     except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
+        raise UsageError(f"no such file: {path}", hint=suggest_path(path).rstrip()) from error
     except OSError as error:
         raise UnreadableFile(
             f"{path} cannot be read: {error.strerror or error}", reason=error.strerror or str(error)

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hil.compare.measures import Measure, find_measure, measure_names
+from hil.compare.measures import ALIASES, Measure, find_measure, measure_names
 from hil.core.tensors import Array
 from hil.errors import UsageError, VacuousTolerance, did_you_mean
 
@@ -172,7 +172,9 @@ class _CriterionParser:
         if measure is None:
             names = measure_names()
             known = f"one of {', '.join(names)}, python:FILE:FUNCTION"
-            self._refuse(f"unknown criterion {name!r}", at, hint=f"{did_you_mean(name, [*names, 'top5'])}{known}")
+            self._refuse(
+                f"unknown criterion {name!r}", at, hint=f"{did_you_mean(name, [*names, *ALIASES, 'top5'])}{known}"
+            )
         arguments = {**arguments, **self._parse_arguments(measure, found)}
         sign, bound, end = self._parse_bound(found.end())
         if bound is None:

@@ -357,6 +357,6 @@ MEASURES = (
         is_positional=False,
     ),
 )
-_ALIASES = {"ulp": "max_ulp", "sqnr": "sqnr_db", "psnr": "psnr_db"}
+ALIASES = {"ulp": "max_ulp", "sqnr": "sqnr_db", "psnr": "psnr_db"}
 _BY_NAME = {measure.key: measure for measure in MEASURES}
-_BY_NAME |= {alias: _BY_NAME[key] for alias, key in _ALIASES.items()}
+_BY_NAME |= {alias: _BY_NAME[key] for alias, key in ALIASES.items()}

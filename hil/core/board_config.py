@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.core.arithmetic import FLOAT32
+from hil.core.arithmetic import ARITHMETICS, FLOAT32
+from hil.core.config_keys import make_key
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -20,6 +22,11 @@ DEFAULT_FLAGS = (
     "{inputs}",
     "{outputs}",
 )
+# Values of ``kind`` and ``tensors`` in [runtime].
+RUNTIME_KINDS = ("agent", "command")
+TENSOR_FORMATS = ("auto", "bin", "npy")
+# QEMU accepts shifts of -icount up to this number.
+MAX_ICOUNT_SHIFT = 10
 PLACEHOLDER = re.compile(r"\{(\w*)\}")
 
 
@@ -27,54 +34,73 @@ PLACEHOLDER = re.compile(r"\{(\w*)\}")
 class Connection:
     """Connection settings for a board. Paths are relative to the config."""
 
-    # An agent's ``unix:PATH`` or ``HOST:PORT``; for SSH ``USER@HOST[:PORT]`` or ``ssh:ALIAS``. "" if ``--board``
-    # specifies the address, and for simulators.
-    address: str = ""
-    # token_file, ca, cert, key: token file and PEM files for an agent that listens on a port.
-    token_file: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    identity: str = ""  # SSH private key; "" uses the ssh agent, the ssh config and default keys
-    known_hosts: str = ""  # file with pinned host keys; "" uses the user's known_hosts
-    accept_new_host_key: bool = False
-    host_key: str = (
-        ""  # required fingerprint of the SSH host key (``SHA256:...``), which hil pins; "" for any pinned key
+    address: str = make_key(
+        "",
+        "Address: the agent's `unix:PATH` or `HOST:PORT`; `USER@HOST[:PORT]` or `ssh:ALIAS` for SSH; or "
+        "`farm:SELECTOR`. Without an address, the config describes a kind of board or a simulator.",
     )
-    folder: str = ""  # hil's directory on the board; "" means ``.hil`` in the login's home
-    fence: int = 0  # fence for opening sessions; the board rejects a fence below its own as stale; 0 disables fencing
-    lease: str = ""  # lease text for results: holder and farm; "" without a farm
+    token_file: str = make_key("", "File with the agent's token.")
+    ca: str = make_key("", "Certificate authority (PEM) of the agent's certificate; enables TLS.")
+    cert: str = make_key("", "Client certificate (PEM) for mutual TLS.")
+    key: str = make_key("", "Private key (PEM) of the client certificate.")
+    identity: str = make_key("", "SSH: private key.", unset="the ssh agent, the ssh config and the usual keys")
+    known_hosts: str = make_key("", "SSH: file with pinned host keys.", unset="the user's file")
+    accept_new_host_key: bool = make_key(False, "SSH: pin the key of a new host.")
+    host_key: str = make_key(
+        "",
+        "SSH: required fingerprint of the host key (`SHA256:...`). hil pins this key, and rejects other keys.",
+        unset="any pinned key",
+    )
+    folder: str = make_key("", "SSH: hil's directory on the board.", unset="`.hil` in the login's home")
+    fence: int = make_key(
+        0,
+        "[Fence](protocol.md#session-and-fence) number of sessions. After a session with this number, the board "
+        "rejects sessions with a lower number. 0 disables the fence.",
+        bounds=(0, (1 << 63) - 1),
+    )
+    lease: str = make_key(
+        "", "[Farm](farm.md) lease data. hil sets this key for a leased board, and records the data in results."
+    )
 
 
 @dataclass(frozen=True)
 class AccessList:
     """Users and groups of a farm that may use the board. Without both, everyone may use the board."""
 
-    users: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    users: tuple[str, ...] = make_key((), "In a [farm](farm-access.md): these users may use the board.")
+    groups: tuple[str, ...] = make_key(
+        (), "In a [farm](farm-access.md): users with one of these groups may use the board."
+    )
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """Simulated device: memory limit for a program (bytes, 0 is unlimited), arithmetic ("" is float32), faults.
+    """Simulated device.
 
     The simulated arithmetic may differ from the declared arithmetic (:attr:`BoardConfig.arithmetic`), like on
     a board with a defect.
     """
 
-    memory_limit: int = 0
-    arithmetic: str = ""
-    faults: tuple[str, ...] = ()
+    memory_limit: int = make_key(0, "Maximum memory for a program and tensors, in bytes; 0 disables the limit.")
+    arithmetic: str = make_key(
+        "", "Simulated [arithmetic](simulator-arithmetic.md).", values=ARITHMETICS, unset="`float32`"
+    )
+    faults: tuple[str, ...] = make_key((), "List of [faults](simulator.md#faults).")
 
 
 @dataclass(frozen=True)
 class Labgrid:
     """Board managed by labgrid. The farm's host acquires the place, which has the SSH address and power switch."""
 
-    place: str = ""  # name; "" means not managed by labgrid
-    coordinator: str = ""  # ``HOST:PORT``; "" uses ``LG_COORDINATOR``, then labgrid's default
-    service: str = ""  # name of the ``NetworkService`` to use if the place has more than one service
-    client: str = "labgrid-client"
+    place: str = make_key(
+        "",
+        "Place name at a [labgrid](https://labgrid.readthedocs.io) coordinator. A farm host acquires the place. If the "
+        "config sets no address or no power switch, the host uses the SSH address (`NetworkService`) or the power "
+        "switch from labgrid.",
+    )
+    coordinator: str = make_key("", "`HOST:PORT` of the coordinator.", unset="`LG_COORDINATOR`, then labgrid's default")
+    service: str = make_key("", "`NetworkService` name, if the place has more than one.")
+    client: str = make_key("labgrid-client", "labgrid's command (install with `uv tool install labgrid`).")
 
 
 @dataclass(frozen=True)
@@ -99,9 +125,9 @@ class Power:
     """The ``[power]`` table."""
 
     hooks: Mapping[str, Command | Http] = field(default_factory=dict)
-    delay: float = 2.0  # seconds between off and on if no cycle hook exists
-    boot_s: float = 120.0  # boot timeout in seconds
-    timeout_s: float = 60.0  # hook timeout in seconds
+    delay: float = make_key(2.0, "Seconds between `off` and `on`, if the table has no `cycle`.")
+    boot_s: float = make_key(120.0, "Boot timeout, in seconds.")
+    timeout_s: float = make_key(60.0, "Timeout of an action, in seconds.")
 
     def can(self, action: str) -> bool:
         """Return True if a hook exists for the action. The hooks off and on together also serve as a cycle."""
@@ -119,41 +145,58 @@ class BoardCommand:
 class Recover:
     """The ``[recover]`` table: steps to recover a stuck board."""
 
-    # Actions from [power] and commands, in the order to try.
-    steps: tuple[str | Command | BoardCommand, ...] = ()
-    timeout_s: float = 60.0  # timeout per command, in seconds
+    steps: tuple[str | Command | BoardCommand, ...] = make_key(
+        (),
+        "[Steps](board-failures.md#when-a-board-is-stuck) to recover a stuck board, in this order: actions of "
+        "`[power]`, commands on this machine, and commands on the board.",
+        unset="`reset` and `cycle` of `[power]`",
+    )
+    timeout_s: float = make_key(60.0, "Timeout of a command, in seconds.")
 
 
 @dataclass(frozen=True)
 class MeasureCommands:
     """The ``[measure]`` table: commands before and after a measurement."""
 
-    before: tuple[Command | BoardCommand, ...] = ()
-    after: tuple[Command | BoardCommand, ...] = ()
-    timeout_s: float = 60.0  # timeout per command, in seconds
+    before: tuple[Command | BoardCommand, ...] = make_key(
+        (), "[Commands](conditions.md#prepare-the-board) before a measurement, on this machine or on the board."
+    )
+    after: tuple[Command | BoardCommand, ...] = make_key((), "Commands after a measurement.")
+    timeout_s: float = make_key(60.0, "Timeout of a command, in seconds.")
 
 
 @dataclass(frozen=True)
 class RuntimeCommand:
     """Settings to run programs on a board without an agent."""
 
-    # ``agent``: hil's agent runs programs if the board supports it; ``command``: always use this command.
-    kind: str = "agent"
-    program: str = ""  # program on the board, by name or path; "" is the ``iree-run-module`` that hil installs
-    file: str = ""  # program on the host, relative to the config, that hil installs instead of ``program``
-    # Arguments. hil substitutes ``{device}``, ``{module}``, ``{function}`` and ``{folder}`` (the run's directory, which
-    # is the working directory). A flag ``{inputs}``, ``{outputs}`` or ``{parameters}`` expands to an argument per
-    # tensor.
-    flags: tuple[str, ...] = DEFAULT_FLAGS
-    # Input argument: ``{value}`` is an iree-run-module value (``2x3xf32=@FILE``, ``@FILE.npy`` or a number), ``{type}``
-    # is ``2x3xf32``, ``{file}`` is a file.
-    input: str = "--input={value}"
-    output: str = "--output=@{file}"  # output argument; ``{file}`` is the file to write
-    parameter: str = "--parameters={scope}={file}"  # argument for a weights file: ``{scope}`` and ``{file}``
-    # Tensor file format: ``bin`` (raw elements), ``npy``, or ``auto`` (best format for iree-run-module).
-    tensors: str = "auto"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""  # runtime version for the record; "" if unknown
+    kind: str = make_key(
+        "agent",
+        "`agent`: hil's agent runs programs if the board supports it; `command`: always use this command.",
+        values=RUNTIME_KINDS,
+    )
+    program: str = make_key(
+        "", "Program on the board: a name or an absolute path.", unset="the `iree-run-module` that hil installs"
+    )
+    file: str = make_key("", "Program on the host, relative to the config, that hil installs instead of `program`.")
+    flags: tuple[str, ...] = make_key(
+        DEFAULT_FLAGS,
+        "Arguments. hil replaces `{device}`, `{module}`, `{function}` and `{folder}` (working directory of the run). A "
+        "flag `{inputs}`, `{outputs}` or `{parameters}` becomes an argument per tensor.",
+    )
+    input: str = make_key(
+        "--input={value}",
+        "Argument of an input: `{value}` is a value of iree-run-module (`2x3xf32=@FILE`, `@FILE.npy` or a number), "
+        "`{type}` is `2x3xf32`, `{file}` is a file.",
+    )
+    output: str = make_key("--output=@{file}", "Argument of an output; the program writes `{file}`.")
+    parameter: str = make_key("--parameters={scope}={file}", "Argument of a weights file: `{scope}` and `{file}`.")
+    tensors: str = make_key(
+        "auto",
+        "Format of tensor files: `bin` (raw elements), `npy`, or `auto` (the best format for iree-run-module).",
+        values=TENSOR_FORMATS,
+    )
+    environment: Mapping[str, str] = make_key(dict, "Environment variables of the program.")
+    version: str = make_key("", "Version of the runtime, for results.", unset="unknown")
 
     @property
     def is_ours(self) -> bool:
@@ -172,19 +215,38 @@ class RuntimeCommand:
 class BoardConfig:
     """Parsed board config."""
 
-    name: str
-    hw_type: str  # hardware type; ``sim...`` for simulators
-    description: str = ""
-    runtime: str = DEFAULT_RUNTIME
-    arithmetic: str = ""  # arithmetic for all runtimes: float16, ...; "" is float32
-    # runtime -> arithmetic that overrides ``arithmetic`` (table ``[arithmetic]``).
-    arithmetics: Mapping[str, str] = field(default_factory=dict)
-    # For an emulated board whose clock counts instructions: an instruction takes ``2**icount_shift`` ns; -1 for others.
-    icount_shift: int = -1
-    devices: Mapping[str, str] = field(default_factory=dict)
-    # compiler -> flags, including target flags.
-    compile_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    name: str = make_key(dataclasses.MISSING, "Name in results.", unset="the file's name")
+    hw_type: str = make_key(
+        dataclasses.MISSING,
+        "Hardware type; `sim...` for simulators. Must match `--runtime-hw-type` if both are set.",
+        unset="the file's name",
+    )
+    description: str = make_key("", "Text for people.")
+    runtime: str = make_key(DEFAULT_RUNTIME, "Default runtime.")
+    arithmetic: str = make_key(
+        "",
+        "Arithmetic of the board for all runtimes, which sets the [tolerances](arithmetic.md).",
+        values=ARITHMETICS,
+        unset="`float32`",
+    )
+    arithmetics: Mapping[str, str] = make_key(dict, "Arithmetic for this runtime only.", values=ARITHMETICS)
+    icount_shift: int = make_key(
+        -1,
+        "For an [emulated board](instructions.md#emulated-boards) whose clock counts instructions: an instruction "
+        "takes `2^icount_shift` ns.",
+        bounds=(0, MAX_ICOUNT_SHIFT),
+        unset="the clock measures time",
+    )
+    devices: Mapping[str, str] = make_key(
+        dict,
+        'Required [device](placement.md) for this runtime; with `""`, the runtime chooses the device. If a config has '
+        'this table, hil rejects runtimes that the table does not list. The key `"*"` applies to all other built-in '
+        "runtimes.",
+    )
+    compile_flags: Mapping[str, tuple[str, ...]] = make_key(
+        dict, "List of flags for this compiler, including the target; `--compile-flag` adds more."
+    )
+    labels: Mapping[str, Any] = make_key(dict, "Label to select boards.")
     access: AccessList = AccessList()
     connection: Connection = Connection()
     # Settings to run programs without an agent (table ``[runtime]``).

@@ -25,15 +25,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
     ACTIONS,
+    MAX_ICOUNT_SHIFT,
     PLACEHOLDER,
+    RUNTIME_KINDS,
+    TENSOR_FORMATS,
     AccessList,
     BoardCommand,
     BoardConfig,
@@ -48,7 +51,8 @@ from hil.core.board_config import (
     Simulator,
 )
 from hil.core.config_files import list_trusted_settings, parse_toml
-from hil.core.files import read_file
+from hil.core.config_keys import list_keys
+from hil.core.files import read_file, suggest_path
 from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
@@ -67,12 +71,11 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a table of strings",
     ),
 }
-_BOARD = ("name", "hw_type", "description", "runtime", "arithmetic", "icount_shift")
-# QEMU accepts shifts of -icount up to this number.
-_MAX_ICOUNT_SHIFT = 10
+# Keys of [board]. The other fields of BoardConfig are tables.
+BOARD_KEYS = ("name", "hw_type", "description", "runtime", "arithmetic", "icount_shift")
 # Key in [devices] for all runtimes of hil that the table does not name.
 _OTHERS = "*"
-_TABLES = {
+BOARD_TABLES = {
     "board",
     "arithmetic",
     "devices",
@@ -92,8 +95,6 @@ _MAX_TEXT = 1 << 20
 _MAX_NAME = 100
 # Maximum for timeouts in a board config.
 _DAY_SECONDS = 86400.0
-KINDS = ("agent", "command")
-TENSORS = ("auto", "bin", "npy")
 # Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
 _SEVERAL = ("inputs", "outputs", "parameters")
 _PLACEHOLDERS = {
@@ -126,7 +127,7 @@ def read_config(path: Path) -> BoardConfig:
     try:
         text = read_file(path, _MAX_TEXT).decode()
     except FileNotFoundError as error:
-        raise UsageError(f"board config not found: {path}") from error
+        raise UsageError(f"board config not found: {path}", hint=suggest_path(path).rstrip()) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse_board(text, path)
@@ -149,13 +150,12 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             raise UsageError(f"{path}: [{name}] must be a table")
         return value
 
-    for name in data.keys() - _TABLES:
-        hint = f"{did_you_mean(name, _TABLES)}known tables: {', '.join(sorted(_TABLES))}"
+    for name in data.keys() - BOARD_TABLES:
+        hint = f"{did_you_mean(name, BOARD_TABLES)}known tables: {', '.join(sorted(BOARD_TABLES))}"
         raise UsageError(f"{path}: unknown table [{name}]", hint=hint)
     board = get_table("board")
-    for name in board.keys() - _BOARD:
-        hint = f"{did_you_mean(name, _BOARD)}known keys: {', '.join(_BOARD)}"
-        raise UsageError(f"{path}: [board]: unknown key {name!r}", hint=hint)
+    for name in board.keys() - set(BOARD_KEYS):
+        _reject_key(f"{path}: [board]", name, BOARD_KEYS)
     board = {"name": path.stem, "hw_type": path.stem, **board}
     devices = _check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
@@ -163,8 +163,8 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         devices |= {name: own_choice for name in list_known_runtimes() if name not in devices}
     arithmetics = _check_type(get_table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
     simulator = _make(Simulator, get_table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
-    if (shift := board.get("icount_shift", 0)) not in range(_MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):
-        raise UsageError(f"{path}: [board] icount_shift must be a whole number from 0 to {_MAX_ICOUNT_SHIFT}")
+    if (shift := board.get("icount_shift", 0)) not in range(MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):
+        raise UsageError(f"{path}: [board] icount_shift must be a whole number from 0 to {MAX_ICOUNT_SHIFT}")
     check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
     check_arithmetic(simulator.arithmetic if simulator else "", f"{path}: [simulator] arithmetic")
     for runtime, name in arithmetics.items():
@@ -206,9 +206,13 @@ def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     allowed = {one.name: str(one.type) for one in fields(kind)}
     for key in values:
         if key not in allowed:
-            hint = f"{did_you_mean(key, allowed)}known keys: {', '.join(allowed)}"
-            raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
+            _reject_key(where, key, allowed)
     return kind(**{key: _check_type(value, allowed[key], f"{where} {key}") for key, value in values.items()})
+
+
+def _reject_key(where: str, key: str, known: Collection[str]) -> NoReturn:
+    hint = f"{did_you_mean(key, known)}known keys: {', '.join(known)}"
+    raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
 
 
 def _check_type(value: Any, kind: str, where: str) -> Any:
@@ -246,10 +250,7 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
                 f"{where}: [power] defines {action!r} twice", hint=f"remove one of {action} and cmd_{action}"
             )
         else:
-            takes = ", ".join((*ACTIONS, *Power.__dataclass_fields__))
-            raise UsageError(
-                f"{where}: [power]: unknown key {key!r}", hint=f"known keys: {takes.replace('hooks, ', '')}"
-            )
+            _reject_key(f"{where}: [power]", key, (*ACTIONS, *list_keys(Power)))
     return Power(hooks, **seconds)
 
 
@@ -260,8 +261,8 @@ def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recove
         UsageError: a key or step is unknown, or ``[power]`` lacks an action.
     """
     values = {"steps": [], "timeout_s": Recover.timeout_s, **table}
-    for key in values.keys() - {"steps", "timeout_s"}:
-        raise UsageError(f"{where}: [recover]: unknown key {key!r}", hint="known keys: steps, timeout_s")
+    for key in values.keys() - list_keys(Recover).keys():
+        _reject_key(f"{where}: [recover]", key, list_keys(Recover))
     seconds = _parse_timeout(values["timeout_s"], f"{where}: [recover] timeout_s")
     if not isinstance(values["steps"], list):
         raise UsageError(f"{where}: [recover] steps must be a list")
@@ -278,8 +279,8 @@ def _parse_timeout(value: Any, where: str) -> float:
 def parse_measure(table: Mapping[str, Any], where: Path) -> MeasureCommands:
     """Parse the ``[measure]`` table. Raises UsageError for an unknown key or command."""
     values = {"before": [], "after": [], "timeout_s": MeasureCommands.timeout_s, **table}
-    for key in values.keys() - {"before", "after", "timeout_s"}:
-        raise UsageError(f"{where}: [measure]: unknown key {key!r}", hint="known keys: before, after, timeout_s")
+    for key in values.keys() - list_keys(MeasureCommands).keys():
+        _reject_key(f"{where}: [measure]", key, list_keys(MeasureCommands))
     seconds = _parse_timeout(values["timeout_s"], f"{where}: [measure] timeout_s")
     steps: dict[str, tuple[Command | BoardCommand, ...]] = {}
     for key in ("before", "after"):
@@ -345,7 +346,7 @@ def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
         texts = getattr(runtime, key)
         for text in texts if isinstance(texts, tuple) else [texts]:
             _check_placeholders(where, key, known, text)
-    for key, allowed in (("kind", KINDS), ("tensors", TENSORS)):
+    for key, allowed in (("kind", RUNTIME_KINDS), ("tensors", TENSOR_FORMATS)):
         if getattr(runtime, key) not in allowed:
             raise UsageError(
                 f"{where} {key} is {getattr(runtime, key)!r}", hint=f"expected one of {', '.join(allowed)}"
@@ -365,7 +366,7 @@ def _check_placeholders(where: str, key: str, known: Sequence[str], text: str) -
         if name not in known:
             raise UsageError(
                 f"{where} {key}: unknown placeholder {{{name}}}",
-                hint=f"known: {', '.join(f'{{{one}}}' for one in known)}",
+                hint=f"{did_you_mean(name, known)}known: {', '.join(f'{{{one}}}' for one in known)}",
             )
         if name in _SEVERAL and text != f"{{{name}}}":
             raise UsageError(f"{where} {{{name}}} expands to multiple arguments and must be a separate flag")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import secrets
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from hil.core.cancellation import check_cancelled
 from hil.core.digest import DEFAULT, make_hasher
-from hil.errors import UnreadableFile, UsageError
+from hil.errors import UnreadableFile, UsageError, did_you_mean
 
 # Size limit for hand-written text such as configs, flag files and lists.
 MAX_TEXT_BYTES = 16 << 20
@@ -25,6 +26,8 @@ MAX_MODEL_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 # Bytes to read from a log when quoting its end.
 MAX_LOG_BYTES = 1 << 20
 _PIECE = 1 << 20
+# Maximum number of names in a directory to compare with the name of a missing file.
+_MAX_NAMES = 2000
 _DIGEST_PIECE = 4 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -283,3 +286,12 @@ def _make_invalid_error(path: Path, error: ValueError) -> UnreadableFile:
 
 def _make_unreadable_error(path: str, reason: str) -> UnreadableFile:
     return UnreadableFile(f"{path} {reason}", reason=f"it {reason}")
+
+
+def suggest_path(path: Path) -> str:
+    """Return the start of a hint for a missing path, ``did you mean 'models/net.onnx'? ``; "" without similar names."""
+    try:
+        names = [one.name for one in itertools.islice(path.parent.iterdir(), _MAX_NAMES) if one.name != path.name]
+    except (OSError, ValueError):
+        return ""
+    return did_you_mean(str(path), [str(path.parent / name) for name in sorted(names)]) if path.name else ""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.core.file_tensor import FileTensor, OpenFile, make_contiguous_strides
-from hil.core.files import open_file
+from hil.core.files import open_file, suggest_path
 from hil.core.tensors import ML_DTYPES, Array, parse_dtype
 from hil.errors import UsageError
 
@@ -287,7 +287,7 @@ def _convert_read_errors(path: Path, form: str, where: str = "") -> Iterator[Non
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
+        raise UsageError(f"no such file: {path}", hint=suggest_path(path).rstrip()) from error
     except OSError as error:
         raise UsageError(f"{path} is not a readable {form} file: {error.strerror or error}") from error
     except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:

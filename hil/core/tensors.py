@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hil.errors import LoadFailed, UsageError
+from hil.errors import LoadFailed, UsageError, did_you_mean
 
 Array = npt.NDArray[Any]
 Dim: TypeAlias = "int | str | None"
@@ -49,7 +49,7 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
         resolved: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return resolved
-    raise UsageError(f"unknown dtype {name!r}", hint=f"expected one of {', '.join(DTYPES)}")
+    raise UsageError(f"unknown dtype {name!r}", hint=f"{did_you_mean(name, DTYPES)}expected one of {', '.join(DTYPES)}")
 
 
 def get_float_limits(dtype: Any) -> Any:
@@ -81,7 +81,10 @@ def get_dtype_name(dtype: Any) -> str:
 def _find_dtype_name(resolved: np.dtype[Any]) -> str:
     name = "string" if resolved.kind in "OUT" else resolved.name
     if name not in DTYPES:
-        raise UsageError(f"tensors of dtype {resolved} are not supported", hint=f"expected one of {', '.join(DTYPES)}")
+        raise UsageError(
+            f"tensors of dtype {resolved} are not supported",
+            hint=f"{did_you_mean(name, DTYPES)}expected one of {', '.join(DTYPES)}",
+        )
     return name
 
 

@@ -101,7 +101,7 @@ def test_layers_handles_open_dimensions(hil, tmp_path):
     ("arguments", "word"),
     [
         (("nothing.onnx",), "no such file"),
-        ((DIGITS / "digits_cnn.onnx", "--group", "each"), "is not one of"),
+        ((DIGITS / "digits_cnn.onnx", "--group", "each"), "expected one of"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv3"), "did you mean 'conv"),
         ((DIGITS / "digits_cnn.onnx", "--from", "conv2", "--to", "conv1"), "'conv1' does not depend on 'conv2'"),
         ((DIGITS / "digits_cnn.onnx", "--save", "/proc/no"), "cannot write to"),

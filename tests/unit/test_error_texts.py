@@ -17,6 +17,7 @@ _TESTS = {"startswith", "endswith", "find", "index", "count", "search", "match",
 # File -> the library that reports causes by text only, or why the text does not decide anything.
 _ALLOWED = {
     "hil/agent/runtimes/executorch.py": "ExecuTorch",
+    "hil/controller/cli/usage/errors.py": "click",
     "hil/controller/devices/ssh/paramiko/connect.py": "paramiko",
     "hil/controller/devices/ssh/paramiko/transport.py": "paramiko",
     "hil/controller/models/tensorflow/source.py": "Keras",

@@ -6,6 +6,7 @@ If an option with a single value is repeated, click uses the last value. These c
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 from hil.controller.cli.help_sections import write_options
 from hil.controller.storage.sources.origin import note_typed
 from hil.core.text import hide_passwords
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # Key for the project file in a command's context, if its run options apply to the command.
 PROJECT = "hil.project"
@@ -109,7 +110,11 @@ def _is_resuming(ctx: click.Context) -> bool:
 
 
 class CliCommand(click.Command):
-    """Command that rejects repeated single-value options."""
+    """Command that rejects repeated single-value options, and shows N and X as placeholders for numbers."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        _set_placeholders(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
@@ -123,7 +128,8 @@ class CliCommand(click.Command):
         if not set(args) & set(ctx.help_option_names):
             ctx.meta[_RESUMES] = "--resume" in args
             _use_project(self, ctx)
-        rest = super().parse_args(ctx, args)
+        with _add_context(ctx):
+            rest = super().parse_args(ctx, args)
         if _DEFAULTS in ctx.meta:
             _show_project(self, ctx)
         return rest
@@ -131,6 +137,27 @@ class CliCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections."""
         write_options(self.get_params(ctx), ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.epilog, formatter)
+
+
+def _write_examples(epilog: str | None, formatter: click.HelpFormatter) -> None:
+    """Write the examples without line breaks, so that users can copy them."""
+    lines = inspect.cleandoc(epilog or "").replace("\b\n", "").splitlines()
+    formatter.write_paragraph()
+    formatter.write("".join(f"  {line}".rstrip() + "\n" for line in lines))
+
+
+def _set_placeholders(params: Sequence[click.Parameter]) -> None:
+    """Set the placeholders of numbers in the help, N for whole numbers and X for others, instead of INTEGER RANGE."""
+    for one in params:
+        if isinstance(one, click.Option) and one.metavar is None:
+            if isinstance(one.type, click.types.IntParamType):
+                one.metavar = "N"
+            elif isinstance(one.type, click.types.FloatParamType):
+                one.metavar = "X"
 
 
 @contextlib.contextmanager
@@ -146,15 +173,44 @@ def _without_callbacks(params: Sequence[click.Parameter]) -> Iterator[None]:
             one.callback = callback
 
 
+@contextlib.contextmanager
+def _add_context(ctx: click.Context) -> Iterator[None]:
+    """Add the command to errors of its command line, for the hint."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = error.ctx or ctx
+        raise
+
+
 class CliGroup(click.Group):
     """Group of ``CliCommand`` objects."""
 
     command_class = CliCommand
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        _set_placeholders(self.params)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Raises UsageError if a single-value option is repeated."""
         _check_repeats(self, ctx, args)
-        return super().parse_args(ctx, args)
+        with _add_context(ctx):
+            return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        _write_examples(self.epilog, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a command name like click. The error for an unknown name suggests a similar name."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            hint = f"{did_you_mean(args[0], known)}{ctx.command_path} --help lists the commands"
+            raise UsageError(f"unknown command `{ctx.command_path} {args[0]}`", hint=hint)
+        return super().resolve_command(ctx, args)
 
 
 def make_command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CliCommand]:
@@ -214,7 +270,8 @@ def _show_project(command: click.Command, ctx: click.Context) -> None:
 def _check_repeats(of: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
     if ctx.resilient_parsing:
         return
-    *_, order = of.make_parser(ctx).parse_args(args=list(args))
+    with _add_context(ctx):
+        *_, order = of.make_parser(ctx).parse_args(args=list(args))
     given: dict[str | None, list[click.Option]] = {}
     for one in order:
         if isinstance(one, click.Option) and not (one.multiple or one.count):

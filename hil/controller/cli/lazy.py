@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import CliGroup
-from hil.errors import UsageError, did_you_mean
+from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -40,14 +40,6 @@ class LazyGroup(CliGroup):
             raise UsageError(f"hil {cmd_name} requires {name}, which is not installed", hint=hint) from error
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command name like click. The error for an unknown name suggests a similar name."""
-        if args[0] not in self._table and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(args[0], self._table).capitalize()}".strip())
-        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Complete a command's name without loading the commands."""

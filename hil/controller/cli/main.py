@@ -36,7 +36,7 @@ VERBS = {
     "reduce": ("analysis.reduce", "Reduce a failing model to the smallest model with the same failure."),
     "suite": ("running.suite", "Run suites of models and layers, with expected failures and reports."),
     "study": ("running.study", "Run training steps through multiple compilers, stage by stage."),
-    "flows": ("flows", "List the flows: compiler, options, quantisation and runtime by name."),
+    "flows": ("flows", "List the flows: compiler, options, quantization and runtime by name."),
     "trace": ("running.trace", "Replay a stored trace on a board; compare and show traces."),
     "bundle": ("running.bundle", "Bundle a program with test cases in a file, and check boards with it."),
     "new-plugin": ("plugins.new_plugin", "Create a package that adds a chip, board or reference."),
@@ -50,7 +50,7 @@ VERBS = {
     "web": ("stored.web", "Show stored results in a browser."),
     "triage": ("stored.triage", "Record who owns a failure, and which failures are known."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
-    "config": ("project.config", "Show the effective settings and their sources."),
+    "config": ("project.config", "Show the effective settings, and print schemas of config files."),
     "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),
     "cache": ("stored.cache", "List and clean the cache of compiled programs and reference results."),
     "help": ("usage.help", "Show the help of a command."),
@@ -177,7 +177,7 @@ def call() -> int:
             print(f"hil: cannot write: {error.strerror}", file=sys.stderr)
             code = EXIT_USAGE
         elif error.errno in _OF_A_NAME and error.filename:
-            code = _report(f"{os.fsdecode(error.filename)}: {error.strerror}", "--json" in sys.argv, EXIT_USAGE)
+            code = _report(f"{os.fsdecode(error.filename)}: {error.strerror}", _wants_json(), EXIT_USAGE)
         else:
             code = _report_crash(error)
     except Exception as error:
@@ -189,7 +189,7 @@ def _report_crash(error: Exception) -> int:
     from hil.core.crash import report_crash
 
     internal = report_crash(error)
-    return _report(internal.message, "--json" in sys.argv, internal.exit_code, kind="InternalError", error=internal)
+    return _report(internal.message, _wants_json(), internal.exit_code, kind="InternalError", error=internal)
 
 
 def _stop_writing() -> None:
@@ -199,7 +199,7 @@ def _stop_writing() -> None:
 
 def _run() -> int:
     """Run the command and return the exit code."""
-    wants_json = "--json" in sys.argv
+    wants_json = _wants_json()
     try:
         if instruction := os.environ.get(_COMPLETE):
             from hil.controller.cli.usage.completion import print_completion
@@ -211,8 +211,14 @@ def _run() -> int:
         # CPython remembers an unhandled Ctrl-C inside an exec (dataclasses use exec). Then `python -m` ends by this
         # signal, regardless of the exit code. A second exec resets this state.
         exec("")
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = EXIT_USAGE
     except click.ClickException as error:
-        code = _report(error.format_message(), wants_json, 2, usage=error)
+        from hil.controller.cli.usage.errors import convert_usage_error
+
+        converted = convert_usage_error(error)
+        code = _report(converted.message, wants_json, EXIT_USAGE, error=converted)
     except HilError as error:
         code = _report(error.message, wants_json, error.exit_code, kind=type(error).__name__, error=error)
     except SystemExit as ended:
@@ -221,13 +227,18 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _wants_json() -> bool:
+    """Return True if the command has the option ``--json``, before the ``--`` of a command for another program."""
+    words = sys.argv[1:]
+    return "--json" in words[: words.index("--") if "--" in words else None]
+
+
 def _report(
     text: str,
     wants_json: bool,
     code: int,
     *,
     kind: str = "UsageError",
-    usage: click.ClickException | None = None,
     error: HilError | None = None,
 ) -> int:
     """Report an error: as text on stderr, and with ``--json`` as a document on stdout."""
@@ -236,12 +247,9 @@ def _report(
 
         details = ErrorDetails(kind=kind, message=text, **{name: getattr(error, name, "") or "" for name in _FIELDS})
         print(json.dumps({"schema": 1, **ErrorDocument(error=details, exit_code=code).to_json()}))
-    if usage is not None:
-        usage.show()
-    else:
-        print(f"hil: {error or text}", file=sys.stderr)
-        for line in error.detail.strip().splitlines()[-_DETAIL_LINES:] if error else ():
-            print(f"    {line}", file=sys.stderr)
+    print(f"hil: {error or text}", file=sys.stderr)
+    for line in error.detail.strip().splitlines()[-_DETAIL_LINES:] if error else ():
+        print(f"    {line}", file=sys.stderr)
     return code
 
 

@@ -344,7 +344,7 @@ def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]
         callback=None if repeats else check_once,
         default=[default] if default else [],
         show_default=bool(default),
-        metavar="F",
+        metavar="FLOW",
         shell_complete=complete_flows,
         help=f"Flow name (hil flows), FILE or FILE:NAME{more}.",
     )

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.pipeline.settings.history_settings import TABLE, HistorySettings, read_history_table
 from hil.controller.storage.history.place import HistoryPlace
 from hil.core.config_files import parse_toml
+from hil.core.config_keys import list_keys, make_key
 from hil.core.files import read_text
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 _DAY_SECONDS = 86400.0
 # TOML integers have any length, but floats cannot represent all of them.
 _MAX_LIMIT = 10**15
+_NO_LIMIT = "no limit"
 _LIMITS, _USERS = "limits", "users"
+TABLES = ("terms", _LIMITS, TABLE)
 
 
 @dataclass(frozen=True)
 class UserLimits:
     """Limits of a user; infinity for no limit."""
 
-    boards: float = math.inf  # boards that the user's jobs and leases use at once
-    queued: float = math.inf  # waiting jobs
-    lease_hours: float = math.inf  # longest lease or reservation
+    boards: float = make_key(math.inf, "Boards that the user's jobs and leases use at once.", unset=_NO_LIMIT)
+    queued: float = make_key(math.inf, "Waiting jobs.", unset=_NO_LIMIT)
+    lease_hours: float = make_key(math.inf, "Longest lease or reservation, in hours.", unset=_NO_LIMIT)
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,28 @@ class FarmLimits:
 class FarmSettings:
     """Farm settings, in seconds unless noted."""
 
-    lease_s: float = 6.0  # a lease expires after this time without a heartbeat of the board's worker
-    holder_s: float = 20.0  # a user's lease expires after this time without a heartbeat of the user's client
-    # After this time without a heartbeat of the worker, a board goes offline or moves to the standby host.
-    owner_s: float = 6.0
-    beat_s: float = 1.5  # heartbeat interval of workers and holders
-    # A board without results for this long is checked before the next job, or when idle.
-    health_every_s: float = 6 * 3600.0
-    # Delay before the next check after the first failed health check. Each further failure doubles the delay,
-    quarantine_s: float = 30.0
-    quarantine_most_s: float = 3600.0  # up to this limit
-    aging_s: float = 600.0  # a waiting job moves up one priority class per interval
-    share_half_life_s: float = 3600.0  # half-life of a user's past board time in fair sharing
-    keep_days: float = 30.0  # `hil farm gc` deletes older results, logs and events (days)
-    # This long before a reservation, the board starts no jobs of other users.
-    reserve_lead_s: float = 900.0
-    # A job with several boards that has waited this long keeps matching boards free until all of them are free.
-    gather_s: float = 60.0
+    lease_s: float = make_key(6.0, "A lease expires after this time without a heartbeat of the board's worker.")
+    holder_s: float = make_key(20.0, "A user's lease expires after this time without a heartbeat of the user's client.")
+    owner_s: float = make_key(
+        6.0,
+        "After this time without a heartbeat of the worker, a board goes offline or moves to the standby host.",
+    )
+    beat_s: float = make_key(1.5, "Heartbeat interval of workers and clients; must be below the three times above.")
+    health_every_s: float = make_key(
+        6 * 3600.0, "A board without results for this time is checked before the next job, or when idle."
+    )
+    quarantine_s: float = make_key(
+        30.0, "Delay before the next check after a failed health check. Each further failure doubles the delay."
+    )
+    quarantine_most_s: float = make_key(3600.0, "Longest delay before the next check.")
+    aging_s: float = make_key(600.0, "A waiting job moves up one priority class per interval.")
+    share_half_life_s: float = make_key(3600.0, "Half-life of a user's past board time in fair sharing.")
+    keep_days: float = make_key(30.0, "`hil farm gc` deletes older results, logs and events, in days.")
+    reserve_lead_s: float = make_key(900.0, "This long before a reservation, the board starts no jobs of other users.")
+    gather_s: float = make_key(
+        60.0,
+        "A job with several boards that has waited this long keeps matching boards free until all of them are free.",
+    )
     limits: FarmLimits = FarmLimits()  # the table ``[limits]``
 
 
@@ -73,12 +81,11 @@ def load_settings(path: Path) -> FarmSettings:
     """
     tables = read_settings_tables(path)
     table = tables.get("terms", {})
-    names = {one.name for one in fields(FarmSettings)} - {_LIMITS}
+    names = list_keys(FarmSettings)
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in names:
-            raise UsageError(
-                f"{path}: unknown setting {name!r} in [terms]", hint=f"known settings: {', '.join(sorted(names))}"
-            )
+            hint = f"{did_you_mean(name, names)}known settings: {', '.join(sorted(names))}"
+            raise UsageError(f"{path}: unknown setting {name!r} in [terms]", hint=hint)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 3660 * _DAY_SECONDS:
             raise UsageError(f"{path}: [terms] {name} must be a number above 0")
     limits = _parse_limits(path, tables.get(_LIMITS, {}))
@@ -105,10 +112,11 @@ def _parse_limits(path: Path, table: Any) -> FarmLimits:
 
 
 def _parse_user_limits(path: Path, place: str, table: Any, usual: UserLimits | None = None) -> UserLimits:
-    names = [one.name for one in fields(UserLimits)]
+    names = list_keys(UserLimits)
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
         if name not in names:
-            raise UsageError(f"{path}: unknown limit {name!r} in [{place}]", hint=f"known limits: {', '.join(names)}")
+            hint = f"{did_you_mean(name, names)}known limits: {', '.join(names)}"
+            raise UsageError(f"{path}: unknown limit {name!r} in [{place}]", hint=hint)
         whole = isinstance(value, int) or name == "lease_hours"
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0 or not whole:
             kind = "number" if name == "lease_hours" else "whole number"
@@ -143,4 +151,9 @@ def read_settings_tables(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return parse_toml(text, path)
+    tables = parse_toml(text, path)
+    for name in tables:
+        if name not in TABLES:
+            hint = f"{did_you_mean(name, TABLES)}known tables: {', '.join(TABLES)}"
+            raise UsageError(f"{path}: unknown table [{name}]", hint=hint)
+    return tables

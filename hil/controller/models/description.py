@@ -7,7 +7,7 @@ from typing import Any
 
 from hil.core.digest import digest_of
 from hil.core.tensors import TensorSpec
-from hil.errors import ImportFailed, UsageError
+from hil.errors import ImportFailed, UsageError, did_you_mean
 
 
 def make_description(
@@ -68,7 +68,10 @@ def check_dims(file: str, dims: Mapping[str, int], symbols: Collection[str]) -> 
     """Raise UsageError for sizes of dimensions that the model does not have."""
     if unknown := sorted(set(dims) - set(symbols)):
         have = ", ".join(sorted(symbols)) or "none (all dimensions are fixed)"
-        raise UsageError(f"{file} has no dimension {unknown[0]!r}", hint=f"symbolic dimensions: {have}")
+        raise UsageError(
+            f"{file} has no dimension {unknown[0]!r}",
+            hint=f"{did_you_mean(unknown[0], symbols)}symbolic dimensions: {have}",
+        )
 
 
 def digest_of_files(digests: Mapping[str, str]) -> str:

@@ -267,7 +267,8 @@ def _parse_value(text: str, spec: TensorSpec, strict: bool) -> Array:
             key = key or next(iter(archive.keys), "key")
             if key not in archive.keys:
                 raise UsageError(
-                    f"{path} has no array {key!r}", hint=f"arrays: {', '.join(archive.keys[:20]) or 'none'}"
+                    f"{path} has no array {key!r}",
+                    hint=f"{did_you_mean(key, archive.keys)}arrays: {', '.join(archive.keys[:20]) or 'none'}",
                 )
             return restore_dtype(archive.read(key, make_spec_check(spec, strict)), spec.dtype)
     if path.suffix == ".npy":

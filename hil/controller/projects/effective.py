@@ -22,25 +22,27 @@ from hil.controller.pipeline.settings.model_settings import matches
 from hil.controller.pipeline.settings.option_words import format_option_values
 from hil.controller.pipeline.settings.options import RunSettings
 from hil.controller.pipeline.settings.project import Project, find_project, list_key_specs, read_project
+from hil.controller.projects.config_keys import list_project_tables
 from hil.controller.records.commands.projects import EffectiveConfig, EffectiveValue, ValueSource, ValueTable
 from hil.controller.storage.cache import choose_default_root
 from hil.controller.storage.paths import path_exists
 from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import LABELS
-from hil.core.board_config import BoardConfig
+from hil.core.board_config import BoardConfig, Connection
 from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
-from hil.core.files import read_text
+from hil.core.config_keys import list_keys, remove_links
+from hil.core.files import read_text, suggest_path
 from hil.core.runtimes import RUNTIMES, choose_runtime
 from hil.core.text import hide_logins
+from hil.core.variables import VARIABLES
 from hil.errors import UsageError
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
-# Variable -> built-in value.
-_VARIABLES = {"HIL_BOARDS": None, "HIL_FARM": None, "HIL_SANDBOX": "auto", "HIL_SIMULATOR": "reuse"}
-# Variables with secrets, whose values are not shown.
-_SECRETS = ("HIL_AGENT_TOKEN", "HIL_FARM_TOKEN", "HIL_SSH_PASSWORD", "HIL_WEB_TOKEN")
+# Variables that other rows show.
+_SHOWN_VARIABLES = (BOARD_VARIABLE, LABELS, "HIL_CACHE_DIR")
 _SET = "(set)"
+_CACHE_MEANING = next(one.meaning for one in VARIABLES if one.name == "HIL_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def find_effective_config(
     """
     if model is not None and not path_exists(model):
         raise UsageError(
-            f"model {model} not found", hint="specify the path of a model file or of a SavedModel directory"
+            f"model {model} not found",
+            hint=f"{suggest_path(model)}specify the path of a model file or of a SavedModel directory",
         )
     path = find_project(start)
     project = read_project(path) if path else None
@@ -93,7 +96,9 @@ def find_effective_config(
         *(origin.to_row("board", key) for key, origin in _iter_board(config)),
         *(origin.to_row("environment", key) for key, origin in _iter_environment()),
     ]
+    meanings = _list_meanings()
     for row in rows:
+        row.meaning = meanings.get((row.table, row.key), "")
         row.trusted = row.source != "project" or f"{row.where} {row.key}" not in untrusted
     return EffectiveConfig(
         project=str(path or ""),
@@ -247,9 +252,27 @@ def _iter_environment() -> Iterator[tuple[str, _Origin]]:
     for key, (path, variable) in folders.items():
         is_set = bool(os.environ.get(variable)) and (key == "cache" or Path(os.environ[variable]).is_absolute())
         yield key, _Origin(path, "environment", variable) if is_set else _Origin(path)
-    for name, default in _VARIABLES.items():
-        value = os.environ.get(name)
-        yield name, _Origin(value, "environment", name) if value else _Origin(default)
-    for name in _SECRETS:
-        if os.environ.get(name):
-            yield name, _Origin(_SET, "environment", name)
+    for one in VARIABLES:
+        if one.use == "read" and one.name not in _SHOWN_VARIABLES:
+            value = os.environ.get(one.name)
+            if value:
+                yield one.name, _Origin(_SET if one.is_secret else value, "environment", one.name)
+            elif not one.is_secret:
+                yield one.name, _Origin(one.default or None)
+
+
+def _list_meanings() -> Mapping[tuple[str, str], str]:
+    """Return the meaning of each row by table and key, as plain text."""
+    tables = {one.name: {key.name: key.meaning for key in one.keys} for one in list_project_tables()}
+    board = {name: key.meaning for name, key in list_keys(BoardConfig).items()}
+    found = {
+        "defaults": tables["defaults"],
+        TABLE: tables[TABLE],
+        "board": {**board, "address": list_keys(Connection)["address"].meaning, "device": board["devices"]},
+        "environment": {
+            **{one.name: one.meaning for one in VARIABLES},
+            "cache": _CACHE_MEANING,
+            "config": "Directory of the user's board configs and trusted files.",
+        },
+    }
+    return {(table, key): remove_links(text) for table, keys in found.items() for key, text in keys.items()}

@@ -24,7 +24,7 @@ from hil.core import own_version
 from hil.core.boards import BOARDS_FOLDER, LoadedBoard, find_board, is_file, list_boards, read_board
 from hil.core.config_files import parse_toml, read_trusted, trust
 from hil.core.examples import find_examples_folder
-from hil.core.files import copy_file, read_text
+from hil.core.files import copy_file, read_text, suggest_path
 from hil.core.installed import is_from_index
 from hil.core.storage_errors import convert_os_errors
 from hil.errors import HilError, StorageError, UsageError, did_you_mean
@@ -179,7 +179,10 @@ def _plan_ci_file(kind: CiKind, texts: templates.ProjectTexts) -> tuple[str, str
 def check_model(model: Path) -> None:
     """Raise UsageError if a file is missing or is not a model that hil supports here."""
     if not model.is_file():
-        raise UsageError(f"model {model} not found", hint="specify a model file, or omit --model for an example")
+        raise UsageError(
+            f"model {model} not found",
+            hint=f"{suggest_path(model)}specify a model file, or omit --model for an example",
+        )
     if not is_model(model.name):
         hint = f"{did_you_mean(model.suffix, MODEL_FORMATS)}supported suffixes: {', '.join(MODEL_FORMATS)}"
         raise UsageError(f"unsupported model {model}", hint=hint)

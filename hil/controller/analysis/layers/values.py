@@ -285,7 +285,7 @@ def run(path: str, dims: Mapping[str, int], oracle: str, inputs: str, outputs: s
 
     Args:
         oracle: ``onnxruntime`` or ``onnx-reference``.
-        inputs, outputs: directories in the format of :mod:`hil.controller.storage.list_tensor_files`.
+        inputs, outputs: directories in the format of :mod:`hil.controller.storage.tensor_files`.
 
     Returns:
         The model's output names, in order.

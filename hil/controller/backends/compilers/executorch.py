@@ -150,7 +150,7 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     """Lower a program and write the .pte file. Runs in an isolated process.
 
     Args:
-        backend, options: See :mod:`hil.controller.models.load_executorch_backends`.
+        backend, options: See :func:`hil.controller.models.executorch_backends.load_executorch_backends`.
         debug_ir: A directory for the graph before and after lowering, as text; or None.
 
     Returns:

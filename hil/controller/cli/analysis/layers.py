@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from hil.controller.records.commands.models import LayerDescription
     from hil.core.tensors import TensorSpec
 
+# Maximum length of the operators in the table.
+_MAX_OP_LENGTH = 40
+
 
 @make_command(epilog="Example: hil layers example:digits_cnn --group fused --save layers")
 @click.argument("model", type=MODEL)
@@ -124,7 +127,13 @@ def _print_table(found: Sequence[Layer]) -> None:
 
     copies = Counter(layer.same_as or layer.name for layer in found)
     rows = [
-        (str(layer.depth), layer.name, layer.op, *_list_types(get_layer_specs(layer)), str(copies[layer.name]))
+        (
+            str(layer.depth),
+            layer.name,
+            shorten_op(layer.op),
+            *_list_types(get_layer_specs(layer)),
+            str(copies[layer.name]),
+        )
         for layer in found
         if not layer.same_as
     ]
@@ -136,6 +145,12 @@ def _print_table(found: Sequence[Layer]) -> None:
     for layer in found:
         if layer.by_chance:
             click.echo(f"note: {layer.name} generates random numbers: runs give different values")
+
+
+def shorten_op(op: str) -> str:
+    """Return the operators of a layer, ``If+15 more+Add`` if there are many."""
+    names = op.split("+")
+    return op if len(op) <= _MAX_OP_LENGTH or len(names) < 3 else f"{names[0]}+{len(names) - 2} more+{names[-1]}"
 
 
 def _list_types(sides: Iterable[Sequence[TensorSpec]]) -> list[str]:

@@ -125,7 +125,7 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
     default=60.0,
     show_default=True,
     type=click.FloatRange(0.1),
-    metavar="SECONDS",
+    metavar="S",
     help="Time limit for each load and each run of the check.",
 )
 @json_option

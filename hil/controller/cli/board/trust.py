@@ -11,8 +11,8 @@ from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_folder
 from hil.controller.storage.paths import is_folder
-from hil.core.files import read_file
-from hil.errors import UsageError
+from hil.core.files import read_file, suggest_path
+from hil.errors import UsageError, did_you_mean
 
 _FLOWS = "flows.toml"
 _PROJECT = "hil.toml"
@@ -44,11 +44,17 @@ def trust(folder: str, lists: bool, remove: str, as_json: bool) -> None:
         known = ", ".join(sorted(read_trusted()))
         if not remove_trust(where):
             raise UsageError(
-                f"{remove} is not trusted", hint=f"trusted directories: {known}" if known else "no directory is trusted"
+                f"{remove} is not trusted",
+                hint=f"{did_you_mean(str(where), read_trusted())}trusted directories: {known}"
+                if known
+                else "no directory is trusted",
             )
         answer(as_json, RemovedTrust(removed=str(where)), f"{where} is no longer trusted")
     elif not is_folder(where):
-        raise UsageError(f"directory {folder} not found", hint="specify the directory that contains the configs")
+        raise UsageError(
+            f"directory {folder} not found",
+            hint=f"{suggest_path(Path(folder or ''))}specify the directory that contains the configs",
+        )
     else:
         asks = _trust_folder(where)
         files = [TrustedFile(path=str(path), asks=asked) for path, asked in asks.items()]

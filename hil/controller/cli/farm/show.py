@@ -43,7 +43,7 @@ from hil.controller.records.commands.farm import (
     SubmissionStatus,
 )
 from hil.controller.records.lab.farm import FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean, format_expected
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,7 +87,7 @@ Examples:
     type=click.Choice([state.value for state in JobState]),
     help="Show only jobs in this state. Repeatable.",
 )
-@click.option("--user", default="", metavar="U", help="Show only this user's jobs.")
+@click.option("--user", default="", metavar="USER", help="Show only this user's jobs.")
 @click.option("--mine", is_flag=True, help="Show only your jobs.")
 @click.option("--failed", is_flag=True, help="Show only finished jobs without success.")
 @click.option("--since", default="", metavar="TIME", help="Show only jobs queued after: 2h, 3d, 9:00, mon, 2026-11-30.")
@@ -126,6 +126,8 @@ def status(
         rows = _list_jobs(farm, chosen, limit if limit or as_json else _JOBS_SHOWN)
         rows = add_turns(farm.ask, rows)
         known: list[FarmBoard] = [] if as_json else farm.ask("boards")
+        if user and not (rows or mine):
+            _note_unknown_user(farm, user)
     if as_json:
         answer(True, FarmStatus(stats=stats, jobs=rows))
     else:
@@ -137,6 +139,14 @@ def status(
             else []
         )
         show(*summarize_farm(stats, sum(bool(board.job) for board in known)), *list_quarantined(known), *jobs, *more)
+
+
+def _note_unknown_user(farm: FarmClient, user: str) -> None:
+    """Print a message for a user without jobs: a script may expect no jobs, so this is not an error."""
+    users = {job.user for job in farm.ask("jobs", state=[], user="", limit=_PAGE)}
+    if user not in users:
+        hint = did_you_mean(user, sorted(users)) or format_expected(sorted(users), "users with jobs: ")
+        print_message(f"hil: no job of the user {user!r}" + (f"\n  hint: {hint.rstrip()}" if hint else ""))
 
 
 def _list_jobs(farm: FarmClient, chosen: dict[str, Any], limit: int | None) -> list[FarmJob]:
@@ -237,7 +247,7 @@ def top(as_json: bool) -> None:
 
 
 @make_command(epilog="Example: hil farm events --board rpi5")
-@click.option("--board", default="", metavar="B", help="Show only events of this board.")
+@click.option("--board", default="", metavar="NAME", help="Show only events of this board.")
 @click.option("--job", default="", metavar="J", help="Show only events of this job.")
 @limit_option
 @json_option

@@ -34,7 +34,7 @@ def plugin() -> None:
     default=60.0,
     show_default=True,
     type=click.FloatRange(1.0),
-    metavar="SECONDS",
+    metavar="S",
     help="Time limit for each call of the package.",
 )
 @json_option

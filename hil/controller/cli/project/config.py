@@ -1,4 +1,4 @@
-"""`hil config`: show the effective settings."""
+"""`hil config`: show the effective settings, and print schemas of config files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_WIDTH = 40
 
 @group(epilog="Example: hil config show")
 def config() -> None:
-    """Show the settings of commands in this directory."""
+    """Show the settings of commands in this directory, and print schemas of config files."""
 
 
 @config.command(epilog="Example: hil config show net.onnx --board rpi5 --json")
@@ -41,8 +41,9 @@ def config() -> None:
     help="Show the values for this hardware type.",
     shell_complete=complete_types,
 )
+@click.option("--describe", is_flag=True, help="Also print the meaning of each key.")
 @json_option
-def show(model: Path | None, board: str, hw_type: str, as_json: bool) -> None:
+def show(model: Path | None, board: str, hw_type: str, describe: bool, as_json: bool) -> None:
     """Show each effective value with its source: option, variable, hil.toml, board config or built-in.
 
     With a MODEL, the tables of hil.toml that match the model apply. Values that need trust are marked.
@@ -50,10 +51,30 @@ def show(model: Path | None, board: str, hw_type: str, as_json: bool) -> None:
     from hil.controller.projects.effective import find_effective_config
 
     found = find_effective_config(Path(), model, board=board, hw_type=hw_type)
-    answer(as_json, found, *_format_config(found))
+    answer(as_json, found, *_format_config(found, describe))
 
 
-def _format_config(found: EffectiveConfig) -> list[str]:
+@config.command(epilog="Example: hil config schema --file board > board.schema.json")
+@click.option(
+    "--file",
+    "kind",
+    type=click.Choice(["project", "board", "farm"]),
+    default="project",
+    show_default=True,
+    help="Kind of config file: hil.toml, a board config, or farm.toml.",
+)
+def schema(kind: str) -> None:
+    """Print the JSON schema of a config file, for completion and checks in an editor.
+
+    Store the schema in a file, and begin the config file with the line `#:schema ./FILE`.
+    """
+    from hil.controller.cli.project.config_files import CONFIG_FILES
+    from hil.controller.projects.config_schema import make_schema
+
+    click.echo(make_schema(CONFIG_FILES[kind]), nl=False)
+
+
+def _format_config(found: EffectiveConfig, describe: bool) -> list[str]:
     lines = [f"project file: {found.project or 'none (hil init creates one)'}"]
     if found.models and not found.model:
         lines.append(f"tables of models: {', '.join(found.models)} (hil config show MODEL)")
@@ -62,7 +83,9 @@ def _format_config(found: EffectiveConfig) -> list[str]:
     values = min(_MAX_WIDTH, max(len(text) for _, text in rows))
     for table, group_rows in itertools.groupby(rows, key=lambda pair: pair[0].table):
         lines.append(f"[{table}]")
-        lines += [f"  {row.key:{keys}}  {text:{values}}  {_format_source(row)}" for row, text in group_rows]
+        for row, text in group_rows:
+            lines.append(f"  {row.key:{keys}}  {text:{values}}  {_format_source(row)}")
+            lines += [f"      {row.meaning}"] if describe and row.meaning else []
     return lines
 
 

@@ -35,6 +35,7 @@ from hil.controller.cli.options import (
 from hil.controller.cli.screen import Screen, answer, answer_matrix, print_message
 from hil.controller.cli.usage.candidates import choose_names
 from hil.controller.storage.paths import path_exists
+from hil.core.files import suggest_path
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ _sign = click.option("--sign", "signing_key", type=FILE, metavar="KEY", help="Pr
 _BUNDLE = click.argument("bundle", type=FILE)
 _method = click.option("--method", "methods", multiple=True, metavar="M", help="Run only this entry point. Repeatable.")
 _case = click.option(
-    "--case", "cases", multiple=True, metavar="C", help="Run only this case: name, number, or METHOD/NAME. Repeatable."
+    "--case",
+    "cases",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this case: name, number, or METHOD/NAME. Repeatable.",
 )
 _key = click.option("--key", type=FILE, metavar="PUB", help="Require a signature by an ed25519 key in this file.")
 
@@ -65,7 +70,7 @@ def bundle() -> None:
     "--function",
     "functions",
     multiple=True,
-    metavar="F",
+    metavar="NAME",
     help="Include only this entry point (default: all). Repeatable.",
 )
 @run_options("dims", "compile_flags")
@@ -214,7 +219,7 @@ def import_from(path: Path, form: str, output: Path | None, signing_key: Path | 
     from hil.controller.workloads.bundles.formats import read_format
 
     if not path_exists(path):
-        raise UsageError(f"{path} not found")
+        raise UsageError(f"{path} not found", hint=suggest_path(path).rstrip())
     target = _free(output or Path(f"{path.absolute().stem}.hilb"))
     with open_context() as context:
         bundle = read_format(form, path, context=context)

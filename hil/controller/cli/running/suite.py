@@ -232,6 +232,8 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
         *request.list_remarks([one.id for one in found.cases]),
     ):
         print_message(line)
+    if not found.cases:
+        print_message(f"hil: {source} has no cases")
     rows = [ListedCase(id=one.id, model=one.model, layer=one.layer, op=one.op) for one in cases]
     return answer(as_json, CaseList(suite=found.name, cases=rows, exit_code=code), *(one.id for one in cases))
 

@@ -219,7 +219,7 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "-o",
-    "--output",
+    "--out",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
@@ -235,7 +235,7 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     help="Time unit in the file, if the runtime uses a custom clock.",
 )
 @json_option
-def import_profile(file: Path, output: Path, model: str, board: str, unit: str, as_json: bool) -> None:
+def import_profile(file: Path, out: Path, model: str, board: str, unit: str, as_json: bool) -> None:
     """Create a profile from an ETDump of ExecuTorch's runtime on another machine, such as a phone."""
     from hil.controller.analysis.profile.collect import check_folder
     from hil.controller.analysis.profile.runtimes.etdump_profile import profile_of
@@ -243,7 +243,7 @@ def import_profile(file: Path, output: Path, model: str, board: str, unit: str, 
     from hil.controller.records.commands.stored import ImportedProfile
 
     found = profile_of(file, model=model, board=board, unit=unit)
-    check_folder(output, "run")
-    write_profile(found, output)
-    document = ImportedProfile(profile=str(output), model=found.model, board=board, rows=len(found.rows))
-    answer(as_json, document, f"{output}: {len(found.rows)} rows; hil profile show {output}")
+    check_folder(out, "run")
+    write_profile(found, out)
+    document = ImportedProfile(profile=str(out), model=found.model, board=board, rows=len(found.rows))
+    answer(as_json, document, f"{out}: {len(found.rows)} rows; hil profile show {out}")

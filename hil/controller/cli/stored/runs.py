@@ -40,7 +40,7 @@ def _parse_since(_: click.Context, option: click.Parameter, value: str) -> float
     "--since",
     default="",
     callback=_parse_since,
-    metavar="WHEN",
+    metavar="TIME",
     help="List only newer runs: 2d, 12h, 2026-11-30 (UTC).",
 )
 @runs_option

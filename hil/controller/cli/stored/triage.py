@@ -15,6 +15,7 @@ from hil.controller.cli.options import FILE, json_option
 from hil.controller.cli.screen import answer, print_message
 from hil.controller.cli.usage.candidates import complete_boards, complete_flows, complete_runtimes
 from hil.controller.records.decisions.triage import TRIAGE_STATES
+from hil.core.files import suggest_path
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,11 +131,11 @@ def remove(case: str, path: Path, as_json: bool, **scope: str) -> int:
     return answer(as_json, TriageDocument(schema=1, entries=left), f"removed {case}")
 
 
-@triage.command(epilog="Example: hil triage export --suite nets --out nets/expected.toml")
+@triage.command(epilog="Example: hil triage export --suite nets -o nets/expected.toml")
 @click.option("--suite", default="", metavar="NAME", help="Export only entries for this suite (default: all).")
-@click.option("--out", type=FILE, metavar="FILE", help="File to write (default: stdout).")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write (default: stdout).")
 @file_option
-def export(suite: str, out: Path | None, path: Path) -> None:
+def export(suite: str, output: Path | None, path: Path) -> None:
     """Write known failures as a list of expected failures, `expected.toml`."""
     from hil.controller.storage.runs import write_file
     from hil.controller.workloads.triage.exchange import export_expectations, list_patterns
@@ -150,11 +151,11 @@ def export(suite: str, out: Path | None, path: Path) -> None:
             f"note: passing cases that match {shown} become XPASS and fail the suite; run the suite, "
             "then list only its failing cases: hil suite expect RUN --update"
         )
-    if out is None:
+    if output is None:
         click.echo(text.rstrip() or "# no known failures")
     else:
-        write_file(out, text)
-        click.echo(f"wrote {out}")
+        write_file(output, text)
+        click.echo(f"wrote {output}")
 
 
 @triage.command("import", epilog="Example: hil triage import nets/expected.toml --suite nets")
@@ -219,7 +220,10 @@ def _require_file(path: Path) -> None:
     from hil.controller.storage.paths import path_exists
 
     if not path_exists(path):
-        raise UsageError(f"file {path} not found", hint="give another file, or create entries with hil triage set")
+        raise UsageError(
+            f"file {path} not found",
+            hint=f"{suggest_path(path)}give another file, or create entries with hil triage set",
+        )
 
 
 def _print_entries(entries: Sequence[TriageEntry]) -> None:

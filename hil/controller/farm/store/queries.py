@@ -40,7 +40,7 @@ from hil.controller.records.lab.farm import (
     RequestedBoard,
     UserStats,
 )
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 _MAX_ROWS = 100_000
 _USUAL = 200
@@ -141,7 +141,9 @@ def _check_states(state: Sequence[str]) -> list[str]:
     """Validate names of job states."""
     known = [one.value for one in JobState]
     if unknown := [one for one in state if one not in known]:
-        raise UsageError(f"unknown job state {unknown[0]!r}", hint=f"job states: {', '.join(known)}")
+        raise UsageError(
+            f"unknown job state {unknown[0]!r}", hint=f"{did_you_mean(unknown[0], known)}job states: {', '.join(known)}"
+        )
     return list(state)
 
 

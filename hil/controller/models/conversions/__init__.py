@@ -14,6 +14,7 @@ from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.isolation.isolated import Isolated, make_function_version
 from hil.controller.storage.sources.packages import require_version
 from hil.core.results import Model
+from hil.core.runtimes import choose_runtime
 from hil.errors import UsageError
 
 
@@ -102,7 +103,14 @@ def convert(
     conversion = CONVERSIONS.get((model.format, want))
     if conversion is None:
         raise UsageError(f"cannot convert {model.path.name} to {want}: unsupported conversion from {model.format}")
-    versions = [require_version(package, conversion.packages[0]) for package in conversion.packages]
+    try:
+        versions = [require_version(package, conversion.packages[0]) for package in conversion.packages]
+    except UsageError as error:
+        if runtime := choose_runtime(model.format, ""):
+            # The flow has the same name as the runtime.
+            error.hint += f"; or use --runtime {runtime} (in a suite: --flow {runtime}), which needs no conversion"
+            error.option = "--runtime"
+        raise
     by = f"{conversion.by} {versions[0]}"
     key = Cache.key(
         "conversion",

@@ -16,7 +16,7 @@ from hil.controller.storage.sources.packages import Registered, describe_entry_p
 from hil.core.arithmetic import check_arithmetic
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.field_types import check_fields
-from hil.core.files import digest_file, read_text
+from hil.core.files import digest_file, read_text, suggest_path
 from hil.core.guarded import format_value, guard_plugin
 from hil.core.installed import list_entry_points
 from hil.core.runtimes import COMPILER_GROUP, NO_COMPILER, RUNTIMES, list_known_runtimes
@@ -158,7 +158,7 @@ def read_flows(path: Path) -> dict[str, Flow]:
     try:
         data = parse_toml(read_text(path), path)
     except FileNotFoundError as error:
-        raise UsageError(f"flow file not found: {path}") from error
+        raise UsageError(f"flow file not found: {path}", hint=suggest_path(path).rstrip()) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not data:

@@ -24,7 +24,7 @@ from hil.controller.storage.paths import is_file
 from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
 from hil.controller.storage.sources.packages import Registered, load_registered, pick
 from hil.core.field_types import check_fields
-from hil.core.files import digest_file, open_file, resolve_within
+from hil.core.files import digest_file, open_file, resolve_within, suggest_path
 from hil.core.guarded import find_package, guard, guard_plugin
 from hil.core.named import defer_import
 from hil.core.results import Model
@@ -247,7 +247,7 @@ def _check_file(path: Path) -> None:
         with open_file(path):
             pass
     except FileNotFoundError as error:
-        raise UsageError(f"no such file: {path}") from error
+        raise UsageError(f"no such file: {path}", hint=suggest_path(path).rstrip()) from error
     except OSError as error:
         raise UsageError(f"cannot open {path}: {error.strerror}") from error
 

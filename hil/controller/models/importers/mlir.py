@@ -12,7 +12,7 @@ from hil.controller.models.importers.mlir_resources import check_resources
 from hil.controller.models.onnx_files.random_nodes import DRAWING
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.tensors import TensorSpec
-from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError
+from hil.errors import CompileFailed, ImportFailed, LoadFailed, UsageError, did_you_mean
 from hil.formats.iree_values import SCALAR_PREFIX, format_reflection, parse_type
 
 # Name and type of an input or output.
@@ -52,7 +52,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
         raise ImportFailed(f"{name} has no public function")
     listed = ", ".join(functions)
     if function and function not in functions:
-        hint = f"choose one with --function: {listed}"
+        hint = f"{did_you_mean(function, functions)}choose one with --function: {listed}"
         raise UsageError(f"{name} has no function {function!r}", hint=hint, option="--function")
     if not function and len(functions) > 1:
         hint = f"choose one with --function: {listed}"

@@ -96,13 +96,13 @@ def _find_sizes(path: str) -> set[int]:
 def iter_candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
     """Yield sizes to try, small sizes first: for each size, first with batches of 1, then with all dimensions equal.
 
-    A dimension counts as a batch if it occurs only as the first of several dimensions.
+    A dimension counts as a batch if it occurs only as the first of several dimensions, or if its name contains "batch".
     """
     symbols = list(dict.fromkeys(dim for shape in shapes for dim in shape if isinstance(dim, str)))
     inner = {dim for shape in shapes for dim in (shape[1:] if len(shape) > 1 else shape)}
     seen: list[dict[str, int]] = []
     for size in tried:
-        batches = {symbol: size if symbol in inner else 1 for symbol in symbols}
+        batches = {one: size if one in inner and "batch" not in one.lower() else 1 for one in symbols}
         for sizes in (batches, dict.fromkeys(symbols, size)):
             if sizes not in seen:
                 seen.append(sizes)

@@ -7,18 +7,31 @@ checks the trust of a key only if a command uses the key.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hil.core.boards import BOARDS_FOLDER, find_board, is_file, list_boards, read_board
 from hil.errors import UsageError
 
-# Key -> description for the schema and for the documentation.
-COMMAND_KEYS: Mapping[str, str] = {
-    "board": "Board of commands without --board; the variable HIL_BOARD overrides it.",
-    "runtime_hw_type": "Hardware type of commands without --runtime-hw-type and --board.",
-    "flow": "Flow of suites and of pytest (default: iree).",
-    "out": "Directory for runs (default: hil-runs).",
-    "web_url": "Address of a hil web server, for hil publish.",
+
+@dataclass(frozen=True)
+class CommandKey:
+    """Description of a key."""
+
+    meaning: str
+    default: str  # for people; "" for none
+    trust: str  # values that need trust, for people: see :func:`needs_trust`
+
+
+_TRUSTED_BOARDS = "boards with a config of the project, except simulators"
+COMMAND_KEYS: Mapping[str, CommandKey] = {
+    "board": CommandKey("Board of commands without --board; the variable HIL_BOARD overrides it.", "", _TRUSTED_BOARDS),
+    "runtime_hw_type": CommandKey(
+        "Hardware type of commands without --runtime-hw-type and --board.", "`sim`", _TRUSTED_BOARDS
+    ),
+    "flow": CommandKey("Flow of suites and of pytest.", "`iree`", "a file"),
+    "out": CommandKey("Directory for runs.", "`hil-runs`", "a directory outside of the project"),
+    "web_url": CommandKey("Address of a hil web server, for hil publish.", "", "yes"),
 }
 
 

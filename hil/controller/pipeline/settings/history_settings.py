@@ -13,7 +13,7 @@ from hil.controller.storage.history.place import HistoryPlace, is_url, parse_url
 from hil.errors import UsageError, did_you_mean
 
 TABLE = "history"
-_SIZE = re.compile(r"(\d{1,12}) ?(MiB|GiB)")
+SIZE_PATTERN = r"(\d{1,12}) ?(MiB|GiB)"
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -34,7 +34,7 @@ def _read_text(value: Any) -> str:
 
 
 def _read_size(value: Any) -> int:
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    found = re.fullmatch(SIZE_PATTERN, value) if isinstance(value, str) else None
     if found is None:
         raise ValueError('a size such as "500 MiB" or "2 GiB"')
     return int(found[1]) * _UNITS[found[2]]
@@ -46,11 +46,20 @@ def _read_switch(value: Any) -> bool:
     return value
 
 
-_KEYS: Mapping[str, Callable[[Any], Any]] = {
-    "path": _read_text,
-    "quota": _read_size,
-    "auto": _read_switch,
-    "baseline": _read_text,
+@dataclass(frozen=True)
+class HistoryKey:
+    """Key of the table: how to read its value, and its description."""
+
+    read: Callable[[Any], Any]
+    default: str
+    meaning: str
+
+
+HISTORY_KEYS: Mapping[str, HistoryKey] = {
+    "path": HistoryKey(_read_text, str(DEFAULT_PATH), "Directory or PostgreSQL URL of the history."),
+    "quota": HistoryKey(_read_size, f"{DEFAULT_QUOTA >> 30} GiB", "Size of the stored programs, in MiB or GiB."),
+    "auto": HistoryKey(_read_switch, "false", "Add each run, bench and suite run. In a farm: enable the history."),
+    "baseline": HistoryKey(_read_text, DEFAULT_BASELINE, "Branch whose last good programs are kept."),
 }
 
 
@@ -70,11 +79,11 @@ def read_history_table(file: Path, table: Any, default: HistoryPlace | None = No
     default = default or HistoryPlace(file.parent / DEFAULT_PATH)
     values: dict[str, Any] = {}
     for name, value in table.items():
-        if name not in _KEYS:
-            hint = f"{did_you_mean(name, _KEYS)}known keys: {', '.join(_KEYS)}"
+        if name not in HISTORY_KEYS:
+            hint = f"{did_you_mean(name, HISTORY_KEYS)}known keys: {', '.join(HISTORY_KEYS)}"
             raise UsageError(f"{file}: unknown key {name!r} in [{TABLE}]", hint=hint)
         try:
-            values[name] = _KEYS[name](value)
+            values[name] = HISTORY_KEYS[name].read(value)
         except ValueError as error:
             raise UsageError(f"{file}: [{TABLE}] {name} must be {error}, got {value!r:.80}") from error
     path = values.pop("path", "")

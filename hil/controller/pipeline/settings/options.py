@@ -402,7 +402,7 @@ class RunSettings(CaseSettings):
 
     # ``iree``, ``onnxruntime``, ...; "" is the board's default.
     runtime: str = _make_option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
-    function: str = _make_option("", TEXT, "Entry point, if the model has several.", metavar="F")
+    function: str = _make_option("", TEXT, "Entry point, if the model has several.", metavar="NAME")
     # ranges are moved to ``dim_ranges``.
     dims: Mapping[str, int] = _make_option(
         {},

@@ -54,7 +54,9 @@ _OUTPUTS = "outputs"
 # Options with tensors are not allowed, because tensors apply to a single command.
 _NOT_KEYS = ("inputs", "expected")
 # Keys that need trust: compiler flags can write files and run programs.
-_NEED_TRUST = ("compile_flags", "debug_ir")
+NEED_TRUST = ("compile_flags", "debug_ir")
+# Criteria that need trust, because they run code.
+FUNCTIONS = "python:..."
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,9 @@ def read_project(path: Path) -> Project:
     asks = [_name_ask(name) for name, value in commands.items() if needs_trust(path, name, value)]
     files = [file] if (file := get_flow_file(commands.get("flow", ""))) else []
     for where, values in (("[defaults]", defaults), *((f'[models."{one}"]', models[one]) for one in models)):
-        asks += [f"{where} {name}" for name in _NEED_TRUST if name in values]
+        asks += [f"{where} {name}" for name in NEED_TRUST if name in values]
         if functions := list_function_files(values.get("accept", ())):
-            asks.append(f"{where} accept = python:...")
+            asks.append(f"{where} accept = {FUNCTIONS}")
             files += functions
     history = read_history_table(path, data.get(TABLE, {}))
     if not is_inside(path, history):

@@ -39,6 +39,7 @@ class EffectiveValue(Record, kw_only=True):
     source: ValueSource
     where: Annotated[str, note("option, variable, table of hil.toml or board config; empty for built-in values")]
     trusted: Annotated[bool, note("false if the value needs trust (hil board trust)")] = True
+    meaning: Annotated[str, note("description of the key")] = ""
 
 
 class EffectiveConfig(Record, kw_only=True):

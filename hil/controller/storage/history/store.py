@@ -43,7 +43,7 @@ from hil.controller.storage.history.programs import FILES, ProgramFolder, Progra
 from hil.controller.storage.history.sqlite_database import open_empty, open_sqlite
 from hil.core.digest import digest_of
 from hil.core.storage_errors import make_full_disk_error
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # The program of such an entry can be a baseline: its outputs are correct, or it was measured without comparison.
 _IS_GOOD = "program != '' and (outcome = 'PASS' or (outcome = 'SKIP' and p50_ns is not null))"
@@ -166,7 +166,9 @@ class HistoryStore:
         if len(found) == 1:
             return found[0]
         what = f"ambiguous series {name!r}: {', '.join(one.id for one in found)}" if found else f"no series {name!r}"
-        raise UsageError(f"{what} in {self.place}", hint="list them with hil history ls")
+        names = {text for one in known for text in (one.id, one.key.case, one.key.model)}
+        similar = "" if found else did_you_mean(name, sorted(names))
+        raise UsageError(f"{what} in {self.place}", hint=f"{similar}list them with hil history ls")
 
     def entries(
         self, series: str | SeriesKey = "", *, samples: bool = True, newest: int | None = None

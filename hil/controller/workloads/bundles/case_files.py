@@ -37,7 +37,7 @@ from hil.core.files import read_file, resolve_within
 from hil.core.npy import Npz, load_npy, restore_dtype, save_npy
 from hil.core.results import NOISE_DTYPE
 from hil.core.tensors import Array, TensorSpec
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 _FILE = re.compile(r"(?P<kind>input|output)_(?P<number>\d+)\.(npy|pb)")
 _FORMS = "use an .npz with a key per input (and output), or a directory of input_0.npy, ..., output_0.npy, ... (or .pb)"
@@ -65,7 +65,7 @@ def read_case(path: Path, signature: Signature, *, name: str = "") -> MethodTest
     with Npz(path) as archive:
         for key in archive.keys:
             if key not in specs:
-                hint = f"tensors of the method: {', '.join(specs)}"
+                hint = f"{did_you_mean(key, specs)}tensors of the method: {', '.join(specs)}"
                 raise UsageError(f"{path}: unknown tensor {key!r}", hint=hint)
             named[key] = restore_dtype(archive.read(key, make_spec_check(specs[key], strict=False)), specs[key].dtype)
     inputs = {spec.name: named.pop(spec.name) for spec in signature.inputs if spec.name in named}

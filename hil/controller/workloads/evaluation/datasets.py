@@ -19,7 +19,7 @@ from hil.controller.storage.paths import is_file, is_folder
 from hil.controller.storage.tensor_files import load_npz, load_pb
 from hil.core.bounded_json import parse_json, read_json
 from hil.core.digest import digest_of
-from hil.core.files import MAX_TEXT_BYTES, digest_file, read_text, resolve_within
+from hil.core.files import MAX_TEXT_BYTES, digest_file, read_text, resolve_within, suggest_path
 from hil.core.npy import load_npy
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import UsageError
@@ -102,7 +102,7 @@ def open_dataset(path: Path, load_file: LoadFile | None = None) -> Dataset:
     if is_folder(path):
         return FolderDataset(path, load_file)
     if not is_file(path):
-        raise UsageError(f"no such dataset: {path}", hint=_LAYOUTS)
+        raise UsageError(f"no such dataset: {path}", hint=suggest_path(path) + _LAYOUTS)
     if path.suffix == ".npz":
         return ArchiveDataset(path)
     if path.suffix in (".csv", ".jsonl"):

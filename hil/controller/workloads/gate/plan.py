@@ -14,7 +14,7 @@ from hil.controller.records.measurements.instructions import InstructionComparis
 from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
 from hil.core.results import BOARD_OUTCOMES, Outcome
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # Facts of a board that must be equal to compare instructions: libraries choose their code by the CPU.
 _CPU = ("arch", "cpu_model")
@@ -87,9 +87,11 @@ def plan_gate(
         elif usable:
             plan.unmeasured.append(series.key)
     if plan.cases and baseline not in branches:
+        measured_branches = sorted(filter(None, branches))
+        similar = did_you_mean(baseline, measured_branches)
         raise UsageError(
             f"the history has no measurement of branch {baseline!r}",
-            hint=f"measured branches: {', '.join(sorted(filter(None, branches))) or 'none'}; see --baseline",
+            hint=f"{similar}measured branches: {', '.join(measured_branches) or 'none'}; see --baseline",
         )
     if commit and len(commits) > 1:
         raise UsageError(f"ambiguous commit {commit!r}: {', '.join(sorted(commits))}", hint="give more digits")

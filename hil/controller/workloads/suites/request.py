@@ -14,7 +14,7 @@ from hil.controller.devices.board_choice import is_provider_address
 from hil.controller.pipeline.settings.option_words import format_option_values, format_option_words
 from hil.controller.pipeline.settings.options import CaseSettings, flag_of, list_specs, restore_settings
 from hil.core.text import convert_to_json
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 # hil's built-in suites: source -> name. The @ distinguishes them from paths.
 BUILT_IN = {"@operators": "operators", "@models": "models"}
@@ -92,7 +92,8 @@ class SuiteRequest:
     def list_remarks(self, ids: Sequence[str]) -> list[str]:
         """Return a warning per filter that matches no case of the suite."""
         idle = [pattern for pattern in self.filters if not any(_matches_filter(case_id, pattern) for case_id in ids)]
-        return [f"--filter {pattern}: no case matches" for pattern in idle]
+        similar = [f"; {meant.rstrip()}" if (meant := did_you_mean(pattern, ids)) else "" for pattern in idle]
+        return [f"--filter {pattern}: no case matches{end}" for pattern, end in zip(idle, similar, strict=True)]
 
     def command(self, *case_ids: str) -> str:
         """Return the command that repeats the given cases, or the whole request if none are given."""

@@ -31,6 +31,7 @@ from hil.controller.storage.runs import (
 from hil.controller.storage.session_folders import SUITES
 from hil.core import own_version
 from hil.core.bounded_json import parse_json
+from hil.core.files import suggest_path
 from hil.core.installed import get_version
 from hil.core.tensors import Array
 from hil.errors import UsageError
@@ -121,7 +122,8 @@ class SuiteRun(SuiteDirectory):
         if not path_exists(folder / HEAD):
             raise UsageError(
                 f"{folder} is not a suite run: {HEAD} not found",
-                hint="give the directory of a suite run: --out, or the path that hil suite run printed",
+                hint=f"{suggest_path(folder)}give the directory of a suite run: --out, or the path that hil suite run "
+                "printed",
             )
         return cls(folder, read_record(folder / HEAD, SuiteRecord))
 

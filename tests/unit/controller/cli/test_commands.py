@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from hil.controller.cli.analysis.layers import shorten_op
 from hil.controller.cli.commands import CliCommand, CliGroup
 from hil.controller.cli.help_sections import MIN_OPTIONS, SECTIONS
 from hil.controller.cli.main import cli
@@ -154,3 +155,39 @@ def test_help_lists_both_names_of_an_option():
     text = command.get_help(click.Context(command, info_name="hil suite run"))
     assert "--no-merge" in text
     assert "--merge [" in text
+
+
+def test_layers_shortens_long_list_of_operators():
+    assert shorten_op("Conv+Relu") == "Conv+Relu"
+    assert shorten_op("+".join(["If", *["Unsqueeze"] * 5, "Add"])) == "If+5 more+Add"
+
+
+OPTIONS = [(name, one) for name, command in COMMANDS.items() for one in command.params if isinstance(one, click.Option)]
+
+
+def find_placeholders(option: str) -> dict[str, str]:
+    """Return command -> placeholder of an option's value."""
+    return {name: one.make_metavar(click.Context(COMMANDS[name])) for name, one in OPTIONS if option in one.opts}
+
+
+def test_out_is_a_directory_and_output_a_file():
+    assert set(find_placeholders("--out").values()) == {"DIR"}
+    # The score of an output of the model.
+    assert {one for name, one in find_placeholders("--output").items() if name != "eval"} == {"FILE"}
+    assert all("-o" in one.opts for name, one in OPTIONS if "--output" in one.opts and name != "eval")
+
+
+def test_times_have_one_placeholder():
+    assert set(find_placeholders("--timeout").values()) == {"S"}
+    assert set(find_placeholders("--since").values()) == {"TIME"}
+
+
+def test_options_have_help_and_placeholder_of_hil():
+    for name, one in OPTIONS:
+        metavar = "" if one.is_flag else one.make_metavar(click.Context(COMMANDS[name]))
+        assert one.help or one.hidden, f"{name} {one.opts}"
+        assert not {"INTEGER", "FLOAT", "RANGE"} & set(metavar.split()), f"{name} {one.opts}: {metavar}"
+
+
+def test_commands_have_example():
+    assert [name for name, command in COMMANDS.items() if "Example" not in (command.epilog or "")] == []

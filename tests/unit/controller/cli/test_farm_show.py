@@ -183,6 +183,12 @@ def test_status_passes_filters_to_farm(farm: Farm):
     ]
 
 
+def test_status_suggests_user_with_similar_name(farm: Farm):
+    farm.answers["jobs"] = lambda user, **asked: [] if user else [job("5"), job("6")]
+    assert called(status, "--user", "adda").stderr == "hil: no job of the user 'adda'\n  hint: did you mean 'ada'?\n"
+    assert called(status, "--user", "ada").stderr == ""
+
+
 def test_status_filters_own_failed_and_recent_jobs(farm: Farm):
     farm.answers["me"] = lambda: {"user": "ada", "role": "submitter"}
     # An older gateway ignores the filters.

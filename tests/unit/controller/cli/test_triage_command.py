@@ -67,7 +67,7 @@ def test_remove_reports_missing_entry(run: Run) -> None:
 def test_export_and_import_round_trip(run: Run, tmp_path: Path) -> None:
     run("set", "conv1", "--state", "known", "--outcome", "FAIL", "--note", "rounds", "--suite", "nets")
     run("set", "fc1")
-    exported = run("export", "--suite", "nets", "--out", "expected.toml")
+    exported = run("export", "--suite", "nets", "--output", "expected.toml")
     assert "left out: fc1: new" in exported.stderr and "wrote expected.toml" in exported.output
     text = (tmp_path / "expected.toml").read_text()
     assert text == run("export").stdout

@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "farm.toml"
 
 
-@pytest.mark.parametrize("text", [None, "", "[terms]", "[other]\nlease_s = 1"])
+@pytest.mark.parametrize("text", [None, "", "[terms]", "[limits]"])
 def test_settings_default_without_terms(path: Path, text: str | None):
     if text is not None:
         path.write_text(text)

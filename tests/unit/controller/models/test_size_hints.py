@@ -64,6 +64,11 @@ def test_candidates_vary_batch_last():
     assert found[:4] == [{"N": 1, "S": 1}, {"N": 1, "S": 2}, {"N": 2, "S": 2}, {"N": 1, "S": 3}]
 
 
+def test_candidates_use_batch_of_1_for_names_with_batch():
+    found = list(iter_candidates([["batch", "S"], [2, "batch", 128]]))
+    assert found[:3] == [{"batch": 1, "S": 1}, {"batch": 1, "S": 2}, {"batch": 2, "S": 2}]
+
+
 def test_run_hint_names_working_sizes(tmp_path, runner):
     conv = helper.make_node("Conv", ["x", "w"], ["y"])
     weight = numpy_helper.from_array(np.zeros((2, 3, 7, 7), np.float32), "w")

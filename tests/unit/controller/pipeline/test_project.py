@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
-from support.project_schema import PATH, schema, text
 
 from hil.controller.cli.main import cli
+from hil.controller.cli.project.config_files import CONFIG_FILES
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.controller.pipeline.settings.model_settings import apply_model_settings, check_models
 from hil.controller.pipeline.settings.options import Job, Options
 from hil.controller.pipeline.settings.project import find_history, find_project, load_project, read_project
+from hil.controller.projects.config_schema import make_schema
 from hil.controller.storage.history.place import HistoryPlace
 from hil.core.text import convert_to_json
 from hil.errors import UsageError
@@ -285,13 +286,7 @@ def test_invalid_project_file_stops_command_but_not_help(write: Write) -> None:
 
 # --- the schema ------------------------------------------------------------------------------------------------------
 
-SCHEMA = schema()
-
-
-def test_schema_in_docs_matches_options() -> None:
-    assert PATH.read_text() == text(), "run: .venv/bin/python tests/support/project_schema.py"
-
-
+SCHEMA = json.loads(make_schema(CONFIG_FILES["project"]))
 VALUES = {"array": "[]", "boolean": "true", "integer": "3", "number": "0.5", "string": '"5"'}
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 from support.schemas import check_document
 
 from hil.controller.cli.main import cli
+from hil.core.variables import VARIABLES
 from hil.errors import UsageError
 
 PROJECT = """
@@ -180,3 +183,31 @@ def test_config_show_names_source_of_unknown_board(project: Path, monkeypatch: p
     assert read_error() == f"unknown board 'kichen'; selected by {project}/hil.toml"
     monkeypatch.setenv("HIL_BOARD", "kichen")
     assert read_error() == "unknown board 'kichen'; set by the variable HIL_BOARD"
+
+
+def test_describe_prints_meaning_of_every_key() -> None:
+    done = CliRunner().invoke(cli, ["config", "show", "--describe"])
+    lines = done.stdout.splitlines()
+    keys = [place for place, line in enumerate(lines) if re.match(r"  \S", line)]
+    assert len(keys) > 40
+    assert [lines[place] for place in keys if not lines[place + 1].startswith("      ")] == []
+    assert "](" not in done.stdout  # links of the documentation
+
+
+def test_json_has_meaning_of_every_key() -> None:
+    document = json.loads(CliRunner().invoke(cli, ["config", "show", "--json"]).stdout)
+    assert [one["key"] for one in document["values"] if not one["meaning"]] == []
+
+
+@pytest.mark.parametrize("kind", ["project", "board", "farm"])
+def test_schema_prints_json_schema(kind: str) -> None:
+    done = CliRunner().invoke(cli, ["config", "schema", "--file", kind])
+    jsonschema.Draft202012Validator.check_schema(json.loads(done.stdout))
+
+
+def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in VARIABLES:
+        if one.is_secret:
+            monkeypatch.setenv(one.name, "s3cret")
+    done = CliRunner().invoke(cli, ["config", "show"])
+    assert "s3cret" not in done.stdout and "HIL_FARM_TOKEN" in done.stdout

@@ -39,7 +39,7 @@ from hil.controller.records.lab.farm import (
     NewToken,
     RevokedToken,
 )
-from hil.errors import AccessRefused, UsageError
+from hil.errors import AccessRefused, UsageError, did_you_mean
 from hil.protocol.v1 import farm_pb2 as pb
 
 E = TypeVar("E", Priority, Right, Role)
@@ -265,7 +265,8 @@ def _parse_choice(kind: type[E], what: str, value: str) -> E:
     try:
         return kind(value)
     except ValueError as error:
-        hint = f"expected one of {', '.join(one.value for one in kind)}"
+        known = [one.value for one in kind]
+        hint = f"{did_you_mean(value[:50], known)}expected one of {', '.join(known)}"
         raise UsageError(f"unknown {what} {value[:50]!r}", hint=hint) from error
 
 

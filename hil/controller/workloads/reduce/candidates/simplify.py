@@ -40,7 +40,7 @@ def list_changes(model: str, inputs: str) -> list[list[Change]]:
 
     Args:
         model: the model file.
-        inputs: directory with the values of the inputs, see :mod:`hil.controller.storage.list_tensor_files`.
+        inputs: directory with the values of the inputs, see :mod:`hil.controller.storage.tensor_files`.
     """
     graph = load_onnx(Path(model)).graph
     shapes = [tuple(array.shape) for array in load_tensors(Path(inputs)).values()]

@@ -11,7 +11,7 @@ from hil.controller.storage.runs import RunStore, check_seal
 from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.workloads.reduce.trials import RECORD
 from hil.core.results import Outcome
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 
 def restore_job(root: Path | None, name: str, case: str) -> Job:
@@ -30,10 +30,11 @@ def restore_job(root: Path | None, name: str, case: str) -> Job:
     failed = [one for one in run.record.cases if one.outcome not in (None, Outcome.PASS, Outcome.SKIP, Outcome.XFAIL)]
     chosen = next((one for one in failed if case in ("", one.name)), None)
     if chosen is None:
-        names = ", ".join(one.name for one in failed)
+        known = [one.name for one in failed]
+        similar = did_you_mean(case, known)
         raise UsageError(
             f"run {run.id} has no failed case {case}".rstrip(),
-            hint=f"failed cases: {names}" if names else "all cases of the run passed",
+            hint=f"{similar}failed cases: {', '.join(known)}" if known else "all cases of the run passed",
         )
     job = Job.from_record(run.record.request)
     if job.generate is not None:

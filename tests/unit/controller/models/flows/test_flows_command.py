@@ -20,7 +20,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command_lists_every_flow_with_description():
     shown = CliRunner().invoke(command, []).output.splitlines()
     assert [line.split()[0] for line in shown] == list(load_flows())
-    assert shown[1].endswith("IREE, highest optimisation level")
+    assert shown[1].endswith("IREE, highest optimization level")
 
 
 def test_command_lists_flows_of_file_as_json(tmp_path: Path):

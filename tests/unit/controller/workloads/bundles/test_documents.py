@@ -57,6 +57,15 @@ def test_bundle_documents_match_schema(call, tmp_path, capsys):
     check_document(json.loads(capsys.readouterr().out), "python -m hil.agent verify")
 
 
+@pytest.mark.parametrize("words", [["missing.hilb"], ["missing.hilb", "--jsno"], [], ["m.hilb", "--timeout", "x"]])
+def test_verify_prints_error_document(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert verify.main([*words, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    check_document(document, "error", "run")
+    assert document["exit_code"] == 2
+
+
 def test_forged_signature_raises_error_document(call, tmp_path):
     made = bundle(tmp_path)
     forged = Head(made.head.size, made.head.manifest, b"k" * 32, b"s" * 64)
