@@ -10,10 +10,13 @@ from fastapi.responses import JSONResponse, Response
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
+from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS, format_exact
 from hil.controller.web.site import get_site
+from hil.controller.web.tensors.axes import list_layouts
 from hil.controller.web.tensors.cells import describe_cell
 from hil.controller.web.tensors.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
+from hil.controller.web.tensors.export import BAR_HEIGHT, BAR_WIDTH, BELOW, LEFT, TYPES, make_map_file, name_map_file
 from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
@@ -22,7 +25,7 @@ from hil.controller.web.text.requests import number_of
 
 router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
-PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
+PARTS_OF_PAGE = ("values", "errors", "ulps", "tiles", "numbers", "charts")
 
 
 @router.get("/tensors")
@@ -38,7 +41,7 @@ def tensors(request: Request) -> Response:
         now = "all"  # a saved page cannot request parts later
     try:
         shown = TensorView.of(query, subject, now)
-        shown.window  # noqa: B018 - report an invalid slice before drawing anything
+        shown.window, shown.axes  # noqa: B018 - report an invalid slice or layout before drawing anything
     except UnknownDtype as unknown:
         if not unknown.choices:
             raise
@@ -48,6 +51,10 @@ def tensors(request: Request) -> Response:
         "histogram": make_histogram,
         "scatter": make_scatter_picture,
         "chart": (WIDTH, HEIGHT),
+        "frame": (LEFT, BELOW, BAR_WIDTH, BAR_HEIGHT),
+        "scales": {name: text for name, text in SCALES.items() if shown.pair or name not in ("log", "tolerance")},
+        "layouts": list_layouts(shown.arrays[0].ndim),
+        "file_name": lambda figure, suffix: name_map_file(shown, query.case, figure, suffix),
         "exact": format_exact,
     }
     return site.render_page(request, "tensors.html", texts_shown=TEXTS, **given)
@@ -66,8 +73,23 @@ def cell(request: Request) -> Response:
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
 
 
+@router.get("/tensors/map.svg")
+@router.get("/tensors/map.png")
+def map_file(request: Request) -> Response:
+    """Return a map of the current view as a file. Raises UsageError if the view has no such map."""
+    query = query_of(request)
+    _, _, subjects = find_subjects(request, query)
+    shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside), "all")
+    suffix = request.url.path.rpartition(".")[2]
+    found = make_map_file(shown, query.case, request.query_params.get("figure", ""), suffix)
+    headers = {"content-disposition": f'attachment; filename="{found.name}"'}
+    return Response(found.data, media_type=TYPES[suffix], headers=headers)
+
+
 # URL parameters by path.
 PARAMETERS = {
+    "/tensors/map.svg": (*list_tensor_parameters(), "figure"),
+    "/tensors/map.png": (*list_tensor_parameters(), "figure"),
     "/tensors": (*list_tensor_parameters(), "now"),
     "/api/tensors/cell": (*list_tensor_parameters(), "row", "column"),
 }
