@@ -143,9 +143,7 @@ def make_value_map(
 
 
 @np.errstate(all="ignore")
-def make_error_map(
-    a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "", most: int = MAX_CELLS
-) -> Map:
+def make_error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "", most: int = MAX_CELLS) -> Map:
     """Return a map of ``|a-b|``: the maximum over a cell's elements that are finite in both; NaN without any."""
     pooled = _Pooled(window, np.maximum, most)
     for top, left, x, y in _read_pairs(a, b, plane, window):

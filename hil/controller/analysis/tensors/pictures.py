@@ -140,8 +140,17 @@ def encode_png(cells: Codes, scale: str, texts: Mapping[str, str] = MappingProxy
     alpha = bytes([255] * EMPTY + [0])
     body = zlib.compress(lines.tobytes(), 3)
     # An international text chunk: keyword, no compression, no language, no translated keyword, text.
-    notes = [(b"iTXt", key.encode() + bytes(5) + text.encode("utf-8", "replace")) for key, text in texts.items() if text]
-    chunks = ((b"IHDR", head), (b"PLTE", make_palette(scale)), (b"tRNS", alpha), *notes, (b"IDAT", body), (b"IEND", b""))
+    notes = [
+        (b"iTXt", key.encode() + bytes(5) + text.encode("utf-8", "replace")) for key, text in texts.items() if text
+    ]
+    chunks = (
+        (b"IHDR", head),
+        (b"PLTE", make_palette(scale)),
+        (b"tRNS", alpha),
+        *notes,
+        (b"IDAT", body),
+        (b"IEND", b""),
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
@@ -149,7 +158,9 @@ def encode_png(cells: Codes, scale: str, texts: Mapping[str, str] = MappingProxy
 
 def draw_scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
     """Draw logarithmic element counts per cell for a white background. The first row is at the bottom."""
-    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), "log", marks_zero=True).quantize(counts.astype(np.float64))
+    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), "log", marks_zero=True).quantize(
+        counts.astype(np.float64)
+    )
     # Skip the lightest colours, which are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY

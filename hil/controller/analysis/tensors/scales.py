@@ -155,11 +155,11 @@ def choose_limit_scale(maps: Map | Sequence[Map]) -> PaletteScale | None:
     ratios = numbers[numbers > 0]
     if not ratios.size:
         return None
-    decades = min(max(1, math.ceil(math.log10(float(ratios.max())))), _LIMIT_DECADES)
+    decades = min(max(2, math.ceil(math.log10(float(ratios.max())))), _LIMIT_DECADES)
     out = int(np.count_nonzero(ratios > 1))
     text = f"error ÷ tolerance, logarithmic: 1 is the limit; {out} of {numbers.size} cells out of tolerance"
     scale = PaletteScale(10.0**-decades, 10.0**decades, "limit", marks_zero=True, text=text)
-    return _count_beyond(scale, ratios)
+    return replace(scale, above=int(np.count_nonzero(ratios > scale.high)))
 
 
 def _list_finite(maps: Sequence[Map]) -> Floats:

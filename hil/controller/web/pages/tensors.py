@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS, format_exact
+from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import get_site
-from hil.controller.web.tensors.axes import list_layouts
 from hil.controller.web.tensors.cells import describe_cell
-from hil.controller.web.tensors.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
+from hil.controller.web.tensors.drawing.axes import list_layouts
+from hil.controller.web.tensors.drawing.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
 from hil.controller.web.tensors.export import BAR_HEIGHT, BAR_WIDTH, BELOW, LEFT, TYPES, make_map_file, name_map_file
+from hil.controller.web.tensors.failing import find_next_failing, find_position
 from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
 from hil.controller.web.tensors.view import TEXTS, TensorView
 from hil.controller.web.text.requests import number_of
+from hil.errors import UsageError
 
 router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
@@ -37,6 +41,10 @@ def tensors(request: Request) -> Response:
     given: dict[str, Any] = {"session": session, "case": case, "subjects": subjects, "subject": subject, "asked": query}
     part = request.headers.get("hx-target", "")
     now = part if part in PARTS_OF_PAGE else request.query_params.get("now", "")
+    position = None
+    if session is not None and part not in PARTS_OF_PAGE:
+        with site.reader.open_snapshot() as database:
+            position = find_position(database, session, case, subjects, subject)
     if getattr(request.state, "saved", False):
         now = "all"  # a saved page cannot request parts later
     try:
@@ -46,7 +54,14 @@ def tensors(request: Request) -> Response:
         if not unknown.choices:
             raise
         return site.render_page(request, "tensor_dtype.html", unknown=unknown, **given)
-    given |= {"shown": shown, "parts_of_numbers": PARTS, "pools": POOLS, "orders": ORDERS, "statistics": STATISTICS}
+    given |= {
+        "position": position,
+        "shown": shown,
+        "parts_of_numbers": PARTS,
+        "pools": POOLS,
+        "orders": ORDERS,
+        "statistics": STATISTICS,
+    }
     given |= {
         "histogram": make_histogram,
         "scatter": make_scatter_picture,
@@ -73,6 +88,25 @@ def cell(request: Request) -> Response:
     return JSONResponse({**found, "near": f"/tensors?{near}" if near else ""})
 
 
+@router.get("/tensors/failing")
+def failing(request: Request) -> Response:
+    """Redirect to the next or previous failing output of the session.
+
+    Raises:
+        UsageError: no failing case has stored tensors, or the direction is unknown.
+    """
+    query, step = query_of(request), request.query_params.get("step", "next")
+    if step not in ("next", "previous"):
+        raise UsageError(f"invalid step {step[:40]!r}", hint="valid steps: next, previous")
+    with get_site(request).reader.open_snapshot() as database:
+        session = resolve_session(database, query.id, query.root)
+        found = find_next_failing(database, session, query.case, query.kind, query.output, forward=step == "next")
+    # Other tensors have other axes, so only keep settings that are valid for all tensors.
+    kept = {name: getattr(query, name) for name in ("pool", "by", "scale") if getattr(query, name)}
+    place = {"case": found.case, "kind": found.kind, "output": found.output}
+    return RedirectResponse(f"/tensors?{session.link}&{urlencode(place | kept)}", status_code=303)
+
+
 @router.get("/tensors/map.svg")
 @router.get("/tensors/map.png")
 def map_file(request: Request) -> Response:
@@ -88,6 +122,7 @@ def map_file(request: Request) -> Response:
 
 # URL parameters by path.
 PARAMETERS = {
+    "/tensors/failing": (*list_tensor_parameters(), "step"),
     "/tensors/map.svg": (*list_tensor_parameters(), "figure"),
     "/tensors/map.png": (*list_tensor_parameters(), "figure"),
     "/tensors": (*list_tensor_parameters(), "now"),

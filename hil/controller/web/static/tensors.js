@@ -117,6 +117,13 @@
     event.stopImmediatePropagation();
   }, true);
 
+  // n and p open the next and the previous failing output.
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || inField(event.target)) return;
+    const rel = { n: "next", p: "prev" }[event.key];
+    if (rel && !hil.saved) document.querySelector(`.failing a[rel=${rel}]`)?.click();
+  });
+
   // A slider has a logarithmic scale. The adjacent field shows the number, and only the field is submitted.
   function ready() {
     const form = document.getElementById("slice");

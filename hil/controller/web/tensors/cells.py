@@ -67,7 +67,11 @@ def format_element(one: Element, shown: TensorView) -> str:
 def _format_limit(one: Element) -> str:
     if not math.isfinite(one.limit):
         return ""
-    times = f", error ÷ tolerance {one.difference / one.limit:.3g}" if one.difference and one.limit and math.isfinite(one.difference) else ""
+    times = (
+        f", error ÷ tolerance {one.difference / one.limit:.3g}"
+        if one.difference and one.limit and math.isfinite(one.difference)
+        else ""
+    )
     return f", tolerance {one.limit:.3g}{times}"
 
 

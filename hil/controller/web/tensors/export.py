@@ -10,7 +10,7 @@ import numpy as np
 
 from hil.controller.analysis.tensors.pictures import EMPTY, encode_png
 from hil.controller.storage.runs import make_safe_name
-from hil.controller.web.tensors.figures import SCALE_CELLS, Figure
+from hil.controller.web.tensors.drawing.figures import SCALE_CELLS, Figure
 from hil.controller.web.tensors.tensors import TensorSubject
 from hil.controller.web.tensors.tiles import TilePage
 from hil.controller.web.tensors.view import TensorView

@@ -15,7 +15,7 @@ from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
 from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS
-from hil.controller.web.tensors.axes import LAYOUTS
+from hil.controller.web.tensors.drawing.axes import LAYOUTS
 from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from hil.controller.analysis.tensors.scales import (
     choose_limit_scale,
     choose_value_scale,
 )
-from hil.controller.web.tensors.axes import name_axes, name_axis
-from hil.controller.web.tensors.figures import (
+from hil.controller.web.tensors.drawing.axes import name_axes, name_axis
+from hil.controller.web.tensors.drawing.figures import (
     Figure,
     NumberStyle,
     describe_scale,
@@ -83,7 +83,7 @@ class TileSource:
     sides: Sequence[FileTensor]
     title: str
     type: str
-    style: NumberStyle = NumberStyle()
+    style: NumberStyle = field(default_factory=NumberStyle)
     tolerance: Tolerance | None = None
 
 
@@ -188,5 +188,8 @@ def _make_caption(source: TileSource, found: Map) -> str:
         parts.insert(0, f"{source.style.format(ends[0])} to {source.style.format(ends[1])}")
     elif ends is not None:
         differs = bool(np.any(found.numbers > 0))
-        parts.insert(0, f"max {source.style.format(ends[1])}{source.style.unit and ' '}{source.style.unit}" if differs else "equal")
+        parts.insert(
+            0,
+            f"max {source.style.format(ends[1])}{source.style.unit and ' '}{source.style.unit}" if differs else "equal",
+        )
     return ", ".join(parts)

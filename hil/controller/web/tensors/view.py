@@ -29,8 +29,8 @@ from hil.controller.analysis.tensors.scales import choose_error_scale, choose_li
 from hil.controller.analysis.tensors.texts import TextRow, list_text_rows
 from hil.controller.analysis.tensors.worst import Element, find_worst_elements, find_worst_in, read_element
 from hil.controller.web.files.cached import Results
-from hil.controller.web.tensors.axes import name_axes
-from hil.controller.web.tensors.figures import (
+from hil.controller.web.tensors.drawing.axes import name_axes
+from hil.controller.web.tensors.drawing.figures import (
     Figure,
     NumberStyle,
     find_cell,
@@ -285,7 +285,9 @@ class TensorView:
         at = 1 if self._tile_values == "second" else 0
         style = self._choose_style([self.arrays[at]])
         query = replace(self.query, scale=self._value_scale)
-        found = make_tile_page(query, TileSource([self.arrays[at]], self.subject.sides[at].title, self.types[at], style))
+        found = make_tile_page(
+            query, TileSource([self.arrays[at]], self.subject.sides[at].title, self.types[at], style)
+        )
         return found
 
     def ulps(self) -> list[Figure]:

@@ -22,7 +22,7 @@ from hil.controller.analysis.tensors.pictures import (
 from hil.controller.analysis.tensors.planes import Plane
 from hil.controller.analysis.tensors.scales import STEPS, PaletteScale
 from hil.controller.web.templating import number
-from hil.controller.web.tensors.axes import AxisMarks, make_column_marks, make_row_marks
+from hil.controller.web.tensors.drawing.axes import AxisMarks, make_column_marks, make_row_marks
 
 # Minimum size in pixels for figures with few rows or columns.
 _LEAST_HEIGHT, _LEAST_WIDTH = 48, 160
