@@ -151,8 +151,8 @@ def test_node_click_shows_details_and_links(page, address):
 
 def test_keys_select_failing_nodes(page, address):
     opened(page, address, "id=first")
-    chosen = []
-    for name in ("n", "n", "n", "p"):
+    chosen = [page.run("document.getElementById('graph-status').textContent.split(':')[0]")]
+    for name in ("n", "n", "p"):
         key(page, name)
         chosen.append(page.run("document.getElementById('graph-status').textContent.split(':')[0]"))
     # The model's nodes in file order. The last wraps to the first.
