@@ -65,7 +65,7 @@ class FoldedView:
 def find_scopes(graph: ModelGraph) -> dict[str, Scope]:
     """Return path -> scope, outer scopes before inner scopes.
 
-    A scope with the same nodes as an inner scope is left out, such as the common prefix of all names.
+    A scope with the same nodes as an inner scope is left out, and a scope with all nodes.
     """
     members: dict[str, list[int]] = {}
     dotted = graph.kind == "onnx" and not any("/" in node.name for node in graph.nodes if node.kind == "node")
@@ -76,7 +76,8 @@ def find_scopes(graph: ModelGraph) -> dict[str, Scope]:
     for path, found in members.items():
         outer = path.rpartition("/")[0]
         largest[outer] = max(largest.get(outer, 0), len(found))
-    kept = {path for path, found in members.items() if len(found) > 1 and largest.get(path, 0) < len(found)}
+    total = sum(node.kind == "node" for node in graph.nodes)
+    kept = {path for path, found in members.items() if 1 < len(found) < total and largest.get(path, 0) < len(found)}
     paths = sorted(kept, key=lambda path: path.split("/"))
     return {path: Scope(path, _find_parent(path, kept), tuple(members[path])) for path in paths}
 

@@ -185,10 +185,11 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     metrics = [one for one in METRICS if any(value.get_metric(one) is not None for value in values)]
     by = wanted.by or next(iter(metrics), "outcome")
     focus = wanted.node or find_first_failing(sides[0])
-    shown = [
-        focus if place == 0 else find_matching_node(focus, sides[0], side) or focus for place, side in enumerate(sides)
-    ]
-    scopes = OpenScopes(sides, wanted.open, shown if focus else [""] * len(sides))
+    shown = [""] * len(sides)
+    # Scopes that the user closed stay closed, unless a node is chosen.
+    if wanted.node or not wanted.open:
+        shown = [focus, *(find_matching_node(focus, sides[0], side) or focus for side in sides[1:])]
+    scopes = OpenScopes(sides, wanted.open, shown)
     return GraphView(wanted, sides, metrics, ColourScale.of(by, values), choices, models, scopes, focus)
 
 
