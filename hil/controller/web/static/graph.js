@@ -254,8 +254,9 @@
     return url.pathname + url.search;
   }
 
-  // Request the graph with other open scopes, and select a node or scope, which the server makes visible.
-  async function reopen(scopes, name) {
+  // Request the graph with other open scopes. Select a node or scope, which the server makes visible, or the node or scope
+  // at this place in the model.
+  async function reopen(scopes, name, order) {
     if (hil.saved) {
       status.textContent = "This file shows all nodes.";
       return;
@@ -263,6 +264,7 @@
     const data = await hil.data(addressOf(place.dataset.src, { open: scopes, node: name ?? "" }));
     await rebuild(data);
     opened = panes[0].data.open;
+    name ||= panes[0].data.names[panes[0].data.order.indexOf(order)];
     if (name && panes.some((pane) => pane.placeOf(name) !== undefined)) select(name);
     else {
       chosen = "";
@@ -274,12 +276,12 @@
   const listOpen = () => panes[0].data.opened;
   const join = (numbers) => (numbers.length ? numbers.join(",") : "none");
 
-  // Open a closed scope and select its first node, or close the scope around a node.
+  // Open a closed scope and select its first node or scope, or close the scope around a node.
   function toggle() {
     const [first] = panes, at = first.placeOf(chosen);
     if (at === undefined) return;
-    const { scopes, inside, kinds, match, groups } = first.data;
-    if (kinds[at] === "group") reopen(join([...listOpen(), scopes[at]]), match[at][1]);
+    const { scopes, inside, kinds, order, groups } = first.data;
+    if (kinds[at] === "group") reopen(join([...listOpen(), scopes[at]]), "", order[at]);
     else if (inside[at] >= 0) reopen(join(listOpen().filter((one) => one !== inside[at])), groups[inside[at]]);
     else status.textContent = "This node is in no name scope.";
   }
@@ -292,6 +294,7 @@
       return;
     }
     const own = wrong.find(([, name]) => name === chosen);
+    if (own && !first.has(chosen)) return reopen(join(listOpen()), chosen);
     const now = own ? own[0] : order[first.placeOf(chosen)] ?? (direction > 0 ? -1 : Infinity);
     const ordered = direction > 0 ? wrong : [...wrong].reverse();
     const [, name] = ordered.find(([at]) => (direction > 0 ? at > now : at < now)) ?? ordered[0];
