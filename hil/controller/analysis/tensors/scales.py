@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hil.controller.analysis.tensors.elements import Codes, Floats
 from hil.controller.analysis.tensors.maps import Map
+from hil.core.results import Tolerance
 
 # The first STEPS palette indices are the scale. The following indices mark cells without a number.
 STEPS = 240
@@ -149,8 +150,12 @@ def choose_error_scale(maps: Map | Sequence[Map], kind: str = "automatic") -> Pa
     return _choose_between(plain, _make_robust(plain, errors), errors, kind)
 
 
-def choose_limit_scale(maps: Map | Sequence[Map]) -> PaletteScale | None:
-    """Return a scale for errors divided by the tolerance, symmetric around 1; None if no element differs."""
+def choose_limit_scale(maps: Map | Sequence[Map], tolerance: Tolerance | None) -> PaletteScale | None:
+    """Return a scale for errors divided by the tolerance, symmetric around 1; None if no element differs.
+
+    Args:
+        tolerance: the tolerance of the maps, for the legend. None requires exact equality.
+    """
     numbers = _list_finite([maps] if isinstance(maps, Map) else maps)
     ratios = numbers[numbers > 0]
     if not ratios.size:
@@ -158,6 +163,7 @@ def choose_limit_scale(maps: Map | Sequence[Map]) -> PaletteScale | None:
     decades = min(max(2, math.ceil(math.log10(float(ratios.max())))), _LIMIT_DECADES)
     out = int(np.count_nonzero(ratios > 1))
     text = f"error ÷ tolerance, logarithmic: 1 is the limit; {out} of {numbers.size} cells out of tolerance"
+    text += " (exact)" if tolerance is None else f" (rtol {tolerance.rtol:.3g}, atol {tolerance.atol:.3g})"
     scale = PaletteScale(10.0**-decades, 10.0**decades, "limit", marks_zero=True, text=text)
     return replace(scale, above=int(np.count_nonzero(ratios > scale.high)))
 

@@ -12,7 +12,7 @@ from hil.controller.analysis.tensors.pictures import EMPTY, encode_png
 from hil.controller.storage.runs import make_safe_name
 from hil.controller.web.tensors.drawing.figures import SCALE_CELLS, Figure
 from hil.controller.web.tensors.tensors import TensorSubject
-from hil.controller.web.tensors.tiles import TilePage
+from hil.controller.web.tensors.tiles import TILE_PIXELS, TilePage
 from hil.controller.web.tensors.view import TensorView
 from hil.core.text import escape_controls
 from hil.errors import UsageError
@@ -22,6 +22,8 @@ TYPES = {"svg": "image/svg+xml", "png": "image/png"}
 LEFT, BELOW, BAR_WIDTH, BAR_HEIGHT = 36, 30, 240, 10
 _LINE, _EDGE, _GAP = 16, 12, 12
 _TILE_LINE = 18
+# Estimated width of a character, because the width of a text is unknown without the font.
+_CHAR_WIDTH = 7
 # Maximum characters of the case and of the tensor in a file name.
 _NAME_CHARS = 60
 _STYLE = (
@@ -115,7 +117,8 @@ def _write_svg(figure: Figure, lines: Sequence[str], mark: tuple[float, float] |
     parts += _write_marks(figure, x, top + _LINE)
     top += _LINE + figure.height + BELOW + _GAP
     foot, top = _write_foot(figure.bar, figure.ticks, figure.scale, figure.legend, figure.note, x, top)
-    return _write_document([*parts, *foot], max(figure.width + x + _EDGE, 520), top)
+    texts = [f"{lines[0]}: {figure.title}", *lines[1:], figure.scale, figure.note, *(text for _, text in figure.legend)]
+    return _write_document([*parts, *foot], max(figure.width + x + _EDGE, _estimate_width(texts, x)), top)
 
 
 def _write_tiles_svg(page: TilePage, lines: Sequence[str]) -> bytes:
@@ -127,16 +130,24 @@ def _write_tiles_svg(page: TilePage, lines: Sequence[str]) -> bytes:
     for number, tile in enumerate(page.tiles):
         row, column = divmod(number, columns)
         x, y = _EDGE + column * (wide + _GAP), top + row * (high + 2 * _TILE_LINE)
-        parts.append(_write_text(x, y + _LINE - 4, f"{tile.index}: {tile.caption}"))
+        caption = f"{tile.index}: {tile.caption}"
+        most = wide // _CHAR_WIDTH
+        parts.append(_write_text(x, y + _LINE - 4, caption if len(caption) <= most else f"{caption[: most - 1]}…"))
         parts.append(_write_picture(tile.figure, x, y + _LINE))
     top += -(-len(page.tiles) // columns) * (high + 2 * _TILE_LINE) + _GAP
     foot, top = _write_foot(page.bar, page.ticks, page.scale, (), "", _EDGE, top)
-    return _write_document([*parts, *foot], max(_EDGE + columns * (wide + _GAP), 520), top)
+    texts = [f"{lines[0]}: {page.title}", lines[1], which, page.scale]
+    return _write_document([*parts, *foot], max(_EDGE + columns * (wide + _GAP), _estimate_width(texts, _EDGE)), top)
+
+
+def _estimate_width(texts: Sequence[str], x: int) -> int:
+    """Return a width in pixels in which all lines fit that begin at a position."""
+    return x + _CHAR_WIDTH * max(map(len, texts), default=0) + 2 * _LINE
 
 
 def _find_tile_size(page: TilePage) -> tuple[int, int]:
     figures = [one.figure for one in page.tiles]
-    return max((one.width for one in figures), default=1), max((one.height for one in figures), default=1)
+    return max([TILE_PIXELS, *(one.width for one in figures)]), max([1, *(one.height for one in figures)])
 
 
 def _write_head(lines: Sequence[str]) -> tuple[list[str], int]:

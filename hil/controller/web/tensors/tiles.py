@@ -171,7 +171,7 @@ def _make_map(source: TileSource, plane: Plane, query: TensorQuery) -> Map:
 def _choose_scale(source: TileSource, maps: Sequence[Map], kind: str) -> PaletteScale | None:
     if len(source.sides) < 2:
         return choose_value_scale(maps, kind)
-    return choose_limit_scale(maps) if kind == "tolerance" else choose_error_scale(maps, kind)
+    return choose_limit_scale(maps, source.tolerance) if kind == "tolerance" else choose_error_scale(maps, kind)
 
 
 def _make_figure(source: TileSource, name: str, title: str, found: Map, scale: PaletteScale | None) -> Figure:

@@ -255,9 +255,7 @@ class TensorView:
         if self.shows_ratio:
             found = make_ratio_map(*self.pair, self.plane, self.window, tolerance)
             title, style, by = "Error ÷ tolerance", NumberStyle(), "ratio"
-            scale = choose_limit_scale(found)
-            if scale is not None:
-                scale = replace(scale, text=f"{scale.text} ({describe_tolerance(tolerance)})")
+            scale = choose_limit_scale(found, tolerance)
         worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), by, tolerance)
         text = "" if worst is None else f"worst: {worst.difference:.6g} at {list(worst.index)}"
         figure = make_difference_figure("difference", title, found, scale, text, style)
@@ -402,11 +400,6 @@ class TensorView:
         recorded = read_recorded_tolerance(self.subject.recorded)
         order = query.by if part == "worst" else ""
         return (part, stamps, dtypes, self.subject.name, query.rtol, query.atol, recorded, order)
-
-
-def describe_tolerance(tolerance: Tolerance | None) -> str:
-    """Return a tolerance as text."""
-    return "exact" if tolerance is None else f"rtol {tolerance.rtol:.3g}, atol {tolerance.atol:.3g}"
 
 
 def _stamp_tensors(subject: TensorSubject) -> tuple[Any, ...]:

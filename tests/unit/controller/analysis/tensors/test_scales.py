@@ -142,7 +142,7 @@ def test_ratio_map_marks_nan_and_infinite_elements():
     found = ratios(a, b, Tolerance(0.0, 0.5))
     assert (found.counts[NAN_HERE], found.counts[INF_THERE]) == (1, 1)
     assert found.numbers[0, 2] == 2.0 and np.isnan(found.numbers[0, :2]).all()
-    painted = paint(found, choose_limit_scale(found))
+    painted = paint(found, choose_limit_scale(found, None))
     palette = np.frombuffer(make_palette("limit"), np.uint8).reshape(256, 3)
     assert bytes(palette[painted[0, 0]]).hex() == COLOURS[NAN_HERE]
 
@@ -150,15 +150,15 @@ def test_ratio_map_marks_nan_and_infinite_elements():
 def test_ratio_map_without_tolerance_is_zero_or_largest_number():
     found = ratios(np.array([[1, 2]]), np.array([[1, 3]]), None)
     assert found.numbers.tolist() == [[0.0, np.finfo(np.float64).max]]
-    scale = choose_limit_scale(found)
+    scale = choose_limit_scale(found, None)
     assert (scale.low, scale.high, scale.above) == (1e-4, 1e4, 1)
 
 
 def test_limit_scale_changes_colour_at_exact_tolerance():
     numbers = np.array([[0.0, 1e-9, 0.1, np.nextafter(1.0, 0), 1.0, np.nextafter(1.0, 2), 10.0, 100.0]])
-    scale = choose_limit_scale(values(numbers))
+    scale = choose_limit_scale(values(numbers), Tolerance(0.5, 0.25))
     assert (scale.low, scale.high) == (0.01, 100.0)
-    assert "1 is the limit; 3 of 8 cells out of tolerance" in scale.text
+    assert "1 is the limit; 3 of 8 cells out of tolerance (rtol 0.5, atol 0.25)" in scale.text
     found = scale.quantize(numbers)[0].tolist()
     half = STEPS // 2
     assert found[:2] == [EQUAL, 0] and found[3:6] == [half - 1, half - 1, half] and found[7] == STEPS - 1
