@@ -250,6 +250,7 @@ def test_keys_open_and_close_scopes(page, address):
     assert status(page).startswith("/net/block9/layer5/MatMul: Relu")
 
 
+@pytest.mark.slow
 def test_second_click_opens_scope(page, address):
     opened(page, address, "id=scoped&open=none")
     page.click("button[data-do=fit]")
@@ -261,6 +262,7 @@ def test_second_click_opens_scope(page, address):
     page.wait("document.getElementById('graph-status').textContent.startsWith('net/block2/layer0/')")
 
 
+@pytest.mark.slow
 def test_search_opens_scope_of_match(page, address):
     opened(page, address, "id=scoped&open=none")
     page.click("#find-node")

@@ -263,8 +263,8 @@ def format_metric(metric: str, value: NodeValue | None) -> str:
 
 
 def list_scopes(sides: Sequence[GraphSide], most: int) -> list[ScopeSummary]:
-    """Return the scopes of the first graph, those with the most failing nodes first."""
+    """Return the scopes of the first graph: those with the most failing nodes first, then in the order of the graph."""
     side = sides[0]
     found = [summarize_scope(side, scope) for scope in side.scopes.values()]
-    found.sort(key=lambda one: -one.failing)
+    found.sort(key=lambda one: (-one.failing, one.scope.members[0], -len(one.scope.members)))
     return found[:most]
