@@ -10,7 +10,7 @@ from typing import Any
 from hil.controller.records.commands.stored import ProfileTotal
 from hil.core.json_values import read_list, read_mapping, read_mappings, read_string
 
-METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
+METRICS = ("tolerance_ratio", "max_abs", "sqnr_db", "outcome", "time_ns", "placement")
 # Outcome severity. Any unlisted outcome is an error, with severity 3.
 _GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4, "UNSTABLE": 4}
 
@@ -33,6 +33,11 @@ class NodeValue:
     # the largest number.
     ops: tuple[str, ...] = ()
     timed_with: int = 0
+    # tolerance_ratio: error divided by the tolerance, of the element furthest out of tolerance; above 1 if it is out.
+    # is_ratio_bound: True if the record only shows that the ratio is at most this number, because all elements are
+    # within tolerance.
+    tolerance_ratio: float | None = None
+    is_ratio_bound: bool = False
 
     def get_metric(self, metric: str) -> float | str | None:
         """Return the value for a metric from :data:`METRICS`, or None if unknown."""
@@ -206,7 +211,11 @@ def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> 
     # No other statistic includes elements that are NaN or infinite on one side only.
     if any((parse_real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
+    limits = [found for one in outputs if (found := compute_tolerance_ratio(one)) is not None]
+    ratio, is_bound = max(limits, default=(None, False), key=lambda one: one[0])
     return NodeValue(
+        tolerance_ratio=ratio,
+        is_ratio_bound=is_bound,
         outputs=tuple(read_string(one.get("name")) for one in outputs),
         outcome=read_string(finding.get("outcome")),
         reason=read_string(reason),
@@ -215,3 +224,34 @@ def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> 
         placement=" + ".join(read_string(part.get("device")) for part in read_mappings(finding.get("placement"))),
         **more,
     )
+
+
+def compute_tolerance_ratio(output: Mapping[str, Any]) -> tuple[float, bool] | None:
+    """Return the error divided by the tolerance, from the record of a compared output.
+
+    Returns:
+        The ratio, and whether it is only an upper bound; None if the record has no tolerance. The record contains the
+        values of an element out of tolerance. Without such an element, the bound is the largest error divided by atol,
+        at most 1.
+    """
+    wrong, error = parse_real(output.get("mismatches")), parse_real(output.get("max_abs"))
+    if "tolerance" not in output or wrong is None or read_list(output.get("criteria")):
+        return None
+    if (parse_real(output.get("nonfinite")) or 0) > 0:
+        return math.inf, False
+    tolerance = read_mapping(output["tolerance"])
+    rtol, atol = (parse_real(tolerance.get(name)) for name in ("rtol", "atol"))
+    if output["tolerance"] is None:
+        return (math.inf, False) if wrong else (0.0, False)
+    if rtol is None or atol is None or not (rtol >= 0 and atol >= 0):
+        return None
+    if wrong:
+        values = [parse_real(one) for one in read_list(output.get("worst_values"))]
+        if len(values) != 2 or values[0] is None or values[1] is None:
+            return None
+        limit = atol + rtol * abs(values[1])
+        apart = abs(values[0] - values[1])
+        return (apart / limit if limit > 0 and math.isfinite(apart) else math.inf), False
+    if error is None or error != error:
+        return None
+    return (0.0, False) if error == 0 else (min(1.0, error / atol) if atol > 0 else 1.0, True)

@@ -51,6 +51,7 @@ class GraphRecord:
     profiles: Sequence[str] = ()
     imported: Path | None = None  # imported program's path, if stored
     ways: Sequence[str] = ()
+    first_layer: str = ""  # a bisection's first wrong layer, isolated or else in the whole model
 
 
 def read_graph_record(
@@ -123,6 +124,7 @@ def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
         document=document,
         runtime=read_string(document.get("runtime")),
         outputs=read_mapping(document.get("whole")).get("outputs"),
+        first_layer=_read_text(document.get("first_isolated")) or _read_text(document.get("first_cumulative")),
         ways=[way for way in ("isolated", "cumulative") if any(read_mapping(one.get(way)) for one in layers)],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -324,6 +324,13 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
         parts.append(f"instr((select lower(word) from words where key = cases.name), :q{number})")
         values[f"q{number}"] = word.lower()
     return " and ".join(parts), values
+
+
+def iter_failing_cases(database: sqlite3.Connection, session: IndexedSession) -> Iterator[tuple[int, str]]:
+    """Yield the number and the name of every failing case of a session, in order."""
+    names = "(select word from words where words.key = cases.name)"
+    query = f"select number, {names} from cases where session = ? and outcome not in {_PASSING_KEYS} order by number"
+    return ((int(number), str(name)) for number, name in database.execute(query, (session.key,)))
 
 
 def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:

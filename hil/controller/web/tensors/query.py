@@ -13,12 +13,22 @@ from hil.compare.tolerance import check_tolerance
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
+from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS
+from hil.controller.web.tensors.drawing.axes import LAYOUTS
 from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 
-_CHOICES = {"part": PARTS, "pool": POOLS, "by": tuple(ORDERS)}
+TILE_VALUES = ("difference", "first", "second")
+_CHOICES = {
+    "part": PARTS,
+    "pool": POOLS,
+    "by": tuple(ORDERS),
+    "scale": tuple(SCALES),
+    "layout": LAYOUTS,
+    "tile_of": TILE_VALUES,
+}
 # Rows and columns of the window around a selected element.
 CLOSE = 33
 
@@ -47,6 +57,11 @@ class _Values:
     atol: str = ""
     dtype: str = ""  # dtype for a file with raw bytes
     mark: str = ""  # index of the marked element
+    scale: str = ""  # color scale, from SCALES
+    layout: str = ""  # names of the axes, from LAYOUTS
+    tiles: str = ""  # axis number: show a small map per index of this axis
+    tile_of: str = ""  # values to show in the tiles, from TILE_VALUES; the default is the difference
+    tile_page: int = 0
 
 
 @dataclass(frozen=True)
