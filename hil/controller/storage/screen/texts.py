@@ -42,6 +42,10 @@ def shorten(text: str, longest: int = 4000) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters omitted ...\n{text[-half:]}"
 
 
+# Numbers from this share of a unit round to the whole unit with three digits: 999.6 us is "1 ms", not "1e+03 us".
+ROUNDS_UP = 0.9995
+
+
 def format_seconds(value: float | None) -> str:
     """Format seconds: ``850 us``, ``12.3 ms``, ``4.56 s``, ``2 min 05 s``; "-" for None."""
     if value is None:
@@ -49,7 +53,7 @@ def format_seconds(value: float | None) -> str:
     if value >= 60:
         return f"{int(value // 60)} min {int(value % 60):02d} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
+        if value >= size * ROUNDS_UP:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e9:.3g} ns" if value else "0 s"
 
