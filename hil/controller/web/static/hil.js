@@ -137,7 +137,7 @@ function isAtWork(part) {
   if (part.matches(":active")) return true;
   const selected = getSelection();
   const field = inField(document.activeElement) && part.contains(document.activeElement);
-  return field || part.querySelector("input:checked") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
+  return field || part.querySelector("input:checked:not(.table-menu input)") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
 }
 
 // Fetch a part again and replace it, unless the user works in the part when the response arrives. Return true if the

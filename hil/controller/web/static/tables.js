@@ -15,6 +15,7 @@ const tables = (() => {
 
   const state = read(new URLSearchParams(hil.saved ? document.body.dataset.view ?? "" : location.search));
   const views = new Map();  // table -> its parts, menu and original order
+  const closed = new Map();  // name of a table -> its closed groups
 
   function read(given) {
     const split = (name) => new Map(given.getAll(name).map((one) => one.split("~")).map(([table, ...rest]) => [table, rest]));
@@ -64,7 +65,8 @@ const tables = (() => {
     tellUnknown(one);
   }
 
-  // Put the rows in groups by the text of a column: groups with failing rows first, and failing rows first in each group.
+  // Put the rows in groups by the text of a column. Groups with the most failing rows are first, and failing rows are
+  // first in each group.
   function group(one, width) {
     const column = one.columns.indexOf(state.group.get(one.name)?.[0]);
     const rows = one.rows.filter((row) => isRow(one, row));
@@ -84,9 +86,9 @@ const tables = (() => {
     }
     one.table.querySelectorAll("tbody").forEach((body) => body.remove());
     one.grouped = true;
-    const closed = one.closed ??= new Set();
-    for (const [name, { good, bad }] of [...groups].sort(([, a], [, b]) => (b.bad.length > 0) - (a.bad.length > 0))) {
-      one.table.append(groupBody(one, name, [...bad, ...good], bad.length, width, closed));
+    if (!closed.has(one.name)) closed.set(one.name, new Set());
+    for (const [name, { good, bad }] of [...groups].sort(([, a], [, b]) => b.bad.length - a.bad.length)) {
+      one.table.append(groupBody(name, [...bad, ...good], bad.length, width, closed.get(one.name)));
     }
   }
 
@@ -96,7 +98,7 @@ const tables = (() => {
     return (cell.classList.contains("time") ? text.slice(0, 10) : text.slice(0, 120)) || "none";
   }
 
-  function groupBody(one, name, rows, bad, width, closed) {
+  function groupBody(name, rows, bad, width, closed) {
     const body = document.createElement("tbody"), head = body.insertRow(), cell = document.createElement("th");
     body.className = "group";
     cell.colSpan = width;
@@ -291,8 +293,7 @@ const tables = (() => {
     const menu = element("details", { className: "table-menu" }), summary = element("summary", {}, "Columns, groups, views");
     summary.setAttribute("aria-label", `Columns, groups and views of ${one.label}`);
     menu.append(summary);
-    menu.addEventListener("toggle", () => { if (menu.open) fillMenu(one); });
-    // Menus are not part of a saved table: they are made again when a page opens.
+    menu.addEventListener("toggle", () => { if (menu.open) fillMenu(one); else menu.replaceChildren(summary); });
     one.region.parentElement.insertBefore(menu, one.region);
     return menu;
   }
@@ -300,11 +301,13 @@ const tables = (() => {
   // Find the new tables of the page, and apply the state to them.
   function setUp() {
     const found = [...document.querySelectorAll("table")].filter((table) => table.tHead?.rows.length === 1 && table.tHead.rows[0].cells.length > 1);
+    // Names depend on all tables of the page, and an empty table has nothing to choose.
     const labels = found.map((table) => table.closest("[role=region]")?.getAttribute("aria-label") ?? "Table");
     const names = unique(labels.map(slug));
     found.forEach((table, at) => {
       if (views.has(table)) return;
       const one = { ...describe(table, names[at]), label: labels[at] };
+      if (!one.rows.some((row) => isRow(one, row))) return;
       views.set(table, one);
       one.menu = makeMenu(one);
       apply(one);
@@ -313,8 +316,20 @@ const tables = (() => {
     keepInLinks();
   }
 
+  // A link with only the name of a view shows the view that this browser stores.
+  function openNamedView() {
+    if (hil.saved || !state.view || state.columns.size || state.group.size) return "";
+    const query = storedViews().find(([name]) => name === state.view)?.[1];
+    if (query === undefined) return `This browser has no view ${state.view} of this page.`;
+    const wanted = [...new URLSearchParams(query)].filter(([name]) => name !== "view"), now = new URLSearchParams(location.search);
+    if (wanted.some(([name, value]) => !now.getAll(name).includes(value))) location.replace(viewUrl(query));
+    return "";
+  }
+
+  const missing = openNamedView();
   setUp();
+  if (missing) document.getElementById("main").prepend(element("p", { className: "hint", role: "status" }, missing));
   // Parts of a page are replaced after changes on the server, and by filters.
-  document.addEventListener("htmx:afterSettle", setUp);
+  document.addEventListener("htmx:afterSwap", setUp);
   return { setUp };
 })();

@@ -1,0 +1,148 @@
+"""Test the view of tables in a browser: columns, groups, saved views, links, and pages saved as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Page, find_browser
+from support.web import serving, write_suite
+
+BROWSER = find_browser()
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="requires a Chromium")
+MENU = "document.querySelector('.table-menu')"
+CASES = "/session?id=night"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    root = tmp_path_factory.mktemp("runs")
+    cases = [
+        {"id": f"{op}-{number}", "op": op, "outcome": "FAIL" if (op, number) == ("Gemm", 1) else "PASS"}
+        for op in ("Conv", "Gemm", "Relu")
+        for number in (0, 1)
+    ]
+    write_suite(root, "night", cases)
+    write_suite(root, "long", [{"id": f"case-{number}", "op": f"op{number % 3}"} for number in range(250)])
+    with serving(root) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    assert BROWSER is not None
+    with Page(BROWSER) as opened:
+        yield opened
+
+
+def open_menu(page: Page) -> None:
+    page.run(f"{MENU}.open = true")
+    page.wait(f"!!{MENU}.querySelector('select')")
+
+
+def choose_group(page: Page, column: str) -> None:
+    page.run(
+        f"(choice => {{ choice.value = '{column}'; choice.dispatchEvent(new Event('change')); }})"
+        f"({MENU}.querySelector('select'))"
+    )
+
+
+def heads(page: Page) -> list[str]:
+    return page.texts("#cases thead th:not([hidden])")
+
+
+def test_menu_hides_columns_and_url_keeps_them(page: Page, address: str) -> None:
+    page.open(address + CASES)
+    every = heads(page)
+    open_menu(page)
+    for title in ("ULP", "Reason"):
+        page.run(f"[...{MENU}.querySelectorAll('label')].find(one => one.innerText.trim() === '{title}').click()")
+    left = [title for title in every if title not in ("ULP", "Reason")]
+    assert heads(page) == left
+    url = page.run("location.href")
+    assert "columns=table-of-cases%7Eoutcome%7E" in url
+    page.open(url)
+    assert heads(page) == left
+    page.click("#cases thead a")  # sorts by outcome
+    page.wait("location.search.includes('order=')")
+    assert heads(page) == left
+    assert page.troubles == []
+
+
+def test_groups_show_counts_and_failures_first(page: Page, address: str) -> None:
+    page.open(f"{address}{CASES}&group=table-of-cases~operator")
+    assert page.texts("#cases tbody.group > tr:first-child") == ["Gemm 2 rows 1 failing", "Conv 2 rows", "Relu 2 rows"]
+    assert page.texts("#cases tbody.group:nth-of-type(1) .name") == ["Gemm-1", "Gemm-0"]
+    page.click("button.group")
+    assert page.run("document.querySelector('button.group').getAttribute('aria-expanded')") == "false"
+    assert page.run("document.querySelectorAll('#cases tbody tr:not([hidden])').length") == 3 + 4
+    open_menu(page)
+    choose_group(page, "")
+    assert page.texts("#cases tbody .name") == ["Gemm-1", "Conv-0", "Conv-1", "Gemm-0", "Relu-0", "Relu-1"]
+    assert "group=" not in page.run("location.search")
+
+
+def test_group_of_several_pages_contains_all_rows(page: Page, address: str) -> None:
+    page.open(f"{address}/session?id=long&page=2")
+    open_menu(page)
+    choose_group(page, "operator")
+    page.wait("!!document.querySelector('tbody.group') && !document.querySelector('.pager')")
+    assert page.texts("#cases tbody.group > tr:first-child") == ["op0 84 rows", "op1 83 rows", "op2 83 rows"]
+
+
+def test_view_is_saved_under_a_name(page: Page, address: str) -> None:
+    page.open(f"{address}{CASES}&order=-name&group=table-of-cases~operator&columns=table-of-cases~case~operator")
+    open_menu(page)
+    page.run(f"{MENU}.querySelector('input:not([type=checkbox])').focus()")
+    page.type("By operator")
+    page.press("Enter")
+    page.wait(f"!!{MENU}.querySelector('.views a')")
+    # The view applies to other sessions of the same page.
+    page.open(f"{address}/session?id=long")
+    open_menu(page)
+    page.click(".table-menu .views a")
+    page.wait("location.search.includes('id=long') && !!document.querySelector('tbody.group')")
+    assert heads(page) == ["Case", "Operator"]
+    assert "order=-name" in page.run("location.search")
+    page.open(f"{address}{CASES}&view=By+operator")
+    page.wait("location.search.includes('group=')")
+    open_menu(page)
+    page.click(".table-menu .views button")
+    assert page.texts(".table-menu .views a") == []
+    page.open(f"{address}{CASES}&view=By+operator")
+    page.wait("!!document.querySelector('main > .hint')")
+    assert page.texts("main > .hint") == ["This browser has no view By operator of this page."]
+
+
+def test_unknown_column_of_a_link_is_reported(page: Page, address: str) -> None:
+    page.open(f"{address}{CASES}&columns=table-of-cases~case~colour")
+    assert heads(page) == ["Case"]
+    (note,) = [text for text in page.texts("[role=status]") if "colour" in text]
+    assert note.startswith("This table has no column colour. Its columns: outcome, case, operator, device-time")
+
+
+def test_saved_page_keeps_the_view(page: Page, address: str, tmp_path: Path) -> None:
+    page.open(f"{address}{CASES}&group=table-of-cases~operator&columns=table-of-cases~outcome~case~operator")
+    text = page.run("fetch('/share?' + new URLSearchParams({page: location.pathname + location.search})).then(one => one.text())")
+    (tmp_path / "saved.html").write_text(text)
+    page.open((tmp_path / "saved.html").as_uri())
+    assert heads(page) == ["Outcome", "Case", "Operator"]
+    assert len(page.texts("tbody.group")) == 3
+    open_menu(page)
+    choose_group(page, "outcome")
+    assert page.texts("#cases tbody.group > tr:first-child") == ["FAIL 1 row 1 failing", "PASS 5 rows"]
+    assert page.troubles == []
+
+
+def test_menu_fits_on_a_narrow_screen(page: Page, address: str) -> None:
+    page.resize(390, 800)
+    try:
+        page.open(f"{address}{CASES}&group=table-of-cases~operator")
+        open_menu(page)
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        page.run(f"{MENU}.querySelector('summary').focus()")
+        page.press("Tab")
+        assert page.run("document.activeElement.type") == "checkbox"
+    finally:
+        page.resize(1280, 900)
