@@ -36,6 +36,9 @@ def page() -> Iterator[Page]:
         yield opened
 
 
+LOADED = "document.readyState === 'complete'"
+
+
 def open_menu(page: Page) -> None:
     page.run(f"{MENU}.open = true")
     page.wait(f"!!{MENU}.querySelector('select')")
@@ -65,7 +68,7 @@ def test_menu_hides_columns_and_url_keeps_them(page: Page, address: str) -> None
     page.open(url)
     assert heads(page) == left
     page.click("#cases thead a")  # sorts by outcome
-    page.wait("location.search.includes('order=')")
+    page.wait(f"location.search.includes('order=') && {LOADED}")
     assert heads(page) == left
     assert page.troubles == []
 
@@ -102,11 +105,11 @@ def test_view_is_saved_under_a_name(page: Page, address: str) -> None:
     page.open(f"{address}/session?id=long")
     open_menu(page)
     page.click(".table-menu .views a")
-    page.wait("location.search.includes('id=long') && !!document.querySelector('tbody.group')")
+    page.wait(f"location.search.includes('id=long') && !!document.querySelector('tbody.group') && {LOADED}")
     assert heads(page) == ["Case", "Operator"]
     assert "order=-name" in page.run("location.search")
     page.open(f"{address}{CASES}&view=By+operator")
-    page.wait("location.search.includes('group=')")
+    page.wait(f"location.search.includes('group=') && {LOADED}")
     open_menu(page)
     page.click(".table-menu .views button")
     assert page.texts(".table-menu .views a") == []

@@ -9,7 +9,7 @@ from types import ModuleType
 from fastapi import HTTPException, Request
 
 from hil.controller.web.text.names import escape_name
-from hil.controller.web.text.table_views import TABLE_VIEW, check_table_view, has_tables
+from hil.controller.web.text.table_views import check_table_view, has_tables, list_view_parameters
 from hil.errors import UsageError, did_you_mean
 
 # Perfetto's pages choose their own parameters. `hil publish` may be newer than the server.
@@ -32,8 +32,9 @@ async def check_parameters(request: Request) -> None:
     parameters: Mapping[str, Collection[str]] = request.app.state.parameters
     known = parameters.get(request.url.path, ())
     if has_tables(request.url.path):
-        known = (*known, *TABLE_VIEW)
-        _check_view(request)
+        view = list_view_parameters(known)
+        known = (*known, *view)
+        _check_view(request, view)
     for name in request.query_params:
         if name not in known:
             hint = did_you_mean(name, known) if len(name) < _MAX_CHARS else ""
@@ -41,8 +42,8 @@ async def check_parameters(request: Request) -> None:
             raise HTTPException(400, f"unknown URL parameter '{escape_name(name[:_MAX_CHARS])}'; {hint}{names}")
 
 
-def _check_view(request: Request) -> None:
+def _check_view(request: Request, names: Collection[str]) -> None:
     try:
-        check_table_view(request.query_params.multi_items())
+        check_table_view(request.query_params.multi_items(), names)
     except UsageError as error:
         raise HTTPException(400, f"{error.message}; {error.hint}") from error

@@ -2,11 +2,11 @@
 // View of each table: visible columns, groups of rows, and saved views of the page.
 //
 // The URL contains the state, so that a link shows the same view: `columns=TABLE~COLUMN~...` and `group=TABLE~COLUMN` per
-// table, and `view=NAME` for the name. Tables and columns have names made from their labels. The browser stores the saved
+// table, and `view=NAME` for the name. Pages with an own parameter `columns` use `table.columns`. Tables and columns have names made from their labels. The browser stores the saved
 // views in localStorage. A saved page starts with the state of the page at that time.
 
 const tables = (() => {
-  const NAMES = ["columns", "group", "view"];
+  const PARAMETERS = { columns: document.body.dataset.columns, group: "group", view: "view" };
   // Parameters that select what a page shows. A view applies to other sessions, cases and boards too.
   const SUBJECT = ["id", "root", "case", "name", "profile", "a", "b", "s", "page", "file", "key", "output"];
   const KEY = "hil.views";
@@ -18,15 +18,15 @@ const tables = (() => {
   const closed = new Map();  // name of a table -> its closed groups
 
   function read(given) {
-    const split = (name) => new Map(given.getAll(name).map((one) => one.split("~")).map(([table, ...rest]) => [table, rest]));
+    const split = (name) => new Map(given.getAll(PARAMETERS[name]).map((one) => one.split("~")).map(([table, ...rest]) => [table, rest]));
     return { columns: split("columns"), group: split("group"), view: given.get("view") ?? "" };
   }
 
   // Return the parameters of the state, in addition to other parameters.
   function put(others) {
     const made = new URLSearchParams(others);
-    NAMES.forEach((name) => made.delete(name));
-    for (const name of ["columns", "group"]) for (const [table, columns] of state[name]) made.append(name, [table, ...columns].join("~"));
+    Object.values(PARAMETERS).forEach((name) => made.delete(name));
+    for (const name of ["columns", "group"]) for (const [table, columns] of state[name]) made.append(PARAMETERS[name], [table, ...columns].join("~"));
     if (state.view) made.set("view", state.view);
     return made;
   }

@@ -6,7 +6,7 @@ The script ``tables.js`` applies the view. The server checks the form of the par
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 from urllib.parse import urlencode
 
 from fastapi import Request
@@ -14,8 +14,8 @@ from fastapi import Request
 from hil.controller.web.text.names import escape_name
 from hil.errors import UsageError
 
-# Parameters of all pages with tables.
-TABLE_VIEW = ("columns", "group", "view")
+# Parameter of the visible columns. Pages with an own parameter of this name use the second name.
+COLUMNS, OTHER_COLUMNS = "columns", "table.columns"
 # Names of a table and of its columns, made from their labels.
 _NAMES = re.compile(r"[a-z0-9-]{1,80}(~[a-z0-9-]{1,80}){1,200}")
 _MAX_CHARS, _MAX_TABLES = 60, 50
@@ -28,13 +28,23 @@ def has_tables(path: str) -> bool:
     return _NO_TABLES.fullmatch(path) is None
 
 
-def check_table_view(given: Iterable[tuple[str, str]]) -> None:
+def list_view_parameters(own: Container[str]) -> tuple[str, str, str]:
+    """Return the parameters of a view: the columns, the groups and the name.
+
+    Args:
+        own: other parameters of the page.
+    """
+    return (OTHER_COLUMNS if COLUMNS in own else COLUMNS, "group", "view")
+
+
+def check_table_view(given: Iterable[tuple[str, str]], names: Iterable[str]) -> None:
     """Check the parameters of a view. Raises UsageError if one is invalid.
 
     Args:
         given: names and values of all URL parameters.
+        names: parameters of the view.
     """
-    counts = dict.fromkeys(TABLE_VIEW, 0)
+    counts = dict.fromkeys(names, 0)
     for name, value in given:
         if name not in counts:
             continue
@@ -52,9 +62,9 @@ def check_table_view(given: Iterable[tuple[str, str]]) -> None:
         raise UsageError("too many views of tables", hint="pass one view, and one columns and one group per table")
 
 
-def format_table_view(request: Request) -> str:
+def format_table_view(request: Request, names: Collection[str]) -> str:
     """Return the query with only the parameters of the view."""
-    return urlencode([pair for pair in request.query_params.multi_items() if pair[0] in TABLE_VIEW])
+    return urlencode([pair for pair in request.query_params.multi_items() if pair[0] in names])
 
 
 def is_grouped(request: Request) -> bool:
