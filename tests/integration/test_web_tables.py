@@ -127,7 +127,9 @@ def test_unknown_column_of_a_link_is_reported(page: Page, address: str) -> None:
 
 def test_saved_page_keeps_the_view(page: Page, address: str, tmp_path: Path) -> None:
     page.open(f"{address}{CASES}&group=table-of-cases~operator&columns=table-of-cases~outcome~case~operator")
-    text = page.run("fetch('/share?' + new URLSearchParams({page: location.pathname + location.search})).then(one => one.text())")
+    text = page.run(
+        "fetch('/share?' + new URLSearchParams({page: location.pathname + location.search})).then(one => one.text())"
+    )
     (tmp_path / "saved.html").write_text(text)
     page.open((tmp_path / "saved.html").as_uri())
     assert heads(page) == ["Outcome", "Case", "Operator"]

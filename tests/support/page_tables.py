@@ -11,7 +11,7 @@ import pytest
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "%": 1.0, "dB": 1.0}
 _UNITS |= {"x": 1.0, "": 1.0, "op/s": 1.0, "B/s": 1.0, "op": 1.0}
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_NUMBER = re.compile(r"([+−-]?\d[\d,.]*(?:e[+-]?\d+)?|inf|nan) ?([%a-zA-Z/]*)")
+_NUMBER = re.compile(r"([+\u2212-]?\d[\d,.]*(?:e[+-]?\d+)?|inf|nan) ?([%a-zA-Z/]*)")
 
 
 class PageTables(HTMLParser):
@@ -77,7 +77,7 @@ def value_of(text: str) -> float:
         return 60.0 * int(minutes[1]) + int(minutes[2])
     found = _NUMBER.search(text)
     assert found is not None, f"no number in {text!r}"
-    number, unit = float(found[1].replace(",", "").replace("−", "-")), found[2]
+    number, unit = float(found[1].replace(",", "").replace("\u2212", "-")), found[2]
     if unit in _UNITS:
         return number * _UNITS[unit]
     return number * (_PREFIXES[unit[0]] * _UNITS[unit[1:]] if unit[1:] in _UNITS and unit[0] in _PREFIXES else 1.0)

@@ -126,7 +126,9 @@ def suite_history(sessions: Sequence[IndexedSession], total: int, *, one_board: 
         total,
         usual,
         judge_values([one.rate for one in samples], least=_MIN_RATE),
-        judge_values([one.device_ns if is_comparable else None for one in samples], least=DEFAULT_EFFECT, relative=True),
+        judge_values(
+            [one.device_ns if is_comparable else None for one in samples], least=DEFAULT_EFFECT, relative=True
+        ),
     )
 
 

@@ -6,7 +6,6 @@ import math
 
 from hil.controller.storage.screen.texts import format_seconds
 
-
 # Whole numbers below this limit are shown with all digits.
 _MAX_WHOLE = 1e10
 

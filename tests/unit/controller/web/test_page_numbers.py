@@ -86,11 +86,25 @@ def output(**values: Any) -> dict[str, Any]:
 
 
 LAYER = {"name": "conv", "op": "Conv", "nodes": ["stem"], "depth": 0}
-LAYER |= {"isolated": {"outcome": "FAIL", "max_abs": 0.012345, "sqnr_db": 33.333, "outputs": [output(max_abs=0.012345)]}}
+LAYER |= {
+    "isolated": {"outcome": "FAIL", "max_abs": 0.012345, "sqnr_db": 33.333, "outputs": [output(max_abs=0.012345)]}
+}
 STAGES = [{"name": "train", "outcome": "pass", "seconds": 12.34}, {"name": "run", "outcome": "pass", "seconds": 0.0567}]
 SIDES = [
-    {"name": "m", "label": "A", "outcome": "PASS", "iterations_per_s": 121.07, "times": {"p50_ns": 8.26e6, "p90_ns": 9e6}},
-    {"name": "n", "label": "B", "outcome": "PASS", "iterations_per_s": 38.31, "times": {"p50_ns": 26.1e6, "p90_ns": 27e6}},
+    {
+        "name": "m",
+        "label": "A",
+        "outcome": "PASS",
+        "iterations_per_s": 121.07,
+        "times": {"p50_ns": 8.26e6, "p90_ns": 9e6},
+    },
+    {
+        "name": "n",
+        "label": "B",
+        "outcome": "PASS",
+        "iterations_per_s": 38.31,
+        "times": {"p50_ns": 26.1e6, "p90_ns": 27e6},
+    },
 ]
 BENCH = {"ratio": 2.225, "interval": {"low": 2.2, "high": 2.25, "level": 0.99}, "verdict": "slower"}
 WORST = [{"name": "s1", "board": 0.25, "reference": 0.75}]
@@ -102,7 +116,14 @@ GRANTED, ENDED, WAITED, RAN = 5400.0, 1800.0, 90.0, 600.0
 def write_sessions(root: Path) -> None:
     write_nights(root)
     onnx.save(residual_cnn(), root / "net.onnx")
-    case = {"id": "ints", "outcome": "FAIL", "host_s": 1.5, "outputs": [output()], "against": "cpu", "max_abs": 12345678}
+    case = {
+        "id": "ints",
+        "outcome": "FAIL",
+        "host_s": 1.5,
+        "outputs": [output()],
+        "against": "cpu",
+        "max_abs": 12345678,
+    }
     other = [{"against": "other", "outcome": "FAIL", "outputs": [output(max_abs=3, mismatches=1)]}]
     case |= {"max_ulp": 2048, "device_p50_ns": 999_600.0, "iterations": 20, "timings": {"compile_s": 0.9996}}
     started = FIRST_NIGHT - 40 * DAY
@@ -198,7 +219,9 @@ def utc(seconds: float) -> str:
 def check_session(stored: Stored) -> None:
     rows = stored.rows("/session", "Table of cases", id="evk1-09")
     known = {case["id"]: case for case in stored.cases("evk1-09")}
-    assert [row["Outcome"] != "PASS" for row in rows] == sorted((row["Outcome"] != "PASS" for row in rows), reverse=True)
+    assert [row["Outcome"] != "PASS" for row in rows] == sorted(
+        (row["Outcome"] != "PASS" for row in rows), reverse=True
+    )
     for row in rows:
         time_ns = known[row["Case"]].get("device_p50_ns")
         check_columns(row, {"Outcome": known[row["Case"]]["outcome"], "Device time": time_ns and time_ns / 1e9})
@@ -250,7 +273,9 @@ def check_compare(stored: Stored) -> None:
     sides = {"a": [f"evk1-{number:02d}" for number in range(5)], "b": [f"evk1-{number:02d}" for number in range(5, 9)]}
     before, after = (times_of([stored.cases(one) for one in names]) for names in sides.values())
     rows = stored.rows("/compare", "Device time", **sides, show="device_p50_ns", all=1)
-    geometric = {name: np.exp(np.mean(np.log(after[name])) - np.mean(np.log(before[name]))) for name in before if name in after}
+    geometric = {
+        name: np.exp(np.mean(np.log(after[name])) - np.mean(np.log(before[name]))) for name in before if name in after
+    }
     assert len(rows) == len(geometric)
     for row in rows:
         name = row["Case"].split()[0]
@@ -263,7 +288,10 @@ def check_compare(stored: Stored) -> None:
         assert row["Change"] in (quotient, f"{geometric[name]:.3f}x medians {quotient}")
         assert row["Verdict"] == ("slower" if geometric[name] > 1.03 else "no difference")
     broke = stored.open("/compare", **sides, show="broke")["Newly failing"]
-    fails = [{case["id"] for one in names for case in stored.cases(one) if case["outcome"] in FAILING} for names in sides.values()]
+    fails = [
+        {case["id"] for one in names for case in stored.cases(one) if case["outcome"] in FAILING}
+        for names in sides.values()
+    ]
     assert {row["Case"] for row in broke} == fails[1] - fails[0]
     overview = stored.text("/compare", a="evk1-00", b="evk1-01")
     one, other = (times_of([stored.cases(f"evk1-0{number}")]) for number in (0, 1))
@@ -446,7 +474,9 @@ def check_trace(stored: Stored) -> None:
     (operation,) = stored.rows("/trace", "Table of operations", profile="0/profiles/c")
     check_columns(operation, {"Share": 50.0, "Time": 1e-5, "Work": 1e6, "Moved": 2e6})
     before, after = operations(), operations(2.0)
-    changes = {row["Operation"]: row for row in stored.rows("/trace", "Table of changes", a="0/profiles/a", b="0/profiles/b")}
+    changes = {
+        row["Operation"]: row for row in stored.rows("/trace", "Table of changes", a="0/profiles/a", b="0/profiles/b")
+    }
     check_columns(changes["timed run"], {"A": 99e-6, "B": 99e-6, "B / A": 1.0})
     assert "include the profiler's overhead" in stored.text("/trace", a="0/profiles/a", b="0/profiles/b")
     assert value_of(changes["total"]["A"]) == near(sum(before.values()))
