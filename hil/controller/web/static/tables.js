@@ -291,7 +291,7 @@ const tables = (() => {
 
   function makeMenu(one) {
     const menu = element("details", { className: "table-menu" }), summary = element("summary", {}, "Columns, groups, views");
-    summary.setAttribute("aria-label", `Columns, groups and views of ${one.label}`);
+    summary.setAttribute("aria-label", `Columns, groups, views: ${one.label}`);
     menu.append(summary);
     menu.addEventListener("toggle", () => { if (menu.open) fillMenu(one); else menu.replaceChildren(summary); });
     one.region.parentElement.insertBefore(menu, one.region);
