@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.browser import Page, find_browser
 from support.web import serving, write_suite
@@ -13,6 +15,7 @@ BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="requires a Chromium")
 MENU = "document.querySelector('.table-menu')"
 CASES = "/session?id=night"
+AXE = (Path(__file__).parents[1] / "support" / "axe" / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     write_suite(root, "night", cases)
     write_suite(root, "long", [{"id": f"case-{number}", "op": f"op{number % 3}"} for number in range(250)])
+    for number in range(8):
+        # Shortly before midnight in UTC, which is another day in New York.
+        write_suite(root, f"nightly-{number}", [{}], suite="nightly", started=1.7e9 + 86400 * number)
     with serving(root) as url:
         yield url
 
@@ -140,14 +146,37 @@ def test_saved_page_keeps_the_view(page: Page, address: str, tmp_path: Path) -> 
     assert page.troubles == []
 
 
-def test_menu_fits_on_a_narrow_screen(page: Page, address: str) -> None:
-    page.resize(390, 800)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_open_menu_is_accessible_and_fits_screen(page: Page, address: str, width: int) -> None:
+    page.resize(width, 800)
     try:
-        page.open(f"{address}{CASES}&group=table-of-cases~operator")
+        page.open(f"{address}{CASES}&group=table-of-cases~operator&view=x")
         open_menu(page)
-        assert page.run("document.documentElement.scrollWidth") <= 390
+        assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        page.run(AXE + "; true")
+        found = json.loads(page.run("axe.run(document).then(JSON.stringify)"))["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
         page.run(f"{MENU}.querySelector('summary').focus()")
         page.press("Tab")
         assert page.run("document.activeElement.type") == "checkbox"
     finally:
         page.resize(1280, 900)
+
+
+def test_chart_axis_has_days_in_utc(page: Page, address: str) -> None:
+    page.call("Emulation.setTimezoneOverride", timezoneId="America/New_York")
+    try:
+        page.open(f"{address}/history?suite=nightly")
+        page.run(
+            "(labels => { window.seen = []; hil.timeTicks = (chart, ticks, ...others) => {"
+            " const texts = labels(chart, ticks, ...others); window.seen = ticks.map((one, at) => [one, texts[at]]);"
+            " return texts; }; drawAll(); })(hil.timeTicks)"
+        )
+        page.wait("window.seen.length > 2")
+        for tick, text in page.run("window.seen"):
+            assert tick % 86400 == 0 and text == str(np.datetime64(int(tick), "s"))[:10]
+        # The labels of hours include the date at the first tick and at midnight.
+        hours = page.run("hil.timeTicks(null, [1700172000, 1700179200, 1700186400], 0, 0, 7200)")
+        assert hours[0] == "22:00\n2023-11-16" and hours[1] == "00:00\n2023-11-17" and hours[2] == "02:00"
+    finally:
+        page.call("Emulation.setTimezoneOverride", timezoneId="")

@@ -4,12 +4,14 @@
 const COLOURS = { pass: "--pass", fail: "--fail", error: "--error", board: "--board", unfinished: "--unfinished", quiet: "--quiet" };
 const HEIGHT = 280;
 const STRIP = 10;
+// Numbers from this share of a unit round to the whole unit with four digits.
+const ROUNDS_UP = 0.99995;
 
 function inUnit(value, unit) {
   if (value === null || value === undefined) return "-";
   const [steps, names] = unit === "ns" ? [1000, ["ns", "us", "ms", "s"]] : unit === "B" ? [1000, ["B", "kB", "MB", "GB"]] : [0, [unit]];
   let number = value, at = 0;
-  while (steps && Math.abs(number) >= steps && at < names.length - 1) { number /= steps; at += 1; }
+  while (steps && Math.abs(number) >= steps * ROUNDS_UP && at < names.length - 1) { number /= steps; at += 1; }
   return `${Number(number.toPrecision(4))} ${names[at]}`.trim();
 }
 

@@ -10,6 +10,7 @@ const tables = (() => {
   // Parameters that select what a page shows. A view applies to other sessions, cases and boards too.
   const SUBJECT = ["id", "root", "case", "name", "profile", "a", "b", "s", "page", "file", "key", "output"];
   const KEY = "hil.views";
+  const PAGER = ".pager [rel=next], .pager [rel=prev]";
   const BAD = ".outcome.fail, .outcome.error, .outcome.board, .verdict.worse";
   const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "column";
 
@@ -62,7 +63,7 @@ const tables = (() => {
     setHidden(one.table.tHead.rows[0]);
     one.rows.filter((row) => isRow(one, row)).forEach(setHidden);
     group(one, shown.size);
-    tellUnknown(one);
+    tell(one);
   }
 
   // Put the rows in groups by the text of a column. Groups with the most failing rows are first, and failing rows are
@@ -118,13 +119,17 @@ const tables = (() => {
     return body;
   }
 
-  // Report names in the URL that the table does not have, so that a wrong link does not silently show another view.
-  function tellUnknown(one) {
+  // Report names in the URL that the table does not have, so that a wrong link does not silently show another view, and
+  // groups that lack the rows of other pages.
+  function tell(one) {
     const asked = [...(state.columns.get(one.name) ?? []), ...(state.group.get(one.name) ?? [])];
     const unknown = [...new Set(asked)].filter((column) => !one.columns.includes(column));
     one.note ??= one.region.parentElement.insertBefore(element("p", { className: "hint", role: "status" }), one.region);
-    one.note.hidden = !unknown.length;
-    one.note.textContent = unknown.length ? `This table has no column ${unknown.join(", ")}. Its columns: ${one.columns.join(", ")}.` : "";
+    const texts = unknown.length ? [`This table has no column ${unknown.join(", ")}. Its columns: ${one.columns.join(", ")}.`] : [];
+    const isCut = one.grouped && one.region.parentElement.querySelector(PAGER);
+    if (isCut) texts.push("The groups contain only the rows of this page.");
+    one.note.hidden = !texts.length;
+    one.note.textContent = texts.join(" ");
   }
 
   function element(tag, values = {}, text = "") {
@@ -237,7 +242,7 @@ const tables = (() => {
       if (choice.value) state.group.set(one.name, [choice.value]); else state.group.delete(one.name);
       change(one);
       // A table with several pages has to be loaded with all its rows.
-      if (!hil.saved && choice.value && document.querySelector(".pager [rel=next], .pager [rel=prev]")) {
+      if (!hil.saved && choice.value && document.querySelector(PAGER)) {
         const all = put(location.search);
         all.delete("page");
         location.search = all;
