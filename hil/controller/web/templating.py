@@ -58,7 +58,7 @@ def make_environment() -> Environment:
         "said": lambda name: escape_name(str(name)),
         "kind": lambda outcome: find_worst_kind([outcome], finished=True),
         "when": format_time,
-        "nanoseconds": lambda value: format_seconds_or_blank(None if value is None else value / 1e9),
+        "nanoseconds": lambda value, digits=3: format_seconds_or_blank(None if value is None else value / 1e9, digits),
         "moment": lambda text: format_time(parse_moment(text)),
         "elapsed": format_elapsed,
         "labels": format_labels,
@@ -74,6 +74,8 @@ def make_environment() -> Environment:
             {key: value for key, value in values.items() if value not in ("", None)}, doseq=True
         ),
     }
+    # Digits of times next to their ratio, so that the ratio matches the shown times.
+    made.globals["RATIO_DIGITS"] = 4
     made.globals |= {"counted": format_count, "saved": False, "duration": format_duration}
     made.globals["parts"] = made.get_template("parts.html").module
     made.globals["shown"] = made.get_template("farm_parts.html").module

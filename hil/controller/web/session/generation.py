@@ -214,8 +214,6 @@ def _draw_line(
     points = [f"{x},{compute_height(one)}" for x, one in zip(across, scaled, strict=True) if one is not None]
     marks = [(x, compute_height(one)) for x, one, is_wrong in zip(across, scaled, wrong, strict=True) if is_wrong]
     ends = [10**one if is_log else one for one in (min(known), max(known))]
-    text = f"{ends[0]:.3g} to {ends[1]:.3g}" + (
-        "" if limit is None else f", bound {parse_number(bound):.3g}"
-    )
+    text = f"{ends[0]:.3g} to {ends[1]:.3g}" + ("" if limit is None else f", bound {parse_number(bound):.3g}")
     text += f"; x axis {places[0]} to {places[-1]}"
     return LineChart(title, " ".join(points), marks, None if limit is None else compute_height(limit), text)

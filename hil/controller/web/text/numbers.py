@@ -29,6 +29,6 @@ def format_percent(value: float | None, decimals: int = 1) -> str:
     return f"{text} %"
 
 
-def format_seconds_or_blank(value: float | None) -> str:
+def format_seconds_or_blank(value: float | None, digits: int = 3) -> str:
     """Format seconds with a readable unit. Missing and non-finite values become ""."""
-    return "" if value is None or not math.isfinite(value) else format_seconds(value)
+    return "" if value is None or not math.isfinite(value) else format_seconds(value, digits)
