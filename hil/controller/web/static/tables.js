@@ -5,7 +5,7 @@
 // table, and `view=NAME` for the name. Pages with an own parameter `columns` use `table.columns`. Tables and columns have names made from their labels. The browser stores the saved
 // views in localStorage. A saved page starts with the state of the page at that time.
 
-const tables = (() => {
+(() => {
   const PARAMETERS = { columns: document.body.dataset.columns, group: "group", view: "view" };
   // Parameters that select what a page shows. A view applies to other sessions, cases and boards too.
   const SUBJECT = ["id", "root", "case", "name", "profile", "a", "b", "s", "page", "file", "key", "output"];
@@ -143,8 +143,8 @@ const tables = (() => {
   function change(one) {
     apply(one);
     keepInLinks();
-    const made = put(location.search);
-    hil.address(`${location.pathname}${made.size ? `?${made}` : ""}${location.hash}`);
+    const query = String(put(location.search));
+    hil.address(`${location.pathname}${query && `?${query}`}${location.hash}`);
   }
 
   // A link to another order or page of a table, and a form of the page, keep the view.
@@ -336,5 +336,4 @@ const tables = (() => {
   if (missing) document.getElementById("main").prepend(element("p", { className: "hint", role: "status" }, missing));
   // Parts of a page are replaced after changes on the server, and by filters.
   document.addEventListener("htmx:afterSwap", setUp);
-  return { setUp };
 })();
