@@ -19,7 +19,7 @@ AXE = (Path(__file__).parents[1] / "support" / "axe" / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     cases = [
         {"id": f"{op}-{number}", "op": op, "outcome": "FAIL" if (op, number) == ("Gemm", 1) else "PASS"}
@@ -31,6 +31,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for number in range(8):
         # Shortly before midnight in UTC, which is another day in New York.
         write_suite(root, f"nightly-{number}", [{}], suite="nightly", started=1.7e9 + 86400 * number)
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(root: Path) -> Iterator[str]:
     with serving(root) as url:
         yield url
 
@@ -180,3 +185,15 @@ def test_chart_axis_has_days_in_utc(page: Page, address: str) -> None:
         assert hours[0] == "22:00\n2023-11-16" and hours[1] == "00:00\n2023-11-17" and hours[2] == "02:00"
     finally:
         page.call("Emulation.setTimezoneOverride", timezoneId="")
+
+
+def test_groups_and_open_menu_remain_after_an_update(page: Page, address: str, root: Path) -> None:
+    page.open(f"{address}/?q=models&group=table-of-sessions~board&columns=table-of-sessions~verdict~session~board")
+    assert page.texts("#sessions tbody.group > tr:first-child") == ["sim 2 rows 1 failing"]
+    page.run("document.querySelector('#sessions .table-menu').open = true")
+    page.wait("!!document.querySelector('#sessions .table-menu select')")
+    write_suite(root, "later", [{"outcome": "FAIL"}], boards=["rpi5"], started=1.8e9)
+    page.wait("document.querySelectorAll('#sessions tbody.group').length === 2")
+    assert page.texts("#sessions tbody.group > tr:first-child") == ["rpi5 1 row 1 failing", "sim 2 rows 1 failing"]
+    assert page.texts("#sessions thead th:not([hidden])") == ["Verdict", "Session", "Board"]
+    page.wait("!!document.querySelector('#sessions .table-menu[open] select')")
