@@ -21,6 +21,7 @@ from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.text.requests import is_saved
 from hil.controller.web.text.roots import number_roots
+from hil.controller.web.text.table_views import format_table_view, list_view_parameters
 
 # Links in the header of all pages, in order.
 NAVIGATION = (
@@ -74,6 +75,8 @@ class WebSite:
         common["navigation"] += FARM_NAVIGATION if self.farm else ()
         saved = is_saved(request)
         common |= {"progress": self.progress, "saved": saved, "now": time.time()}
+        view_names = list_view_parameters(request.app.state.parameters.get(request.url.path, ()))
+        common |= {"columns_parameter": view_names[0], "table_view": format_table_view(request, view_names)}
         if saved:
             common["parts"] = self.templates.get_template("parts.html").make_module({"saved": True})
         common["may_change"] = getattr(request.state, "may_change", False) and not saved

@@ -13,6 +13,7 @@ from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
 from hil.controller.web.text.entries import KINDS
 from hil.controller.web.text.names import unescape_name
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 PAGE_ROWS = 100
@@ -234,6 +235,13 @@ def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, 
     return found
 
 
+def _rank_outcomes() -> str:
+    """Return an SQL expression with the severity of an outcome. A case that did not run is the least severe."""
+    ranks = {kind: len(KINDS) - place for place, kind in enumerate(KINDS)}
+    words = [f"when {one.value!r} then {ranks[classify_outcome(one.value)]}" for one in Outcome]
+    return f"(select case word {' '.join(words)} else 0 end from words where words.key = cases.outcome)"
+
+
 PASSING = ("PASS", "XFAIL", "SKIP")
 _PASSING_KEYS = f"(select key from words where word in ({', '.join(repr(word) for word in PASSING)}))"
 # Failing cases first. Cases with the same rank keep the order of the session.
@@ -243,7 +251,7 @@ _CASE_ORDERS = {
     "number": "number",
     "name": "name",
     "op": "op",
-    "outcome": "outcome",
+    "outcome": _rank_outcomes(),
     "time": "device_p50_ns",
     "host": "host_s",
     "abs": "max_abs",

@@ -9,7 +9,8 @@ from types import ModuleType
 from fastapi import HTTPException, Request
 
 from hil.controller.web.text.names import escape_name
-from hil.errors import did_you_mean
+from hil.controller.web.text.table_views import check_table_view, has_tables, list_view_parameters
+from hil.errors import UsageError, did_you_mean
 
 # Perfetto's pages choose their own parameters. `hil publish` may be newer than the server.
 _OPEN = re.compile(r"/perfetto/(ui/.*)?|/publish/.*")
@@ -30,8 +31,19 @@ async def check_parameters(request: Request) -> None:
         return
     parameters: Mapping[str, Collection[str]] = request.app.state.parameters
     known = parameters.get(request.url.path, ())
+    if has_tables(request.url.path):
+        view = list_view_parameters(known)
+        known = (*known, *view)
+        _check_view(request, view)
     for name in request.query_params:
         if name not in known:
             hint = did_you_mean(name, known) if len(name) < _MAX_CHARS else ""
             names = f"parameters: {', '.join([*known][:_MAX_NAMES])}" if known else "this page has no parameters"
             raise HTTPException(400, f"unknown URL parameter '{escape_name(name[:_MAX_CHARS])}'; {hint}{names}")
+
+
+def _check_view(request: Request, names: Collection[str]) -> None:
+    try:
+        check_table_view(request.query_params.multi_items(), names)
+    except UsageError as error:
+        raise HTTPException(400, f"{error.message}; {error.hint}") from error

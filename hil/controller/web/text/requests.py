@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
+from hil.controller.web.text.table_views import is_grouped
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ F = TypeVar("F", bound="DataclassInstance")
 
 # URL parameters that identify a session.
 SESSION = ("id", "root")
-# Maximum table rows in a saved page.
+# Maximum table rows in a saved page, and on a page with a grouped table.
 SAVED_ROWS = 5000
 
 
@@ -27,8 +28,11 @@ def is_saved(request: Request) -> bool:
 
 
 def count_rows(request: Request, usual: int) -> int:
-    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
-    return SAVED_ROWS if is_saved(request) else usual
+    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page or for grouped rows.
+
+    A saved page has no further pages, and groups need all rows.
+    """
+    return SAVED_ROWS if is_saved(request) or is_grouped(request) else usual
 
 
 def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def test_numbers_of_directories_are_distinct_and_short(tmp_path: Path) -> None:
     [
         ("/?bord=x", "board"),
         ("/session?id=same&outcomes=FAIL", "outcome"),
-        ("/traces?q=x", "this page has no parameters"),
+        ("/traces?q=x", "parameters: columns, group, view"),
         ("/compare?a=same&c=same", "parameters: a, b"),
         ("/tensors?id=same&case=case&j0=1", "parameters: id"),
         ("/history/regressions?form=x", "parameters: since"),

@@ -152,7 +152,7 @@ def test_trace_page_compares_profiles(client):
     timed, total, first, *rest = cells(answer.text)
     assert timed[:4] == ["timed run", "", "99 us", "99 us"]
     assert total[:4] == ["total", "slower", "100 us", "120 us"]
-    assert first == ["fc2", "slower", "20 us", "40 us", "+20 us", "2.000", "2.000 to 2.000"]
+    assert first == ["fc2", "slower", "20 us", "40 us", "+20 us", "2.000x", "2.000 to 2.000"]
     assert {row[4] for row in rest} == {"0"}
 
 

@@ -29,7 +29,9 @@ class Chart:
     @property
     def data(self) -> str:
         """The chart's data as JSON."""
-        return json.dumps({"times": list(self.times), "lines": {name: list(one) for name, one in self.lines.items()}})
+        lines = {name: list(one) for name, one in self.lines.items()}
+        until = self.times[0] + self.hours * 3600 if self.times else None
+        return json.dumps({"times": list(self.times), "until": until, "lines": lines})
 
     def select_lines(self, names: Sequence[str]) -> Chart:
         """Return a copy of the chart with only the named lines."""
