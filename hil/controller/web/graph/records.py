@@ -124,7 +124,7 @@ def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
         document=document,
         runtime=read_string(document.get("runtime")),
         outputs=read_mapping(document.get("whole")).get("outputs"),
-        first_layer=_read_text(document.get("first_isolated")) or _read_text(document.get("first_cumulative")),
+        first_layer=read_string(document.get("first_isolated")) or read_string(document.get("first_cumulative")),
         ways=[way for way in ("isolated", "cumulative") if any(read_mapping(one.get(way)) for one in layers)],
     )
 
