@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hil.controller.storage.runs import convert_write_errors
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
@@ -450,6 +450,16 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
+class NamedRow(sqlite3.Row):
+    """Row whose columns are also attributes, so that rows convert to records."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except IndexError:
+            raise AttributeError(name) from None
+
+
 class IndexReader:
     """Read-only access to the index, with a connection per thread."""
 
@@ -487,7 +497,7 @@ class IndexReader:
             return database
         self._close()
         database = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
-        database.row_factory = sqlite3.Row
+        database.row_factory = NamedRow
         database.set_progress_handler(is_cancelled, _STEPS)
         self._local.database, self._local.file = database, number
         return database

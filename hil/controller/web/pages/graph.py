@@ -15,6 +15,7 @@ from hil.controller.analysis.graphs.colours import ColourScale, choose_text_colo
 from hil.controller.analysis.graphs.node_data import make_node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
 from hil.controller.storage.screen.texts import format_seconds
+from hil.controller.records.pages.analyses import GraphDocument
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
 from hil.controller.web.graph.sides import read_side
 from hil.controller.web.index.sessions import resolve_session
@@ -22,6 +23,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.entries import find_worst_kind
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.core.text import escape_controls
@@ -278,10 +280,41 @@ def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     }
 
 
+def _list_sources(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("title", "kind", "model", "notes")
+    return [
+        {**{name: getattr(one, name) for name in names}, "nodes": len(one.graph.nodes)} for one in values["sides"]
+    ]
+
+
+def _list_nodes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("outcome", "reason", "max_abs", "sqnr_db", "time_ns", "placement", "case")
+    return [
+        {"name": row["node"].name, "op": row["node"].op, "other": row["other"]}
+        | {name: getattr(row["value"], name) for name in names}
+        for row in values["found"].rows
+    ]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/graph": list_fields(GraphQuery),
     "/graph.csv": list_fields(GraphQuery),
     "/graph/node-data": (*list_fields(GraphQuery), "by"),
     "/api/graph": list_fields(GraphQuery),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/graph": {
+        "graph.html": describe(
+            GraphDocument,
+            metric="view.scale.metric",
+            metrics="view.metrics",
+            sides=_list_sources,
+            nodes=_list_nodes,
+            total="found.total",
+            pages="found.pages",
+        )
+    },
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -15,8 +16,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="DataclassInstance")
 
 
+class InvalidParameter(UsageError):
+    """A URL parameter is unknown or has an invalid value. The status is 400."""
+
+    @classmethod
+    def choose(cls, name: str, given: str, valid: Iterable[str]) -> InvalidParameter:
+        """Return the error for a value that is not in a list of valid values.
+
+        Args:
+            name: the parameter as text, such as "session order".
+        """
+        known = [one for one in valid if one]
+        close = did_you_mean(given[:_MAX_CHARS], known)
+        return cls(f"invalid {name} {given[:_MAX_CHARS]!r}", hint=f"{close}valid values: {', '.join(known)}")
+
+
 # URL parameters that identify a session.
 SESSION = ("id", "root")
+# Maximum characters of a value in a message.
+_MAX_CHARS = 80
 # Maximum table rows in a saved page.
 SAVED_ROWS = 5000
 
@@ -37,13 +55,13 @@ def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
 
 
 def parse_filter(request: Request, kind: type[F]) -> F:
-    """Parse a filter from the query. Raises UsageError for an invalid number."""
+    """Parse a filter from the query. Raises InvalidParameter for an invalid number."""
     values: dict[str, Any] = {}
     for field in fields(kind):
         given = request.query_params.get(field.name, "")
         if field.type in ("int", int):
             if given and not (given.isdecimal() and len(given) < 10):
-                raise UsageError(f"{field.name} must be a number, got {given[:40]!r}")
+                raise InvalidParameter(f"{field.name} must be a number, got {given[:40]!r}")
             if given:
                 values[field.name] = int(given)
         elif given:
@@ -52,14 +70,14 @@ def parse_filter(request: Request, kind: type[F]) -> F:
 
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
-    """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
+    """Parse a non-negative integer from the query. Raises InvalidParameter if the value is invalid."""
     return parse_number(name, request.query_params.get(name, ""), default)
 
 
 def parse_number(name: str, given: str, default: int = 0) -> int:
-    """Parse the text of a parameter as a non-negative integer. Raises UsageError if the value is invalid."""
+    """Parse the text of a parameter as a non-negative integer. Raises InvalidParameter if the value is invalid."""
     if not given:
         return default
     if not (given.isdecimal() and len(given) < 10):
-        raise UsageError(f"{name} must be a number, got {given[:40]!r}")
+        raise InvalidParameter(f"{name} must be a number, got {given[:40]!r}")
     return int(given)

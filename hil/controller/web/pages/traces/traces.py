@@ -15,6 +15,13 @@ from hil.controller.analysis.profile.compilation.compile_totals import read_comp
 from hil.controller.analysis.profile.diff import OpDiff
 from hil.controller.analysis.profile.show import TITLES
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
+from hil.controller.records.pages.analyses import (
+    CompilationDocument,
+    ProfileDocument,
+    ProfilesComparedDocument,
+    ProfilesDocument,
+    TraceOnlyDocument,
+)
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import (
     StoredProfile,
@@ -32,6 +39,7 @@ from hil.controller.web.session.records import read_detail
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.names import escape_name
 from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
@@ -249,4 +257,30 @@ PARAMETERS = {
     "/trace": (*SESSION, "case", "kind", "profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace.csv": ("profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace/compilation.csv": ("profile", "table"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/traces": {"traces.html": describe(ProfilesDocument, profiles="found")},
+    "/trace": {
+        "trace.html": describe(ProfileDocument, operations="found.rows", total="found.total", pages="found.pages"),
+        "trace_only.html": describe(TraceOnlyDocument),
+        "trace_compile.html": describe(
+            CompilationDocument,
+            seconds="found.seconds",
+            phases="found.phases",
+            passes=lambda values: values["found"].passes[: values["most"]],
+            operations=lambda values: values["found"].operations[: values["most"]],
+            dispatches="found.dispatches",
+            program_bytes="found.program_bytes",
+        ),
+        "trace_diff.html": describe(
+            ProfilesComparedDocument,
+            incomparable="diff.incomparable",
+            timed="diff.timed",
+            operations="found.rows",
+            total="found.total",
+            pages="found.pages",
+        ),
+    },
 }
