@@ -98,7 +98,5 @@ PARAMETERS = {
 
 # JSON documents by path and template.
 DOCUMENTS = {
-    "/compare": {
-        "compare.html": describe(CompareDocument, counts=_count_moves, device_ratio="found.device_ratio")
-    },
+    "/compare": {"compare.html": describe(CompareDocument, counts=_count_moves, device_ratio="found.device_ratio")},
 }

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from hil.controller.records.decisions.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES
-from hil.controller.storage.outcomes import is_failing
 from hil.controller.records.pages.sessions import CaseDocument, SessionDocument
+from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import list_named_profiles, make_show_hint

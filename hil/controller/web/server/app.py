@@ -35,7 +35,7 @@ from hil.controller.web.server.url_parameters import check_parameters, collect_d
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
 from hil.controller.web.text.documents import is_json, respond_with_error
-from hil.controller.web.text.requests import InvalidParameter
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from hil.controller.web.text.documents import DocumentRecipe
 from hil.controller.web.text.names import escape_name
-from hil.controller.web.text.requests import InvalidParameter
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.errors import did_you_mean
 
 # Perfetto's pages choose their own parameters. `hil publish` may be newer than the server.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
-from hil.errors import UsageError, did_you_mean
+from hil.controller.web.text.parameters import InvalidParameter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -16,25 +15,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="DataclassInstance")
 
 
-class InvalidParameter(UsageError):
-    """A URL parameter is unknown or has an invalid value. The status is 400."""
-
-    @classmethod
-    def choose(cls, name: str, given: str, valid: Iterable[str]) -> InvalidParameter:
-        """Return the error for a value that is not in a list of valid values.
-
-        Args:
-            name: the parameter as text, such as "session order".
-        """
-        known = [one for one in valid if one]
-        close = did_you_mean(given[:_MAX_CHARS], known)
-        return cls(f"invalid {name} {given[:_MAX_CHARS]!r}", hint=f"{close}valid values: {', '.join(known)}")
-
-
 # URL parameters that identify a session.
 SESSION = ("id", "root")
-# Maximum characters of a value in a message.
-_MAX_CHARS = 80
 # Maximum table rows in a saved page.
 SAVED_ROWS = 5000
 
@@ -55,7 +37,11 @@ def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
 
 
 def parse_filter(request: Request, kind: type[F]) -> F:
-    """Parse a filter from the query. Raises InvalidParameter for an invalid number."""
+    """Parse a filter from the query. ``choices`` in the metadata of a field are its valid values.
+
+    Raises:
+        InvalidParameter: invalid number, or unknown value of a field with choices.
+    """
     values: dict[str, Any] = {}
     for field in fields(kind):
         given = request.query_params.get(field.name, "")
@@ -65,6 +51,9 @@ def parse_filter(request: Request, kind: type[F]) -> F:
             if given:
                 values[field.name] = int(given)
         elif given:
+            choices = field.metadata.get("choices", (given,))
+            if given not in choices:
+                raise InvalidParameter.choose(field.name, given, choices)
             values[field.name] = given
     return kind(**values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -40,7 +40,7 @@ class TriageFilter(PageQuery):
     """Query parameters of the list of entries. "" matches all."""
 
     q: str = ""  # words that the case, owner, issue or note must contain
-    state: str = ""
+    state: str = field(default="", metadata={"choices": TRIAGE_STATES})
     page: int = 1
 
     def selects(self, entry: TriageEntry) -> bool:

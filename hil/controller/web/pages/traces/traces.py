@@ -41,6 +41,7 @@ from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
 from hil.controller.web.text.documents import describe
 from hil.controller.web.text.names import escape_name
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
@@ -235,7 +236,7 @@ def compilation_csv(request: Request) -> Response:
     """Return a table of a compilation's profile: phases, passes or operations."""
     site, wanted = get_site(request), request.query_params.get("table", "")
     if wanted not in _STEPS:
-        raise UsageError(f"unknown compilation table {wanted[:40]!r}", hint=f"valid tables: {', '.join(_STEPS)}")
+        raise InvalidParameter.choose("compilation table", wanted, _STEPS)
     profile = find_profile(site.roots, request.query_params.get("profile", ""))
     found = read_compilation(check_compilation(site.roots, profile))
     rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
