@@ -27,10 +27,13 @@ from hil.controller.records.measurements import history
 from hil.controller.records.measurements.bench import BenchRecord
 from hil.controller.records.measurements.dispatches import DispatchList
 from hil.controller.records.measurements.rerun import RerunRecord
+from hil.controller.records.pages.common import PageErrorDocument
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
 from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
+from hil.controller.web.server.app import PAGES
+from hil.controller.web.server.url_parameters import collect_documents
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -162,6 +165,17 @@ STORED: Mapping[str, type[Record]] = {
     "evaluation sample": EvaluatedSample,
     "trace comparison": StoredTraceComparison,
 }
+
+
+def name_page(path: str) -> str:
+    """Return the name of a page in the schema: its path, with spaces for slashes."""
+    return path.strip("/").replace("/", " ") or "home"
+
+
+# Page -> alternative documents of the JSON API.
+WEB: Mapping[str, Sequence[type[Record]]] = {
+    name_page(path): [one.kind for one in templates.values()] for path, templates in collect_documents(PAGES).items()
+}
 FILES = {
     "run": SchemaFile(
         "hil run --json, hil runs show --json, and stored documents",
@@ -180,6 +194,7 @@ FILES = {
         FARM_COMMANDS,
         {"farm watch": FarmEvent, **ANSWERS},
     ),
+    "web": SchemaFile("JSON API of hil web by page, such as /api/v1/session", WEB, {"error": PageErrorDocument}),
 }
 
 

@@ -43,10 +43,9 @@ async def check_parameters(request: Request) -> None:
     parameters: Mapping[str, Collection[str]] = request.app.state.parameters
     path = request.url.path
     known = parameters.get(path, ())
-    if path in request.app.state.documents or path.endswith(".csv"):
-        known = (*known, *TABLE_PARAMETERS)
+    has_table = path in request.app.state.documents or path.endswith(".csv")
     for name in request.query_params:
-        if name not in known:
+        if name not in known and not (has_table and name in TABLE_PARAMETERS):
             close = did_you_mean(name, known) if len(name) < _MAX_CHARS else ""
             names = f"parameters: {', '.join([*known][:_MAX_NAMES])}" if known else "this page has no parameters"
             text = f"unknown URL parameter '{escape_name(name[:_MAX_CHARS])}'"

@@ -17,6 +17,7 @@ from hil.controller.analysis.tensors.worst import ORDERS
 from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
+from hil.errors import UsageError
 
 _CHOICES = {"part": PARTS, "pool": POOLS, "by": tuple(ORDERS)}
 # Rows and columns of the window around a selected element.
@@ -66,7 +67,10 @@ class TensorQuery(_Values):
     def tolerance(self) -> tuple[float | None, float | None]:
         """The given rtol and atol, or None. Raises UsageError for invalid values."""
         found = [_parse_real(name, getattr(self, name)) for name in ("rtol", "atol")]
-        check_tolerance(*found)
+        try:
+            check_tolerance(*found)
+        except UsageError as error:
+            raise InvalidParameter(error.message, hint=error.hint) from error
         return found[0], found[1]
 
     def get_marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:

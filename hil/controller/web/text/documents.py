@@ -53,6 +53,11 @@ def list_numbered(kind: type[Record], name: str = "rows") -> Source:
     ]
 
 
+def list_records(name: str) -> Source:
+    """Return the source of a list of records that may have more fields than the document, or unset fields."""
+    return lambda values: [one.to_json() for one in values[name]]
+
+
 def mark_json(scope: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the ASGI scope of an API request for the page at a path."""
     headers = [(name, value) for name, value in scope["headers"] if not name.startswith(b"hx-")]

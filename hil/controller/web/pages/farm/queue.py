@@ -27,7 +27,7 @@ from hil.controller.web.pages.farm.view import (
     view_of,
 )
 from hil.controller.web.site import get_site
-from hil.controller.web.text.documents import describe
+from hil.controller.web.text.documents import describe, list_records
 from hil.controller.web.text.requests import count_rows, is_saved, number_of
 from hil.errors import FarmUnreachable, UsageError
 
@@ -167,8 +167,11 @@ PARAMETERS = {
     "/job": ("name",),
 }
 
+_QUEUE_LISTS = ("waiting", "running", "ended")
 # JSON documents by path and template.
 DOCUMENTS = {
-    "/queue": {"queue.html": describe(QueueDocument, waits="chart")},
-    "/job": {"job.html": describe(JobDocument)},
+    "/queue": {
+        "queue.html": describe(QueueDocument, waits="chart", **{name: list_records(name) for name in _QUEUE_LISTS})
+    },
+    "/job": {"job.html": describe(JobDocument, jobs=list_records("jobs"))},
 }
