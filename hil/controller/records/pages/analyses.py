@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from hil.controller.records.base import Number, Record, note
 from hil.controller.records.commands.stored import ProfileTotal
@@ -230,12 +230,3 @@ class TensorDtypeDocument(PageDocument, kw_only=True):
 
     subject: TensorSource
     choices: Annotated[list[str], note("possible values of `dtype`")]
-
-
-class SearchHit(Record, kw_only=True):
-    """Newest result of a case that matches a search."""
-
-    case: CaseSummary
-    layer: Annotated[str, note("first wrong layer by bisection; empty if unknown")]
-    session: Annotated[dict[str, Any], note("id, root and title of the session")]
-    count: Annotated[int, note("number of matching results of the case")]

@@ -148,6 +148,26 @@ class CaseDocument(PageDocument, kw_only=True):
     record: Annotated[dict[str, Any] | None, note("stored record; null if it exceeds the size limit of a page")]
 
 
+class SearchHit(Record, kw_only=True):
+    """Newest result of a case that matches a search."""
+
+    case: CaseSummary
+    session: SessionSummary
+    layer: Annotated[str, note("first wrong layer by bisection that explains the failure; empty if unknown")]
+    results: Annotated[int, note("number of matching results of the case")]
+
+
+class SearchDocument(PageDocument, kw_only=True):
+    """Cases and sessions that match a search, best match first."""
+
+    cases: list[SearchHit]
+    total: Total
+    pages: Pages
+    is_cut: Annotated[bool, note("true if more results match than hil reads")]
+    sessions: Annotated[list[SessionSummary], note("newest first, at most 10")]
+    total_sessions: int
+
+
 class TriagePageDocument(PageDocument, kw_only=True):
     """Triage entries, last changed first."""
 

@@ -27,7 +27,7 @@ from hil.core.cancellation import is_cancelled
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 15
+VERSION = 16
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -73,6 +73,8 @@ create table unjudged (name integer, board integer, primary key (name, board)) w
 -- profiles that lie outside of sessions' folders
 create table profiles (root integer, way text, kind text, changed real, primary key (root, way)) without rowid;
 create virtual table session_texts using fts5 (text, tokenize = 'trigram');
+-- the texts of ``words``, which are never deleted
+create virtual table word_texts using fts5 (word, content = 'words', content_rowid = 'key', tokenize = 'trigram');
 """
 # Columns in ``cases`` with word keys, and columns with numbers.
 WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output", "grade")
@@ -364,8 +366,10 @@ class IndexWriter:
 
     def _get_word_key(self, word: str) -> int:
         if (key := self._words.get(word)) is None:
-            self._database.execute("insert or ignore into words (word) values (?)", (word,))
+            added = self._database.execute("insert or ignore into words (word) values (?)", (word,)).rowcount == 1
             key = int(self._database.execute("select key from words where word = ?", (word,)).fetchone()[0])
+            if added:
+                self._database.execute("insert into word_texts (rowid, word) values (?, ?)", (key, word))
             if len(self._words) > _WORDS_HELD:
                 self._words.clear()
             self._words[word] = key

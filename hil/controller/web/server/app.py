@@ -23,7 +23,7 @@ from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.pages import compare, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
-from hil.controller.web.pages.home import home, triage
+from hil.controller.web.pages.home import home, search, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.pages.trends import gates, history, series
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
@@ -41,6 +41,7 @@ from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
     home,
+    search,
     triage,
     sessions,
     compare,

@@ -117,7 +117,7 @@ def test_every_document_matches_schema(tmp_path: Path) -> None:
         " /history?case=case /history?suite=nets /history/regressions?since=2020-01-01"
         " /tensors?id=run&case=model /tensors?id=run&case=model&now=all /tensors?id=raw&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
-        f" /trace?profile=0/profiles/only.pftrace.gz /gates /triage /series /series?id={series}"
+        f" /trace?profile=0/profiles/only.pftrace.gz /gates /triage /series /series?id={series} /search?q=case"
         " /boards /board?name=pi /queue /job?name=1 /job?name=2"
     ).split()
     with farm.link() as link, asking(tmp_path, token="t", farm=link, history=history) as client:
