@@ -307,6 +307,13 @@ class FarmUnreachable(FarmError):
     outcome = "BOARD_UNREACHABLE"
 
 
+class DeliveryFailed(HilError):
+    """A webhook did not accept a message."""
+
+    is_permanent: bool = False  # True if a repeated request cannot succeed
+    retry_after_s: float = 0.0  # waiting time in seconds that the receiver requested
+
+
 def format_expected(known: Iterable[str], intro: str = "expected one of ") -> str:
     """Return the end of a hint, ``expected one of a, b``; "" if ``known`` is empty."""
     listed = ", ".join(known)
