@@ -19,6 +19,7 @@ from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.decisions.bisect import BisectRecord
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.decisions.gate import GateRecord
+from hil.controller.records.decisions.notification import AnnouncedDocument, NightMessage, NotifyReport
 from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
@@ -97,6 +98,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history show": [history.SeriesHistory],
     "init": [projects.CreatedProject],
     "layers": [models.LayerList, DispatchList],
+    "notify": [NotifyReport],
     "new-plugin": [plugins.NewPlugin],
     "plugin check": [plugins.PluginReport],
     "profile diff": [stored.ProfileComparison],
@@ -186,7 +188,12 @@ FILES = {
     "commands": SchemaFile(
         "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
         COMMANDS,
-        {"suite case": CaseRecord, "history entry": history.HistoryEntry},
+        {
+            "suite case": CaseRecord,
+            "history entry": history.HistoryEntry,
+            "notify message": NightMessage,
+            "notify state": AnnouncedDocument,
+        },
     ),
     "farm": SchemaFile(
         "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "

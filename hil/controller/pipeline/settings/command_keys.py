@@ -18,7 +18,8 @@ COMMAND_KEYS: Mapping[str, str] = {
     "runtime_hw_type": "Hardware type of commands without --runtime-hw-type and --board.",
     "flow": "Flow of suites and of pytest (default: iree).",
     "out": "Directory for runs (default: hil-runs).",
-    "web_url": "Address of a hil web server, for hil publish.",
+    "web_url": "Address of a hil web server, for hil publish, and for links of hil notify.",
+    "notify_github": "Repository on GitHub in which hil notify opens issues: OWNER/REPO.",
 }
 
 
