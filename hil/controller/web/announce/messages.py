@@ -11,6 +11,7 @@ from hil.controller.storage.screen.texts import format_count
 from hil.controller.web.announce.news import NightNews
 from hil.controller.workloads.suites.reports.summary import escape_text, format_markdown_table, format_name
 from hil.core import own_version
+from hil.core.text import escape_controls
 
 _NAMED = 5
 # GitHub accepts 65,536 characters in a comment, and 256 in a title.
@@ -52,34 +53,43 @@ def _list_names(cause: NotifiedCause) -> str:
     return f"{named} and {further} more" if further > 0 else named
 
 
+def _escape_markdown(text: str) -> str:
+    """Escape a text so that it contains no markup and mentions no users."""
+    return escape_text(text).replace("@", "@\u200b")
+
+
+def _format_name(text: str) -> str:
+    return format_name(text).replace("@", "@\u200b")
+
+
 def make_title(message: NightMessage) -> str:
     """Return the title of an issue, and the description of a commit status."""
-    text = " ".join(f"hil: {message.title}".split())
+    text = escape_controls(" ".join(f"hil: {message.title}".split()))
     return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"
 
 
 def make_markdown(message: NightMessage) -> str:
     """Return the body of an issue or a comment."""
-    lines = [f"### {escape_text(f'hil: {message.title}')}", ""]
+    lines = [f"### {_escape_markdown(f'hil: {message.title}')}", ""]
     shown = message.causes[:_MAX_CAUSES]
     rows: list[list[str | int]] = [
         [
-            f"[{escape_text(one.title)}]({one.url})" if one.url else escape_text(one.title),
-            ", ".join(map(format_name, one.names[:_NAMED])) + (", ..." if one.cases > _NAMED else ""),
-            ", ".join(map(format_name, filter(None, one.boards))),
+            f"[{_escape_markdown(one.title)}]({one.url})" if one.url else _escape_markdown(one.title),
+            ", ".join(map(_format_name, one.names[:_NAMED])) + (", ..." if one.cases > _NAMED else ""),
+            ", ".join(map(_format_name, filter(None, one.boards))),
             one.date,
-            escape_text(", ".join(one.owners)),
+            _escape_markdown(", ".join(one.owners)),
         ]
         for one in shown
     ]
     lines += format_markdown_table(["cause", "cases", "boards", "since", "owner"], rows)
     if len(message.causes) > len(shown):
         lines.append(f"\n... and {len(message.causes) - len(shown)} more causes")
-    lines += ["", *(f"- {escape_text(one.explanation)}" for one in shown[:1] if message.event == "cause")]
+    lines += ["", *(f"- {_escape_markdown(one.explanation)}" for one in shown[:1] if message.event == "cause")]
     seen = f"[hil web]({message.url})" if message.url else "`hil web`"
     lines += [
         "",
-        f"Compared with {message.baseline.kind} {format_name(message.baseline.value)}. Details: {seen}. "
+        f"Compared with {message.baseline.kind} {_format_name(message.baseline.value)}. Details: {seen}. "
         f"`hil notify` {own_version()}.",
     ]
     return "\n".join(lines)[:_MAX_MARKDOWN] + "\n"

@@ -50,7 +50,8 @@ def runs(tmp_path: Path, nights: Path, monkeypatch: pytest.MonkeyPatch, receiver
 
 
 def notify(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["notify", "--runs", "runs", "--since", SINCE, *arguments])
+    since = () if "--since" in arguments else ("--since", SINCE)
+    return CliRunner().invoke(cli, ["notify", "--runs", "runs", *since, *arguments])
 
 
 def send(*arguments: str) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def test_failed_delivery_keeps_earlier_messages(runs: Path, receiver: WebhookRec
 
 
 def test_malicious_names_stay_plain_text(tmp_path: Path, runs: Path, receiver: WebhookReceiver) -> None:
-    name = "<!channel> **[x](http://evil)**|`"
+    name = "<!channel> **[x](http://evil)**|` @team"
     for number, outcome in ((20, "PASS"), (21, "FAIL")):
         case = {"id": name, "model": name, "outcome": outcome}
         write_suite(runs, f"evil-{number}", [case], suite="evil", started=FIRST_NIGHT + number * 86400)
@@ -155,7 +156,8 @@ def test_malicious_names_stay_plain_text(tmp_path: Path, runs: Path, receiver: W
     text = "".join(json.dumps(message.document) for message in receiver.messages)
     assert "&lt;!channel&gt;" in text and "<!channel>" not in text
     printed = notify("--github", "lab/models", "--dry-run").stdout
-    assert "\\\\[x\\\\]" in printed and "[x](http" not in printed
+    [body] = [line for line in printed.splitlines() if '"body"' in line and "evil" in line]
+    assert r"\\[x\\]" in body and "[x](http" not in body and "@team" not in body
 
 
 @pytest.mark.parametrize(
