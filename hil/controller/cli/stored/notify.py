@@ -49,6 +49,7 @@ from hil.errors import UsageError
     default="",
     cls=ProjectOption,
     key="web_url",
+    envvar="HIL_WEB_URL",
     metavar="URL",
     help="Address of hil web for links (default: web_url in hil.toml).",
 )
