@@ -13,9 +13,9 @@ from hil.controller.records.pages.common import BaselineName
 from hil.controller.web.history.baseline import find_baseline_of
 from hil.controller.web.history.causes import Cause
 from hil.controller.web.history.changed_cases import NewChanges, read_new_changes
+from hil.controller.web.index.folders import index_path
 from hil.controller.web.index.index import IndexReader, IndexWriter
 from hil.controller.web.index.indexer import Indexer
-from hil.controller.web.server.server import index_path
 from hil.controller.workloads.triage.entries import TriagedCase, TriageList
 from hil.errors import UsageError
 
