@@ -14,6 +14,7 @@ from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.overview import Overview
 from hil.controller.analysis.tensors.worst import ORDERS, format_exact
 from hil.controller.records.pages.analyses import TensorDocument, TensorDtypeDocument
+from hil.controller.web.access.heavy import run_heavy
 from hil.controller.web.site import get_site
 from hil.controller.web.tensors.cells import describe_cell
 from hil.controller.web.tensors.charts import HEIGHT, WIDTH, make_histogram, make_scatter_picture
@@ -31,8 +32,12 @@ PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 
 
 @router.get("/tensors")
-def tensors(request: Request) -> Response:
+async def tensors(request: Request) -> Response:
     """Show a tensor, or return a part of the page."""
+    return await run_heavy(_render_tensor, request)
+
+
+def _render_tensor(request: Request) -> Response:
     site, query = get_site(request), query_of(request)
     session, case, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
@@ -59,8 +64,12 @@ def tensors(request: Request) -> Response:
 
 
 @router.get("/api/tensors/cell")
-def cell(request: Request) -> Response:
+async def cell(request: Request) -> Response:
     """Return the text for a map cell as JSON."""
+    return await run_heavy(_read_cell, request)
+
+
+def _read_cell(request: Request) -> Response:
     query = query_of(request)
     _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside))
