@@ -75,7 +75,8 @@ def measure(size: Size, place: Path, scratch: Path, notes: list[str]) -> list[Ro
             times = ask_rounds(server, asked, size.rounds)
         rows += times.rows(f"with {size.readers} readers")
         refused = sum(times.refused.values())
-        notes.append(f"the readers got {readers.done} parts of tensors; {refused} ordinary pages failed")
+        notes.append(f"the readers got {readers.done} parts of tensors, {readers.failed} failed")
+        notes.append(f"{refused} ordinary pages failed")
         every = [one for found in times.seconds.values() for one in found]
         rows.append(Row("all pages, with readers, p95", percentile(every, P95) * 1e3, "ms", bar=f"<= {BAR}"))
         rows.append(Row("all pages, with readers, maximum", max(every) * 1e3, "ms"))
@@ -86,7 +87,7 @@ class TensorReaders:
     """Clients that request parts of tensors in sequence, each with other parameters."""
 
     def __init__(self, address: str, count: int) -> None:
-        self.done = 0
+        self.done = self.failed = 0
         self._address = urlsplit(address).netloc
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -112,13 +113,17 @@ class TensorReaders:
             connection = http.client.HTTPConnection(self._address, timeout=600)
             try:
                 connection.request("GET", f"/tensors?{urlencode(query)}")
-                connection.getresponse().read()
+                response = connection.getresponse()
+                response.read()
+                is_ok = response.status == 200
             except (OSError, http.client.HTTPException):
-                continue  # the server ends with the measurement
+                is_ok = False  # at the end, the server ends before the readers
             finally:
                 connection.close()
             with self._lock:
-                self.done += 1
+                if not self._stop.is_set():
+                    self.done += is_ok
+                    self.failed += not is_ok
 
 
 if __name__ == "__main__":
