@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from hil.controller.notify.delivery import MessageFormat, Webhook, check_webhook_url, deliver_message, encode_body
+from hil.controller.notify.delivery import (
+    MAX_ATTEMPTS,
+    MessageFormat,
+    Webhook,
+    check_webhook_url,
+    deliver_message,
+    encode_body,
+)
 from hil.controller.records.base import Record
 from hil.controller.records.decisions.notification import NightMessage
 from hil.controller.web.announce.messages import make_markdown, make_slack_body, make_title
@@ -51,7 +58,6 @@ class WebhookReceiver:
 
     webhook: Webhook
     format: MessageFormat
-    sleep: Callable[[float], None] | None = None
     is_status: ClassVar[bool] = False
 
     @property
@@ -71,7 +77,7 @@ class WebhookReceiver:
     def send(self, message: NightMessage, delivery: str) -> None:
         """Send a message, with retries."""
         body = encode_body(self.make_body(message))
-        deliver_message(self.webhook, body, event=message.event, delivery=delivery, sleep=self.sleep)
+        deliver_message(self.webhook, body, event=message.event, delivery=delivery)
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,6 @@ class GitHubReceiver:
     issue: int = 0  # 0 opens issues
     commit: str = ""  # sets the status of this commit instead
     api: str = GITHUB_API
-    sleep: Callable[[float], None] | None = None
 
     @property
     def is_status(self) -> bool:
@@ -125,8 +130,8 @@ class GitHubReceiver:
         headers = {"Accept": "application/vnd.github+json", "User-Agent": "hil", "X-GitHub-Api-Version": "2022-11-28"}
         webhook = Webhook(self._url, headers={**headers, "Authorization": f"Bearer {self.token}"})
         # A repeated request would open a second issue, so send once.
-        attempts = {} if self.commit else {"attempts": 1}
-        deliver_message(webhook, encode_body(self.make_body(message)), sleep=self.sleep, **attempts)
+        attempts = MAX_ATTEMPTS if self.commit else 1
+        deliver_message(webhook, encode_body(self.make_body(message)), attempts=attempts)
 
 
 def make_webhook_receiver(
