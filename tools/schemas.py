@@ -19,6 +19,7 @@ from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.decisions.bisect import BisectRecord
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.decisions.gate import GateRecord
+from hil.controller.records.decisions.notification import AnnouncedDocument, NightMessage, NotifyReport
 from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
@@ -28,10 +29,13 @@ from hil.controller.records.measurements import history
 from hil.controller.records.measurements.bench import BenchRecord
 from hil.controller.records.measurements.dispatches import DispatchList
 from hil.controller.records.measurements.rerun import RerunRecord
+from hil.controller.records.pages.common import PageErrorDocument
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
 from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
+from hil.controller.web.server.app import PAGES
+from hil.controller.web.server.url_parameters import collect_documents
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -95,6 +99,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history show": [history.SeriesHistory],
     "init": [projects.CreatedProject],
     "layers": [models.LayerList, DispatchList],
+    "notify": [NotifyReport],
     "new-plugin": [plugins.NewPlugin],
     "plugin check": [plugins.PluginReport],
     "profile diff": [stored.ProfileComparison],
@@ -168,6 +173,17 @@ STORED: Mapping[str, type[Record]] = {
     "evaluation sample": EvaluatedSample,
     "trace comparison": StoredTraceComparison,
 }
+
+
+def name_page(path: str) -> str:
+    """Return the name of a page in the schema: its path, with spaces for slashes."""
+    return path.strip("/").replace("/", " ") or "home"
+
+
+# Page -> alternative documents of the JSON API.
+WEB: Mapping[str, Sequence[type[Record]]] = {
+    name_page(path): [one.kind for one in templates.values()] for path, templates in collect_documents(PAGES).items()
+}
 FILES = {
     "run": SchemaFile(
         "hil run --json, hil runs show --json, and stored documents",
@@ -178,7 +194,12 @@ FILES = {
     "commands": SchemaFile(
         "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
         COMMANDS,
-        {"suite case": CaseRecord, "history entry": history.HistoryEntry},
+        {
+            "suite case": CaseRecord,
+            "history entry": history.HistoryEntry,
+            "notify message": NightMessage,
+            "notify state": AnnouncedDocument,
+        },
     ),
     "farm": SchemaFile(
         "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "
@@ -186,6 +207,7 @@ FILES = {
         FARM_COMMANDS,
         {"farm watch": FarmEvent, "webhook message": WebhookMessage, **ANSWERS},
     ),
+    "web": SchemaFile("JSON API of hil web by page, such as /api/v1/session", WEB, {"error": PageErrorDocument}),
 }
 
 

@@ -49,6 +49,7 @@ VERBS = {
     "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
     "triage": ("stored.triage", "Record who owns a failure, and which failures are known."),
+    "notify": ("stored.notify", "Send messages about the causes of new failures."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
     "config": ("project.config", "Show the effective settings, and print schemas of config files."),
     "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),

@@ -18,7 +18,7 @@ from hil.controller.web.readers import BENCH
 from hil.controller.web.readers.fields import read_document
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.entries import KINDS
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 ROWS = 100
 OVERVIEW_ROWS = 15
@@ -75,7 +75,7 @@ def list_tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROW
     """
     if asked.show:
         if asked.show not in TITLES:
-            raise UsageError(f"unknown comparison table {asked.show[:40]!r}", hint=f"valid tables: {', '.join(TITLES)}")
+            raise InvalidParameter.choose("comparison table", asked.show, TITLES)
         return [_make_table(found, asked, asked.show, rows)]
     shows = [*(show for show in MOVES if found.counts[show]), *NUMBERS]
     shown = [_make_table(found, asked, show, OVERVIEW_ROWS) for show in shows]
@@ -143,7 +143,7 @@ def _sort_movers(found: ComparisonResult, movers: Movers, places: Places, order:
 def _check_order(order: str, orders: Sequence[str]) -> str:
     by = order.removeprefix("-")
     if by not in orders:
-        raise UsageError(f"invalid order {order[:40]!r}", hint=f"valid orders: {', '.join(orders)}")
+        raise InvalidParameter.choose("order", order, orders)
     return by
 
 

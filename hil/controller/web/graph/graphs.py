@@ -38,6 +38,7 @@ from hil.controller.web.index.index import join_names
 from hil.controller.web.index.profiles import list_named_profiles
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.site import WebSite
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.errors import HilError, ImportFailed, UsageError
 
@@ -98,9 +99,9 @@ def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphS
         UsageError: no node is known, or this kind of graph is unknown or not available.
     """
     if kind not in KINDS:
-        raise UsageError(f"unknown graph {kind!r}", hint=f"valid graphs: {', '.join(KINDS)}")
+        raise InvalidParameter.choose("graph", kind, KINDS)
     if way not in WAYS:
-        raise UsageError(f"invalid layer mode {way!r}", hint=f"valid modes: {', '.join(WAYS)}")
+        raise InvalidParameter.choose("layer mode", way, WAYS)
     found = _find_built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
     notes: list[str] = []
     drawn = _convert_to_onnx(found, record)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hil.controller.storage.runs import convert_write_errors
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
@@ -28,7 +28,7 @@ from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 15
+VERSION = 16
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -74,6 +74,8 @@ create table unjudged (name integer, board integer, primary key (name, board)) w
 -- profiles that lie outside of sessions' folders
 create table profiles (root integer, way text, kind text, changed real, primary key (root, way)) without rowid;
 create virtual table session_texts using fts5 (text, tokenize = 'trigram');
+-- the texts of ``words``, which are never deleted
+create virtual table word_texts using fts5 (word, content = 'words', content_rowid = 'key', tokenize = 'trigram');
 """
 # Columns in ``cases`` with word keys, and columns with numbers.
 WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output", "grade")
@@ -365,8 +367,10 @@ class IndexWriter:
 
     def _get_word_key(self, word: str) -> int:
         if (key := self._words.get(word)) is None:
-            self._database.execute("insert or ignore into words (word) values (?)", (word,))
+            added = self._database.execute("insert or ignore into words (word) values (?)", (word,)).rowcount == 1
             key = int(self._database.execute("select key from words where word = ?", (word,)).fetchone()[0])
+            if added:
+                self._database.execute("insert into word_texts (rowid, word) values (?, ?)", (key, word))
             if len(self._words) > _WORDS_HELD:
                 self._words.clear()
             self._words[word] = key
@@ -446,6 +450,16 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
+class NamedRow(sqlite3.Row):
+    """Row whose columns are also attributes, so that rows convert to records."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except IndexError:
+            raise AttributeError(name) from None
+
+
 class IndexReader:
     """Read-only access to the index, with a connection per thread."""
 
@@ -483,7 +497,7 @@ class IndexReader:
             return database
         self._close()
         database = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
-        database.row_factory = sqlite3.Row
+        database.row_factory = NamedRow
         database.set_progress_handler(is_cancelled, _STEPS)
         self._local.database, self._local.file = database, number
         return database

@@ -13,6 +13,7 @@ from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
 from hil.controller.web.text.entries import KINDS
 from hil.controller.web.text.names import unescape_name
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.core.results import Outcome
 from hil.errors import UsageError
 
@@ -20,6 +21,8 @@ PAGE_ROWS = 100
 # The trigram index needs three characters. Shorter words are only searched in titles, ids and model names.
 _TRIGRAM = 3
 _LISTS = ("models", "boards", "runtimes", "compilers", "labels")
+# Kinds of sessions; "damaged" is a session with an unreadable record.
+SESSION_KINDS = ("run", "suite", "bench", "bisect", "study", "gate", "eval", "trace", "matrix", "damaged")
 _EQUAL = {"kind": "kind", "suite": "suite", "flow": "flow", "verdict": "verdict", "branch": "branch"}
 _ORDERS = {
     "created": "created",
@@ -34,8 +37,8 @@ class SessionFilter(PageQuery):
     """Query parameters for sessions. "" matches all."""
 
     q: str = ""  # words to search for
-    kind: str = ""
-    verdict: str = ""
+    kind: str = field(default="", metadata={"choices": SESSION_KINDS})
+    verdict: str = field(default="", metadata={"choices": KINDS})
     model: str = ""
     board: str = ""
     runtime: str = ""
@@ -148,7 +151,7 @@ def _order_clause(order: str) -> str:
         return "created desc, key desc"
     column = _ORDERS.get(order.removeprefix("-"))
     if column is None:
-        raise UsageError(f"invalid session order {order!r}", hint=f"valid orders: {', '.join(_ORDERS)}")
+        raise InvalidParameter.choose("session order", order, _ORDERS)
     return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
 
 
@@ -294,7 +297,7 @@ def list_cases(
     where, values = _make_case_condition(session, asked)
     column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
     if column is None:
-        raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
+        raise InvalidParameter.choose("case order", asked.order, _CASE_ORDERS)
     direction = "desc" if asked.order.startswith("-") else "asc"
     shown = f"(select word from words where words.key = {column})" if column in WORDS else column
     order = f"sought {direction} nulls last, seen"

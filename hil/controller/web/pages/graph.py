@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from hil.controller.analysis.graphs.colours import ColourScale
 from hil.controller.analysis.graphs.node_data import make_node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
+from hil.controller.records.pages.analyses import GraphDocument
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
 from hil.controller.web.graph.panes import (
     OpenScopes,
@@ -29,8 +30,9 @@ from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.documents import describe
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import count_rows, is_saved, list_fields, parse_filter
-from hil.errors import UsageError
 
 router = APIRouter()
 PAGE_ROWS = 100
@@ -166,7 +168,7 @@ def scopes_csv(request: Request) -> Response:
 def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     """Read the data for a query. Raises UsageError if the session, graph or metric does not exist."""
     if wanted.by and wanted.by not in METRICS:
-        raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
+        raise InvalidParameter.choose("node colouring", wanted.by, METRICS)
     with site.reader.open_snapshot() as database:
         session = resolve_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
@@ -174,7 +176,7 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
         if wanted.id2:
             root, _, name = wanted.id2.partition(":")
             if not (root.isdecimal() and len(root) < 10):
-                raise UsageError(f"invalid session reference {wanted.id2[:80]!r}")
+                raise InvalidParameter(f"invalid session reference {wanted.id2[:80]!r}", hint="expected ROOT:ID")
             other = resolve_session(database, name, int(root))
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
@@ -216,7 +218,7 @@ def make_node_table(view: GraphView, rows: int) -> NodeTablePage:
     elif wanted.order == "":
         found.sort(key=lambda place: _sort_key(view, side, place), reverse=True)
     elif wanted.order != "place":
-        raise UsageError(f"invalid node order {wanted.order!r}", hint="valid orders: place, name")
+        raise InvalidParameter.choose("node order", wanted.order, ("place", "name"))
     first, pages = choose_page(wanted.page, len(found), rows)
     return NodeTablePage([_make_node_row(view, place) for place in found[first : first + rows]], len(found), pages)
 
@@ -279,6 +281,20 @@ def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     }
 
 
+def _list_sources(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("title", "kind", "model", "notes")
+    return [{**{name: getattr(one, name) for name in names}, "nodes": len(one.graph.nodes)} for one in values["sides"]]
+
+
+def _list_nodes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("outcome", "reason", "max_abs", "sqnr_db", "time_ns", "placement", "case")
+    return [
+        {"name": row["node"].name, "op": row["node"].op, "other": row["other"]}
+        | {name: getattr(row["value"], name) for name in names}
+        for row in values["found"].rows
+    ]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/graph": list_fields(GraphQuery),
@@ -286,4 +302,19 @@ PARAMETERS = {
     "/graph/scopes.csv": list_fields(GraphQuery),
     "/graph/node-data": (*list_fields(GraphQuery), "by"),
     "/api/graph": list_fields(GraphQuery),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/graph": {
+        "graph.html": describe(
+            GraphDocument,
+            metric="view.scale.metric",
+            metrics="view.metrics",
+            sides=_list_sources,
+            nodes=_list_nodes,
+            total="found.total",
+            pages="found.pages",
+        )
+    },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,8 +12,11 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
+from hil.controller.analysis.tensors.overview import Overview
 from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS, format_exact
+from hil.controller.records.pages.analyses import TensorDocument, TensorDtypeDocument
+from hil.controller.web.access.heavy import run_heavy
 from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import get_site
 from hil.controller.web.tensors.cells import describe_cell
@@ -24,17 +28,24 @@ from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
 from hil.controller.web.tensors.view import TEXTS, TensorView
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import number_of
 from hil.errors import UsageError
 
 router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
 PARTS_OF_PAGE = ("values", "errors", "ulps", "tiles", "numbers", "charts")
+_COUNTS = ("elements", "mismatches", "nonfinite", "masked")
+PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 
 
 @router.get("/tensors")
-def tensors(request: Request) -> Response:
+async def tensors(request: Request) -> Response:
     """Show a tensor, or return a part of the page."""
+    return await run_heavy(_render_tensor, request)
+
+
+def _render_tensor(request: Request) -> Response:
     site, query = get_site(request), query_of(request)
     session, case, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)
@@ -76,8 +87,12 @@ def tensors(request: Request) -> Response:
 
 
 @router.get("/api/tensors/cell")
-def cell(request: Request) -> Response:
+async def cell(request: Request) -> Response:
     """Return the text for a map cell as JSON."""
+    return await run_heavy(_read_cell, request)
+
+
+def _read_cell(request: Request) -> Response:
     query = query_of(request)
     _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside))
@@ -120,6 +135,39 @@ def map_file(request: Request) -> Response:
     return Response(found.data, media_type=TYPES[suffix], headers=headers)
 
 
+def _list_later(values: Mapping[str, Any]) -> list[str]:
+    shown: TensorView = values["shown"]
+    numbers = shown.pair is not None and shown.later("numbers")
+    return [*(["numbers"] if numbers else ()), *(["charts"] if not shown.is_text and shown.later("charts") else ())]
+
+
+def _read_judgement(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    shown: TensorView = values["shown"]
+    if shown.pair is None or shown.later("numbers"):
+        return None
+    judged = shown.judgement()
+    names = (*_COUNTS, *(one.key for one in STATISTICS))
+    found = judged.comparison and {name: getattr(judged.comparison, name) for name in names}
+    return {"outcome": judged.outcome and judged.outcome.value, "reason": judged.reason, "statistics": found}
+
+
+def _read_worst(values: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    shown: TensorView = values["shown"]
+    if shown.pair is None or shown.is_text or shown.later("numbers"):
+        return None
+    names, (a, b) = ("index", "difference", "relative", "ulp", "mismatch"), shown.pair
+    return [
+        {name: getattr(one, name) for name in names}
+        | {"actual": format_exact(a, one.index), "reference": format_exact(b, one.index)}
+        for one in shown.worst()
+    ]
+
+
+def _read_charts(values: Mapping[str, Any]) -> Overview | None:
+    shown: TensorView = values["shown"]
+    return None if shown.is_text or shown.later("charts") else shown.charts()
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/tensors/failing": (*list_tensor_parameters(), "step"),
@@ -127,4 +175,20 @@ PARAMETERS = {
     "/tensors/map.png": (*list_tensor_parameters(), "figure"),
     "/tensors": (*list_tensor_parameters(), "now"),
     "/api/tensors/cell": (*list_tensor_parameters(), "row", "column"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/tensors": {
+        "tensors.html": describe(
+            TensorDocument,
+            types="shown.types",
+            apart="shown.apart",
+            later=_list_later,
+            judgement=_read_judgement,
+            worst=_read_worst,
+            charts=_read_charts,
+        ),
+        "tensor_dtype.html": describe(TensorDtypeDocument, choices="unknown.choices"),
+    },
 }

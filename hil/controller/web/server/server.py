@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import ipaddress
-import os
 import socket
 import ssl
 import tempfile
@@ -24,7 +23,8 @@ from hil.controller.web.access.connections import MAX_CONNECTIONS, MAX_HEAD, Htt
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror import FarmMirror
-from hil.controller.web.index.index import VERSION, IndexWriter
+from hil.controller.web.index.folders import index_path
+from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.index_process import IndexProcess
 from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.publish.published import PublishedStore
@@ -37,12 +37,6 @@ from hil.protocol.certificates import TlsFiles, make_reloading_context
 _LOOPBACK = "127.0.0.1"
 # Seconds to wait for active responses during shutdown.
 GRACE_SECONDS = 1
-
-
-def index_path(roots: Sequence[Path]) -> Path:
-    """Return the path of the index in the user's cache. Every set of directories has a separate index."""
-    name = digest_of(b"\n".join(map(os.fsencode, sorted(set(roots))))).partition(":")[2][:16]
-    return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
 def make_farm_folder(name: str) -> Path:

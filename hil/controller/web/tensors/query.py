@@ -16,6 +16,7 @@ from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
 from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS
 from hil.controller.web.tensors.drawing.axes import LAYOUTS
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
@@ -81,7 +82,10 @@ class TensorQuery(_Values):
     def tolerance(self) -> tuple[float | None, float | None]:
         """The given rtol and atol, or None. Raises UsageError for invalid values."""
         found = [_parse_real(name, getattr(self, name)) for name in ("rtol", "atol")]
-        check_tolerance(*found)
+        try:
+            check_tolerance(*found)
+        except UsageError as error:
+            raise InvalidParameter(error.message, hint=error.hint) from error
         return found[0], found[1]
 
     def get_marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -103,7 +107,7 @@ class TensorQuery(_Values):
                     rows, columns = None, rows
             return choose_plane(shape, None if rows == columns else rows, columns, self.index)
         except ValueError as error:
-            raise UsageError(f"invalid slice: {error}", hint="choose other axes or indices") from error
+            raise InvalidParameter(f"invalid slice: {error}", hint="choose other axes or indices") from error
 
     def choose_window(self, plane: Plane) -> Window:
         """Return the visible part of a plane."""
@@ -136,7 +140,7 @@ def query_of(request: Request) -> TensorQuery:
     found = parse_filter(request, _Values)
     for name, choices in _CHOICES.items():
         if (value := getattr(found, name)) and value not in choices:
-            raise UsageError(f"invalid {name} {value[:40]!r}", hint=f"valid values: {', '.join(choices)}")
+            raise InvalidParameter.choose(name, value, choices)
     return TensorQuery(**vars(found), index=index)
 
 
@@ -158,4 +162,4 @@ def _parse_real(name: str, given: str) -> float | None:
     try:
         return float(given)
     except ValueError as error:
-        raise UsageError(f"invalid {name} {given[:40]!r}: expected a number of 0 or more") from error
+        raise InvalidParameter(f"invalid {name} {given[:40]!r}: expected a number of 0 or more") from error

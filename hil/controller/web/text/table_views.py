@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 
 from hil.controller.web.text.names import escape_name
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 # Parameter of the visible columns. Pages with an own parameter of this name use the second name.
 COLUMNS, OTHER_COLUMNS = "columns", "table.columns"
@@ -38,7 +38,7 @@ def list_view_parameters(own: Container[str]) -> tuple[str, str, str]:
 
 
 def check_table_view(given: Iterable[tuple[str, str]], names: Iterable[str]) -> None:
-    """Check the parameters of a view. Raises UsageError if one is invalid.
+    """Check the parameters of a view. Raises InvalidParameter if one is invalid.
 
     Args:
         given: names and values of all URL parameters.
@@ -52,14 +52,16 @@ def check_table_view(given: Iterable[tuple[str, str]], names: Iterable[str]) -> 
         shown = escape_name(value[:80])
         if name == "view":
             if len(value) > _MAX_CHARS or not value.isprintable():
-                raise UsageError(f"invalid view '{shown}'", hint=f"a name of at most {_MAX_CHARS} characters")
+                raise InvalidParameter(f"invalid view '{shown}'", hint=f"a name of at most {_MAX_CHARS} characters")
         elif not _NAMES.fullmatch(value):
             hint = f"expected TABLE~COLUMN, such as {name}=table-of-cases~outcome"
-            raise UsageError(f"invalid {name} '{shown}'", hint=hint)
+            raise InvalidParameter(f"invalid {name} '{shown}'", hint=hint)
         elif name == "group" and value.count("~") > 1:
-            raise UsageError(f"invalid group '{shown}'", hint="a table is grouped by one column")
+            raise InvalidParameter(f"invalid group '{shown}'", hint="a table is grouped by one column")
     if counts["view"] > 1 or max(counts.values()) > _MAX_TABLES:
-        raise UsageError("too many views of tables", hint="pass one view, and one columns and one group per table")
+        raise InvalidParameter(
+            "too many views of tables", hint="pass one view, and one columns and one group per table"
+        )
 
 
 def format_table_view(request: Request, names: Collection[str]) -> str:

@@ -21,11 +21,11 @@ from hil.controller.analysis.profile.store import write_profile
 from hil.controller.cli.screen import print_web_link
 from hil.controller.storage.screen.web_link import make_web_link
 from hil.controller.web.access.security import AccessRules
+from hil.controller.web.index.folders import index_path
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.server import first_index
 from hil.controller.web.server.app import PAGES, create_app
-from hil.controller.web.server.server import index_path
 from hil.controller.web.server.url_parameters import collect_parameters
 from hil.controller.web.text.roots import number_roots
 

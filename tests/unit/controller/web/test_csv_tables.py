@@ -261,7 +261,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
-        f" /gates /triage /series /series?id={series}"
+        f" /gates /triage /series /series?id={series} /search?q=%3Dcase"
     ).split()
     farm = busy_farm()
     farm.boards[0]["user"] = "=ada"
@@ -297,11 +297,12 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         assert [(row["position"], row["name"]) for row in waiting] == [("1", "2.1"), ("2", "2.2")]
         for wrong in (
             *("/case.csv?id=night-00&case=%3Dcase&beside=2", "/case/positions.csv?id=night-00&case=%3Dcase"),
-            *("/graph.csv", "/trace/compilation.csv?table=x"),
+            *("/graph.csv", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
             *("/tensors.csv?id=run&case=model&table=texts", "/tensors.csv?id=texts&case=model&table=values"),
-            *("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
         ):
             assert client.get(wrong).status_code == 404, wrong
+        for wrong in ("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/trace/compilation.csv?table=x"):
+            assert client.get(wrong).status_code == 400, wrong
     # Check that the pages above include all tables of the templates.
     templates = resources.files("hil.controller.web").joinpath("templates")
     written = {

@@ -189,7 +189,7 @@ def test_farm_pages_show_charts_as_tables(client: TestClient) -> None:
         ("/queue", "Queue times"),
     ):
         assert len(rows(client.get(path).text, table)) == 24
-    assert client.get("/boards?hours=5").status_code == 404
+    assert client.get("/boards?hours=5").status_code == 400
 
 
 def buttons(client: TestClient, path: str, **headers: str) -> set[str]:

@@ -77,7 +77,7 @@ def test_tensor_page_recomputes_statistics_for_tolerance(tmp_path):
         assert "PASS" in found(page(client, "y", atol="0.6"), "judged")
         assert "tolerance rejected: " in found(page(client, "y", atol="1.9"), "judged")
         for wrong in ("x", "-1", "nan"):
-            assert client.get("/tensors", params={"id": "run", "case": "model", "rtol": wrong}).status_code == 404
+            assert client.get("/tensors", params={"id": "run", "case": "model", "rtol": wrong}).status_code == 400
 
 
 def found(text: str, element: str) -> str:
@@ -198,7 +198,7 @@ def test_tensor_page_rejects_invalid_query(tmp_path, query):
     a = np.ones((3, 4), np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a})
     with asking(tmp_path) as client:
-        assert client.get(f"/tensors?id=run&case=model&{query}").status_code == 404
+        assert client.get(f"/tensors?id=run&case=model&{query}").status_code == 400
 
 
 @pytest.mark.parametrize("mark", ["9,9", "x", "1", "1,1,1", "."])

@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.farm import selector
 from hil.controller.farm.timeline import find_lease_periods
+from hil.controller.records.pages.farm import BoardDocument, BoardsDocument
 from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, make_use_chart
 from hil.controller.web.pages.farm.view import (
     STATE_KINDS,
@@ -22,6 +23,7 @@ from hil.controller.web.pages.farm.view import (
     view_of,
 )
 from hil.controller.web.site import get_site
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import number_of
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
 
@@ -126,4 +128,10 @@ async def _change_board(request: Request, form: dict[str, str], action: str, **a
 PARAMETERS = {
     "/boards": ("hours", "select"),
     "/board": ("name", "hours"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/boards": {"boards.html": describe(BoardsDocument, use="chart")},
+    "/board": {"board.html": describe(BoardDocument, leases="stays", use="chart")},
 }
