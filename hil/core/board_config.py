@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.arithmetic import FLOAT32
+from hil.core.console_config import Console, Provision
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -183,6 +184,8 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
+    console: Console = Console()
+    provision: Provision = Provision()
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()

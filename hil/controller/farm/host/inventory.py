@@ -146,9 +146,9 @@ def format_leased_config(config: BoardConfig, address: str, fence: int, lease: s
 
 
 def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys and power settings, as TOML."""
+    """Return the config without connection, keys, power and console settings, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover"):
+    for table in ("connection", "power", "recover", "console", "provision"):
         document.pop(table, None)
     return tomlkit.dumps(document)
 

@@ -76,6 +76,35 @@ class RecoverSettings(Record, kw_only=True):
     timeout_s: float
 
 
+class ConsolePatternSettings(Record, kw_only=True):
+    """A table of [[console.patterns]]."""
+
+    name: str
+    pattern: Annotated[str, note("regular expression")]
+    meaning: str
+
+
+class ConsoleSettings(Record, kw_only=True):
+    """The table [console]."""
+
+    serial: str
+    baud: int
+    command: list[str]
+    address: Annotated[str, note("`tcp://HOST:PORT` or `telnet://HOST:PORT`")]
+    labgrid: Annotated[str, note("`NetworkSerialPort` of the labgrid place")]
+    boot: Annotated[str, note("pattern of the line that ends the boot")]
+    boot_s: float
+    patterns: list[ConsolePatternSettings]
+
+
+class ProvisionSettings(Record, kw_only=True):
+    """The table [provision]."""
+
+    command: list[str]
+    timeout_s: float
+    boot_s: float
+
+
 class SimulatorSettings(Record, kw_only=True):
     """The table [simulator]."""
 
@@ -109,6 +138,8 @@ class BoardSettings(Record, kw_only=True):
     command: RuntimeSettings
     power: PowerSettings
     recover: RecoverSettings
+    console: ConsoleSettings
+    provision: ProvisionSettings
     simulator: SimulatorSettings | None
     labgrid: LabgridSettings
     path: str
