@@ -184,8 +184,8 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
-    console: Console = Console()
-    provision: Provision = Provision()
+    console: Console = field(default_factory=Console)
+    provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()

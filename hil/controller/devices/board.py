@@ -372,6 +372,13 @@ class Board:
         now = clock.get_time_ns()
         return self._clock.fit(now if since_ns is None else since_ns, now)
 
+    def get_clock_fit(self) -> clock.ClockFit | None:
+        """Return the fit of the clock from the pings so far, without a call to the board; None without pings."""
+        if "clock" in self.info.get("not_measured", ()) or not self.config.has_time:
+            return None
+        now = clock.get_time_ns()
+        return self._clock.fit(now, now) if self._clock.get_age_ns() < float("inf") else None
+
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Return a context manager that reads the board's counters during the block; see :class:`CounterWatch`."""
         return CounterWatch(lambda: self.client.counters(period_s))

@@ -99,7 +99,12 @@ class CommandSource:
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0, start_new_session=True
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         self._selector = selectors.DefaultSelector()
@@ -108,6 +113,7 @@ class CommandSource:
         self.is_complete = False
 
     def read(self, timeout_s: float) -> bytes | None:
+        """Return received bytes: see :class:`ConsoleSource`."""
         assert self._process.stdout is not None
         if not self._selector.select(timeout_s):
             return b""
@@ -118,6 +124,7 @@ class CommandSource:
         return data or None
 
     def write(self, data: bytes) -> None:
+        """Send bytes to the board."""
         assert self._process.stdin is not None
         self._process.stdin.write(data)
 
@@ -146,6 +153,7 @@ class SocketSource:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def read(self, timeout_s: float) -> bytes | None:
+        """Return received bytes: see :class:`ConsoleSource`."""
         self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(_CHUNK_BYTES)
@@ -161,9 +169,11 @@ class SocketSource:
         return text
 
     def write(self, data: bytes) -> None:
+        """Send bytes to the board."""
         self._socket.sendall(data if self._telnet is None else self._telnet.send(data))
 
     def close(self) -> None:
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -172,11 +182,14 @@ class SocketSource:
 class SerialPort(Protocol):
     """Methods of ``serial.Serial`` that hil uses."""
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the file descriptor."""
 
-    def write(self, data: bytes) -> int | None: ...
+    def write(self, data: bytes) -> int | None:
+        """Send bytes."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the port."""
 
 
 class SerialSource:
@@ -189,15 +202,18 @@ class SerialSource:
         self.is_complete = False
 
     def read(self, timeout_s: float) -> bytes | None:
+        """Return received bytes: see :class:`ConsoleSource`."""
         if not self._selector.select(timeout_s):
             return b""
         # Not pyserial's read, which reports an unplugged adapter only as an empty result on some systems.
         return os.read(self._port.fileno(), _CHUNK_BYTES) or None
 
     def write(self, data: bytes) -> None:
+        """Send bytes to the board."""
         self._port.write(data)
 
     def close(self) -> None:
+        """Close the port."""
         self._selector.close()
         with contextlib.suppress(OSError):
             self._port.close()
