@@ -269,6 +269,12 @@ class BoardUnfit(BoardError):
     outcome = "BOARD_UNFIT"
 
 
+class ProvisionFailed(BoardError):
+    """The command that writes an image to the board failed."""
+
+    outcome = "BOARD_UNFIT"
+
+
 class BlobDamaged(BoardError):
     """A file in the board's store is missing or damaged."""
 

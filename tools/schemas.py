@@ -66,6 +66,8 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "board remove": [boards.RemovedBoard],
     "board rename": [boards.RenamedBoard],
     "board reset": [boards.ResetReport],
+    "board console": [boards.ConsoleDocument],
+    "board provision": [boards.ProvisionReport],
     "board reset-fence": [boards.FenceReset],
     "board show": [boards.BoardDescription],
     "board trust": [boards.TrustedFolder, boards.TrustList, boards.RemovedTrust],

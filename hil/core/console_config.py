@@ -54,6 +54,11 @@ class ConsolePattern:
 BUILT_IN_PATTERNS = (
     ConsolePattern("kernel panic", r"Kernel panic - not syncing", "the kernel stopped"),
     ConsolePattern(
+        "watchdog",
+        r"(?i)(watchdog: BUG: |watchdog.{0,40}(reset|timed out|timeout|expired|did not stop)|soft lockup|hard lockup)",
+        "a watchdog found a hang, and may have reset the board",
+    ),
+    ConsolePattern(
         "kernel oops",
         r"(Internal error: |Oops[: ]|BUG: |Unable to handle kernel |general protection fault)",
         "the kernel failed: a driver or the memory is faulty",
@@ -69,19 +74,14 @@ BUILT_IN_PATTERNS = (
         "the power supply is too weak",
     ),
     ConsolePattern(
-        "watchdog",
-        r"(?i)(watchdog: BUG: |watchdog.{0,40}(reset|timed out|timeout|expired|did not stop)|soft lockup|hard lockup)",
-        "a watchdog found a hang, and may have reset the board",
-    ),
-    ConsolePattern(
         "hard fault",
-        r"(?i)(\bhard ?fault\b|\b(bus|usage|mem ?manage) ?fault\b|HARD FAULT)",
+        r"(?i)(\bhard ?fault|\b(bus|usage|mem ?manage) ?fault)",
         "the firmware stopped with a processor fault",
     ),
     ConsolePattern("segmentation fault", r"(segfault at |\bSegmentation fault\b)", "a program accessed invalid memory"),
     ConsolePattern(
         "storage error",
-        r"(I/O error, dev |EXT4-fs error|mmc[0-9]+: .{0,60}(error|timeout)|UBIFS error)",
+        r"(?i)(I/O error, dev |EXT4-fs error|mmc[0-9]+: .{0,60}(error|timeout)|UBIFS error)",
         "the board's storage fails",
     ),
     ConsolePattern(

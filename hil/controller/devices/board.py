@@ -18,6 +18,7 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Profile
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.measure_commands import prepare_board
+from hil.controller.devices.power_control.provision import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
@@ -112,7 +113,9 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        return {**found, "lease": lease} if lease else found
+        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        more = {"lease": lease, "image": image.to_json() if image else None}
+        return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
         """Return the version of one of the board's runtimes, or "" if unknown."""

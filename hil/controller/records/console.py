@@ -15,7 +15,7 @@ class ConsoleEntry(Record, kw_only=True):
     host_ns: HostTime
     board_ns: Annotated[int | None, note("the board's monotonic clock; null if not known")] = None
     time_s: Annotated[float, note("seconds since the epoch")]
-    kind: Annotated[Literal["output", "note", "input"], note("`note`: hil's note about the link")] = "output"
+    kind: Annotated[Literal["output", "note"], note("`note`: hil's note about the link")] = "output"
     text: Annotated[str, note("without control sequences; other bytes than UTF-8 as \\xff")]
 
 

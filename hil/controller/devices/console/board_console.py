@@ -142,3 +142,14 @@ def open_console(config: BoardConfig, say: TextSink = lambda text: None) -> Boar
     A console that cannot be opened is a note for the user, and hil tries again during the run.
     """
     return BoardConsole(config, say) if config.console.is_set else None
+
+
+@contextlib.contextmanager
+def use_console(config: BoardConfig | None, say: TextSink) -> Iterator[BoardConsole | None]:
+    """Open the console of a board for a block; see :func:`open_console`. Without a config, yield None."""
+    console = None if config is None else open_console(config, say)
+    try:
+        yield console
+    finally:
+        if console is not None:
+            console.close()

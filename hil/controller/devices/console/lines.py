@@ -25,7 +25,7 @@ _SEQUENCE = re.compile(
 # A carriage return without a line feed starts the line again, such as in a progress bar.
 _LINE_END = re.compile(rb"\r*\n|\r+(?=[^\r\n])")
 
-LineKind = Literal["output", "note", "input"]
+LineKind = Literal["output", "note"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ConsoleLine:
     Attributes:
         host_ns: arrival of the first byte by :func:`hil.core.clock.get_time_ns` of this machine.
         time_s: arrival in seconds since the epoch.
-        kind: ``output`` of the board, ``input`` that a user typed, or a ``note`` of hil about the link.
+        kind: ``output`` of the board, or a ``note`` of hil about the link.
     """
 
     host_ns: int

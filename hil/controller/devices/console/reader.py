@@ -214,11 +214,13 @@ class ConsoleReader:
             if data is None:
                 return source.is_complete
             if data:
-                if not splitter.has_rest:
-                    arrived = (clock.get_time_ns(), time.time())
+                now = (clock.get_time_ns(), time.time())
+                first = arrived if splitter.has_rest else now
                 texts = splitter.feed(data) if limit.take_bytes(len(data)) else []
                 texts = texts[: limit.take_lines(len(texts))]
-                self._publish_texts(texts, *arrived)
+                self._publish_texts(texts[:1], *first)
+                self._publish_texts(texts[1:], *now)
+                arrived = now if texts else first
             if note := limit.take_note():
                 self._add_note(note)
             if self._stop.is_set():

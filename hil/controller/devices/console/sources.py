@@ -86,7 +86,8 @@ def _open_serial(console: Console, board: str) -> ConsoleSource:
             raise BoardBusy(
                 f"another program uses serial port {console.serial}", board=board, hint=f"fuser -v {console.serial}"
             ) from error
-        why = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else str(error)
         raise _make_open_error(console, board, why) from error
     return SerialSource(port)
 

@@ -31,6 +31,8 @@ class TelnetFilter:
 
     def receive(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the data without commands, and the answer to send to the server."""
+        if self._state == "data" and IAC not in data and b"\r\0" not in data and data[-1:] != b"\r":
+            return data, b""
         text, answer = bytearray(), bytearray()
         for byte in data:
             self._step(byte, text, answer)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, note
+from hil.controller.records.console import ConsoleEntry
 
 
 class ListedBoard(Record, kw_only=True):
@@ -286,6 +287,31 @@ class ResetReport(Record, kw_only=True):
     answers: Annotated[bool, note("true if hil waited until the board responded")]
     seconds: float
     output: Annotated[str, note("output of the hook")]
+    boot_s: Annotated[
+        float | None, note("from the action to the boot pattern on the console; null without [console] boot")
+    ] = None
+
+
+class ConsoleDocument(Record, kw_only=True):
+    """Output of `hil board console --json`."""
+
+    board: str
+    lines: list[ConsoleEntry]
+
+
+class ProvisionReport(Record, kw_only=True):
+    """Output of `hil board provision`."""
+
+    board: str
+    file: Annotated[str, note("name of the image")]
+    sha256: Annotated[str, note("digest of the image, in hex")]
+    seconds: Annotated[float, note("until the board responded")]
+    boot_s: Annotated[
+        float | None, note("from the command to the boot pattern on the console; null without [console] boot")
+    ] = None
+    ok: Annotated[bool, note("true if the board passes the checks")]
+    checks: Annotated[list[BoardCheck], note("checks of hil board check")]
+    exit_code: int
 
 
 class RecoveryStep(Record, kw_only=True):
