@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 EXIT_OK = 0
 EXIT_FAIL = 1
@@ -40,7 +41,8 @@ class ErrorCode(str, Enum):
         return cls.NONE
 
 
-class ConsoleQuote(NamedTuple):
+@dataclass(frozen=True)
+class ConsoleQuote:
     """Line of a board's console that explains an error."""
 
     pattern: str  # name of the pattern that matches

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.arithmetic import FLOAT32
-from hil.core.console_config import Console, Provision
+from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -184,7 +184,7 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
-    console: Console = field(default_factory=Console)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()

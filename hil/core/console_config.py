@@ -93,7 +93,7 @@ BUILT_IN_PATTERNS = (
 
 
 @dataclass(frozen=True)
-class Console:
+class ConsoleConfig:
     """The ``[console]`` table. Without a link, the board has no console."""
 
     serial: str = ""  # device of a serial port
@@ -125,7 +125,7 @@ class Provision:
     boot_s: float = 300.0  # maximum seconds until the board responds after the command
 
 
-def parse_console(table: Mapping[str, Any], where: Path) -> Console:
+def parse_console(table: Mapping[str, Any], where: Path) -> ConsoleConfig:
     """Parse the ``[console]`` table.
 
     Args:
@@ -136,7 +136,7 @@ def parse_console(table: Mapping[str, Any], where: Path) -> Console:
     """
     place = f"{where}: [console]"
     values = {key: value for key, value in table.items() if key not in ("command", "patterns", "boot_s")}
-    console: Console = make_values(Console, values, place)
+    console: ConsoleConfig = make_values(ConsoleConfig, values, place)
     links = [name for name in LINKS if name in table]
     if table and len(links) != 1:
         what = f"defines {' and '.join(links)}" if links else "has no link"
@@ -148,9 +148,9 @@ def parse_console(table: Mapping[str, Any], where: Path) -> Console:
         raise UsageError(f"{place} baud must be a number from 50 to {_MAX_BAUD}, got {console.baud}")
     if console.boot:
         check_pattern(console.boot, f"{place} boot")
-    boot_s = parse_timeout(table.get("boot_s", Console.boot_s), f"{place} boot_s")
-    return Console(
-        **{one.name: getattr(console, one.name) for one in fields(Console)}
+    boot_s = parse_timeout(table.get("boot_s", ConsoleConfig.boot_s), f"{place} boot_s")
+    return ConsoleConfig(
+        **{one.name: getattr(console, one.name) for one in fields(ConsoleConfig)}
         | {"command": command, "boot_s": boot_s, "patterns": _parse_patterns(table.get("patterns", []), place)}
     )
 

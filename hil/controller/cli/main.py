@@ -235,7 +235,7 @@ def _report(
         from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
         from hil.controller.records.console import ConsoleQuoteRecord
 
-        quotes = [ConsoleQuoteRecord(**quote._asdict()) for quote in error.console] if error else []
+        quotes = [ConsoleQuoteRecord(**vars(quote)) for quote in error.console] if error else []
         fields = {name: getattr(error, name, "") or "" for name in _FIELDS}
         details = ErrorDetails(kind=kind, message=text, console=quotes, **fields)
         print(json.dumps({"schema": 1, **ErrorDocument(error=details, exit_code=code).to_json()}))

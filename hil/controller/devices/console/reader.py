@@ -182,7 +182,7 @@ class ConsoleReader:
             self.problem = ""
             self._add_note(f"connected to console {self._config.console.place}")
         except HilError as error:
-            if error.message != self.problem:
+            if not self.problem:  # one note for each time without a connection
                 self._add_note(error.message)
             self.problem = error.message
 

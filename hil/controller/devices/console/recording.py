@@ -6,6 +6,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.devices.console.lines import ConsoleLine
@@ -81,7 +82,7 @@ class ConsoleRecording:
         """Return the lines since a host time that match a pattern: the latest :data:`MAX_QUOTES`."""
         with self._mutex:
             return [
-                one._replace(board_ns=self._convert_to_board(one.host_ns))
+                replace(one, board_ns=self._convert_to_board(one.host_ns))
                 for one in self._quotes
                 if one.host_ns >= since_ns
             ]
@@ -103,7 +104,7 @@ class ConsoleRecording:
 
         Raises StorageError.
         """
-        quotes = [ConsoleQuoteRecord(**quote._asdict()) for quote in self.find_quotes()]
+        quotes = [ConsoleQuoteRecord(**vars(quote)) for quote in self.find_quotes()]
         with self._mutex:
             entries = [make_entry(line, self._convert_to_board(line.host_ns)) for line in (*self._first, *self._last)]
             if self._omitted:

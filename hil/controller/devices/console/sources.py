@@ -14,7 +14,7 @@ from typing import Protocol
 
 from hil.controller.devices.console.telnet import TelnetFilter
 from hil.core.board_config import BoardConfig
-from hil.core.console_config import Console, split_console_address
+from hil.core.console_config import ConsoleConfig, split_console_address
 from hil.core.processes import signal_group, wait_or_kill
 from hil.errors import BoardBusy, BoardUnreachable, HilError, UsageError
 
@@ -67,12 +67,12 @@ def open_source(config: BoardConfig) -> ConsoleSource:
         raise _make_open_error(console, board, error.strerror or str(error)) from error
 
 
-def _make_open_error(console: Console, board: str, why: str) -> HilError:
+def _make_open_error(console: ConsoleConfig, board: str, why: str) -> HilError:
     hint = "check [console] in the board's config, the cable, and the permissions of the port"
     return BoardUnreachable(f"cannot open console {console.place}: {why}", board=board, hint=hint)
 
 
-def _open_serial(console: Console, board: str) -> ConsoleSource:
+def _open_serial(console: ConsoleConfig, board: str) -> ConsoleSource:
     try:
         import serial
     except ImportError as error:
@@ -82,11 +82,11 @@ def _open_serial(console: Console, board: str) -> ConsoleSource:
     try:
         port = serial.Serial(console.serial, console.baud, timeout=0, write_timeout=_CONNECT_SECONDS, exclusive=True)
     except (serial.SerialException, ValueError) as error:
-        if "exclusively lock" in str(error):
+        number = getattr(error, "errno", None)
+        if number in (errno.EAGAIN, errno.EBUSY):  # pyserial could not lock the port
             raise BoardBusy(
                 f"another program uses serial port {console.serial}", board=board, hint=f"fuser -v {console.serial}"
             ) from error
-        number = getattr(error, "errno", None)
         why = os.strerror(number) if number else str(error)
         raise _make_open_error(console, board, why) from error
     return SerialSource(port)

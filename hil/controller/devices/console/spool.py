@@ -17,7 +17,7 @@ import msgspec
 
 from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.records.console import ConsoleEntry
-from hil.core.console_config import Console
+from hil.core.console_config import ConsoleConfig
 from hil.core.digest import digest_of
 from hil.core.files import open_file
 from hil.errors import StorageError
@@ -31,7 +31,7 @@ _MAX_ENTRY_BYTES = 1 << 16
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(ConsoleEntry)
 
 
-def find_spool(console: Console) -> Spool:
+def find_spool(console: ConsoleConfig) -> Spool:
     """Return the spool of a console: consoles with the same link share it. Raises StorageError."""
     import platformdirs
 

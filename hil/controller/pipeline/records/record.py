@@ -145,7 +145,7 @@ def _record_error(case: Case) -> CaseError | None:
     error = case.error
     if error is None:
         return None
-    quotes = [ConsoleQuoteRecord(**quote._asdict()) for quote in error.console]
+    quotes = [ConsoleQuoteRecord(**vars(quote)) for quote in error.console]
     return CaseError(kind=type(error).__name__, console=quotes, **_pick_fields(error, "hint", "board", "detail"))
 
 

@@ -14,7 +14,7 @@ from hil.controller.devices.console.recording import ConsoleRecording
 from hil.controller.devices.power_control.power import recover
 from hil.core.board_config import BoardConfig, Command, Power
 from hil.core.clock import ClockFit
-from hil.core.console_config import Console, ConsolePattern
+from hil.core.console_config import ConsoleConfig, ConsolePattern
 from hil.errors import BoardLost, BoardUnreachable, LoadFailed, RunCrashed
 
 
@@ -24,7 +24,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_config(script: str, **values: object) -> BoardConfig:
-    return BoardConfig("b", "b", console=Console(command=("sh", "-c", script), **values))
+    return BoardConfig("b", "b", console=ConsoleConfig(command=("sh", "-c", script), **values))
 
 
 def line(text: str, at: int = 1) -> ConsoleLine:
@@ -167,7 +167,7 @@ def test_recovery_waits_for_boot_and_tries_cycle():
 
 def test_unreachable_console_is_a_note():
     said: list[str] = []
-    config = BoardConfig("b", "b", console=Console(address="tcp://127.0.0.1:1"))
+    config = BoardConfig("b", "b", console=ConsoleConfig(address="tcp://127.0.0.1:1"))
     with use_console(config, said.append) as console:
         with console.time_boot():
             pass

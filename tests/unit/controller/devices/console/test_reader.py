@@ -19,7 +19,7 @@ from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.devices.console.reader import ConsoleReader
 from hil.controller.devices.console.spool import MAX_FILE_BYTES, find_spool
 from hil.core.board_config import BoardConfig
-from hil.core.console_config import Console
+from hil.core.console_config import ConsoleConfig
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
 Open = Callable[..., ConsoleReader]
@@ -34,7 +34,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def open_reader() -> Iterator[Open]:
     opened: list[ConsoleReader] = []
 
-    def open_one(console: Console, **how: object) -> ConsoleReader:
+    def open_one(console: ConsoleConfig, **how: object) -> ConsoleReader:
         opened.append(ConsoleReader(BoardConfig("b", "b", console=console), **how))
         return opened[-1]
 
@@ -47,8 +47,8 @@ def texts(reader: ConsoleReader) -> list[str]:
     return [line.text for line in reader.get_lines()]
 
 
-def shell(script: str) -> Console:
-    return Console(command=("sh", "-c", script))
+def shell(script: str) -> ConsoleConfig:
+    return ConsoleConfig(command=("sh", "-c", script))
 
 
 def serve(handle: Callable[[socket.socket], None]) -> tuple[str, socket.socket]:
@@ -104,14 +104,14 @@ def test_failed_command_is_restarted(open_reader, monkeypatch):
 
 def test_missing_command_is_usage_error(open_reader):
     with pytest.raises(UsageError, match="cannot start the console command"):
-        open_reader(Console(command=("no-such-program",)))
+        open_reader(ConsoleConfig(command=("no-such-program",)))
 
 
 def test_tcp_console_reconnects(open_reader, monkeypatch):
     monkeypatch.setattr(reader_module, "_FIRST_PAUSE_SECONDS", 0.01)
     address, server = serve(lambda connection: connection.sendall(b"hello\r\n"))
     with server:
-        found = open_reader(Console(address=f"tcp://{address}"))
+        found = open_reader(ConsoleConfig(address=f"tcp://{address}"))
         eventually(lambda: texts(found).count("hello") >= 2)
     assert f"connected to console tcp://{address}" in texts(found)
 
@@ -126,7 +126,7 @@ def test_telnet_console_negotiates_and_writes(open_reader):
 
     address, server = serve(handle)
     with server:
-        found = open_reader(Console(address=f"telnet://{address}"))
+        found = open_reader(ConsoleConfig(address=f"telnet://{address}"))
         eventually(lambda: texts(found) == ["login:"])
         found.write(b"ro\xffot\r")
         eventually(lambda: bytes(received) == b"\xff\xfd\x01ro\xff\xffot\r")
@@ -136,8 +136,8 @@ def test_unreachable_console_raises_or_retries(open_reader):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(BoardUnreachable, match=f"cannot open console {address}"):
-        open_reader(Console(address=address), retries=False)
-    found = open_reader(Console(address=address))
+        open_reader(ConsoleConfig(address=address), retries=False)
+    found = open_reader(ConsoleConfig(address=address))
     assert not found.is_open
     eventually(lambda: any("Connection refused; retrying" in text for text in texts(found)))
     with pytest.raises(BoardUnreachable, match="not connected"):
@@ -148,7 +148,7 @@ def test_serial_console_reads_and_writes(open_reader):
     pytest.importorskip("serial")
     board, port = pty.openpty()
     name = os.ttyname(port)
-    found = open_reader(Console(serial=name, baud=9600))
+    found = open_reader(ConsoleConfig(serial=name, baud=9600))
     os.write(board, b"U-Boot 2026.01\r\n")
     eventually(lambda: texts(found) == ["U-Boot 2026.01"])
     found.write(b"boot\r")
@@ -158,23 +158,32 @@ def test_serial_console_reads_and_writes(open_reader):
     os.close(port)
 
 
+def test_locked_serial_port_is_busy(open_reader, monkeypatch):
+    serial = pytest.importorskip("serial")
+    board, port = pty.openpty()
+    with serial.Serial(os.ttyname(port), exclusive=True), pytest.raises(BoardBusy, match="another program uses serial"):
+        open_reader(ConsoleConfig(serial=os.ttyname(port)), retries=False)
+    os.close(board)
+    os.close(port)
+
+
 def test_missing_serial_port_is_unreachable(open_reader):
     pytest.importorskip("serial")
     with pytest.raises(BoardUnreachable, match=r"cannot open console /dev/no-such-port: No such file"):
-        open_reader(Console(serial="/dev/no-such-port"), retries=False)
+        open_reader(ConsoleConfig(serial="/dev/no-such-port"), retries=False)
 
 
 def test_serial_console_without_pyserial_is_usage_error(open_reader, monkeypatch):
     monkeypatch.setitem(sys.modules, "serial", None)
     with pytest.raises(UsageError, match="need the package pyserial") as found:
-        open_reader(Console(serial="/dev/ttyUSB0"))
+        open_reader(ConsoleConfig(serial="/dev/ttyUSB0"))
     assert found.value.hint == "pip install 'hil[console]'"
 
 
 def test_second_reader_gets_lines_of_first_and_takes_over(open_reader, tmp_path):
     log = tmp_path / "log"
     log.write_text("")
-    console = Console(command=("tail", "-n", "0", "-F", str(log)))
+    console = ConsoleConfig(command=("tail", "-n", "0", "-F", str(log)))
     first = open_reader(console)
     second = open_reader(console)
     with pytest.raises(BoardBusy, match="another hil process reads the console"):
