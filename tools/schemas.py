@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "board rename": [boards.RenamedBoard],
     "board reset": [boards.ResetReport],
     "board console": [boards.ConsoleDocument],
+    "farm console": [boards.ConsoleDocument],
     "board provision": [boards.ProvisionReport],
     "board reset-fence": [boards.FenceReset],
     "board show": [boards.BoardDescription],

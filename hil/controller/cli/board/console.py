@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hil.controller.devices.console.viewing import ConsoleWatch
 
 
-def _check_limit(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+def check_limit(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Check the value of --seconds."""
     return None if value is None else check_seconds(context, option, value)
 
 
@@ -39,7 +40,7 @@ Examples:
 @click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 or a date.")
 @click.option("--grep", default="", metavar="REGEX", help="Print only lines that match.")
 @click.option("--no-follow", is_flag=True, help="Print the stored lines and end, without opening the console.")
-@click.option("--seconds", type=float, metavar="S", callback=_check_limit, help="End after this time.")
+@click.option("--seconds", type=float, metavar="S", callback=check_limit, help="End after this time.")
 @click.option("--write", is_flag=True, help="Reserve the board, and send each line of stdin to the console.")
 @json_option
 def console(

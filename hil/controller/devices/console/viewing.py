@@ -97,9 +97,13 @@ class ConsoleWatch:
 
     def send_line(self, text: str) -> None:
         """Send a line to the board, which must own the console. Raises BoardUnreachable."""
-        # A terminal sends a carriage return. A program reads lines from a pipe.
-        end = "\n" if self._config.console.command else "\r"
-        self._reader.write((text.rstrip("\r\n") + end).encode())
+        self._reader.write(encode_input(self._config, text))
+
+
+def encode_input(config: BoardConfig, text: str) -> bytes:
+    """Return the bytes to send for a line of input: a terminal sends CR, and a program reads lines from a pipe."""
+    end = "\n" if config.console.command else "\r"
+    return (text.rstrip("\r\n") + end).encode("utf-8", "replace")
 
 
 def filter_lines(lines: Iterator[ConsoleLine], pattern: str) -> Iterator[ConsoleLine]:

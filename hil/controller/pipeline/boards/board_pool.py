@@ -208,7 +208,7 @@ class BoardPool:
 
     def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
         how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
-        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how), entry.console)
+        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how), console=entry.console)
 
     def _start_session(self, entry: _PoolEntry, board: Board) -> None:
         with self._mutex:
