@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
+from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -254,6 +255,8 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()

@@ -120,6 +120,7 @@ class Timings:
     :class:`RunResult` has the device time, measured by the board's clock.
     """
 
+    boot_s: float | None = None  # from switching the power to the boot pattern on the console
     import_s: float | None = None
     compile_s: float | None = None
     push_s: float | None = None

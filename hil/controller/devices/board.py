@@ -18,6 +18,7 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Profile
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.measure_commands import prepare_board
+from hil.controller.devices.power_control.provision import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
@@ -115,7 +116,9 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        return {**found, "lease": lease} if lease else found
+        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        more = {"lease": lease, "image": image.to_json() if image else None}
+        return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
         """Return the version of one of the board's runtimes, or "" if unknown."""
@@ -374,6 +377,13 @@ class Board:
             self.ping()
         now = clock.get_time_ns()
         return self._clock.fit(now if since_ns is None else since_ns, now)
+
+    def get_clock_fit(self) -> clock.ClockFit | None:
+        """Return the fit of the clock from the pings so far, without a call to the board; None without pings."""
+        if "clock" in self.info.get("not_measured", ()) or not self.config.has_time:
+            return None
+        now = clock.get_time_ns()
+        return self._clock.fit(now, now) if self._clock.get_age_ns() < float("inf") else None
 
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Return a context manager that reads the board's counters during the block; see :class:`CounterWatch`."""

@@ -54,7 +54,7 @@ _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
 
 @contextlib.contextmanager
 def borrow_place(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
-    """Acquire a board's labgrid place, and yield the config with labgrid's SSH address and power hooks.
+    """Acquire a board's labgrid place, and yield the config with labgrid's SSH address, power hooks and console.
 
     Values set in the config take precedence. A config without a labgrid place is yielded unchanged.
 
@@ -77,7 +77,10 @@ def borrow_place(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
         if not connection.address:
             connection = replace(connection, address=place.get_address(resources))
         hooks = {**place.make_power_hooks(resources), **config.power.hooks}
-        yield replace(config, connection=connection, power=replace(config.power, hooks=hooks))
+        console = config.console
+        if not console.is_set:
+            console = replace(console, address=place.get_console(resources, console.labgrid))
+        yield replace(config, connection=connection, power=replace(config.power, hooks=hooks), console=console)
     finally:
         # The place may already be released, by a user with --kick or after the loss of the coordinator.
         with contextlib.suppress(BoardError, UsageError):
@@ -152,6 +155,32 @@ class LabgridPlace:
         if not service.get("avail"):
             raise BoardUnreachable(f"labgrid reports that {self.labgrid.place} is unavailable", board=self.board)
         return _make_ssh_address(service.get("params", {}), self.board)
+
+    def get_console(self, resources: Mapping[str, Resource], named: str) -> str:
+        """Return the address of the place's ``NetworkSerialPort``; "" if the place has none, or several.
+
+        Args:
+            named: name of the resource in ``[console] labgrid``; "" takes the only one.
+
+        Raises:
+            UsageError: the place does not have the named resource.
+        """
+        ports = {name: one for name, one in resources.items() if one.get("cls") == "NetworkSerialPort"}
+        if named and named not in ports:
+            raise UsageError(
+                f"labgrid place {self.labgrid.place} has no NetworkSerialPort {named!r}",
+                board=self.board,
+                hint=f"set [console] labgrid to one of {', '.join(ports)}" if ports else "add a port to the exporter",
+            )
+        if not named and len(ports) != 1:
+            return ""
+        params = (ports[named] if named else next(iter(ports.values()))).get("params", {})
+        host, port = str(params.get("host") or ""), str(params.get("port") or "")
+        if not host or not port:  # the exporter has not started ser2net yet
+            return ""
+        host = f"[{host}]" if ":" in host else host
+        # labgrid's exporter serves RFC 2217, an extension of telnet, unless the protocol is raw.
+        return f"{'tcp' if params.get('protocol') == 'raw' else 'telnet'}://{host}:{port}"
 
     def make_power_hooks(self, resources: Mapping[str, Resource]) -> dict[str, Command]:
         """Return hooks for the table ``[power]`` that call labgrid; empty if the place has no power port."""

@@ -41,6 +41,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
+# Name of the board whose console a Dial connects to.
+CONSOLE_KEY = "hil-console"
 
 MAX_FILES = 100_000
 # Maximum characters in a name or title, because the tables of all users show names and titles. Maximum bytes of a

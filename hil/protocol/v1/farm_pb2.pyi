@@ -633,14 +633,16 @@ class Ended(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DialIn(_message.Message):
-    __slots__ = ("id", "lease", "gateway")
+    __slots__ = ("id", "lease", "gateway", "console")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    CONSOLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     lease: int
     gateway: str
-    def __init__(self, id: _Optional[str] = ..., lease: _Optional[int] = ..., gateway: _Optional[str] = ...) -> None: ...
+    console: bool
+    def __init__(self, id: _Optional[str] = ..., lease: _Optional[int] = ..., gateway: _Optional[str] = ..., console: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("lease", "worker", "result", "fence")

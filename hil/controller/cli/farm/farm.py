@@ -24,6 +24,7 @@ _COMMANDS = {
     "resume": ("operate.drain", "Make a board or host available to jobs."),
     "forget": ("admin", "Remove a board that no host serves any more."),
     "power": ("operate.power", "Switch the power of a board on or off, or cycle it."),
+    "console": ("operate.console", "Print the console of a board."),
     "host": ("serve", "Serve the boards of this machine to a farm."),
     "gateway": ("serve", "Run a gateway for users and hosts."),
     "token": ("admin", "Create, list and revoke tokens."),

@@ -122,8 +122,15 @@ def _start_detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
             if (code := process.poll()) is not None:
                 printed = read_file(log)[begun:].decode(errors="replace").rstrip()
                 print_message(printed)
-                details = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
-                error = ErrorDetails(**details, outcome="", hint="", stage="", board="")
+                error = ErrorDetails(
+                    kind="FarmError",
+                    message="the farm did not start",
+                    detail=printed,
+                    outcome="",
+                    hint="",
+                    stage="",
+                    board="",
+                )
                 return answer(as_json, ErrorDocument(error=error, exit_code=code or 1))
             sheet = read_sheet(home) or {}
             serves = sheet.get("pid") == process.pid and sheet["serving"]

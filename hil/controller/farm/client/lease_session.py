@@ -402,8 +402,8 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     own = config.get("board", {})
     board = {key: own[key] for key in ("description", "runtime", "arithmetic") if key in own}
     board |= {"name": card.name, "hw_type": card.hw_type or own.get("hw_type", card.name)}
-    # Only the board's host can switch the power or connect without the farm.
-    for table in ("connection", "power", "recover", "labgrid"):
+    # Only the board's host can switch the power, read the console, or connect without the farm.
+    for table in ("connection", "power", "recover", "console", "provision", "labgrid"):
         config.pop(table, None)
     if refused := [
         *list_trusted_settings({**config, "compile_flags": {}}),

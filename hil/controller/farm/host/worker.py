@@ -24,6 +24,7 @@ from typing import TypeVar
 from hil.controller.farm import telemetry
 from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
@@ -75,6 +76,7 @@ class BoardWorker:
         self._stopping = False
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
+        self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
         self._power = PowerSwitch(post.name, lambda: self._way.config, self.list_leases, self._attendance.report_power)
 
     def serve(self) -> None:
@@ -93,6 +95,7 @@ class BoardWorker:
             while not self._stopping:
                 self._run_next_job()
         finally:
+            self._console.close()
             self._power.close(_POWER_SECONDS)
             self._attendance.close(_LEAVE_SECONDS)
             self._duty.release_resources()
@@ -126,8 +129,17 @@ class BoardWorker:
         self._work.end(_probe_key(lease), reason)
 
     def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
-        """Handle a connection request of a lease holder."""
+        """Handle a connection request of a lease holder, or of a user who reads the console."""
         serving = self._duty.serving
+        if dial.console:
+            lease = dial.lease
+
+            def may_write() -> bool:
+                holding = self._duty.serving
+                return bool(lease) and holding is not None and holding.lease == lease
+
+            self._console.open_dial(dial, gateway, may_write)
+            return
         if serving is not None and serving.lease == dial.lease:
             serving.open_dial(dial, gateway)
 

@@ -20,7 +20,7 @@ from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
-from hil.controller.web.pages import compare, events, files, graph, publish, sessions, share, tensors
+from hil.controller.web.pages import compare, consoles, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
 from hil.controller.web.pages.home import home, search, triage
@@ -49,6 +49,7 @@ PAGES = (
     series,
     gates,
     files,
+    consoles,
     events,
     share,
     boards,

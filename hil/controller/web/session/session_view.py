@@ -12,6 +12,7 @@ from typing import Any
 from hil.controller.records.base import make_record
 from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.storage.runs import MATRIX, RECORD
+from hil.controller.web.files.consoles import list_consoles
 from hil.controller.web.files.kept import KeptFile, list_logs, own_files
 from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs
 from hil.controller.web.readers import BENCH, BISECT, EVALUATION, GATE, STUDY, TRACE
@@ -63,6 +64,7 @@ class SessionView:
     children: Sequence[IndexedSession] = ()  # targets of a matrix
     notes: Sequence[str] = ()
     logs: Sequence[Path] = ()
+    consoles: Sequence[str] = ()  # files with console lines
     files: Sequence[KeptFile] = ()  # record, reports, tables
 
 
@@ -93,6 +95,7 @@ def view_session(database: sqlite3.Connection, session: IndexedSession, most: in
         children=children,
         notes=_collect_notes(session, document),
         logs=list_logs(Path(session.folder)),
+        consoles=list_consoles(Path(session.folder)),
         files=own_files(Path(session.folder)),
     )
 

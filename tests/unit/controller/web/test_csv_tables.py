@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from html import unescape
 from html.parser import HTMLParser
@@ -235,6 +236,9 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     layer = {"name": "conv", "op": "Conv", "nodes": ["stem"], "depth": 0}
     layer |= {"isolated": {"outcome": "FAIL", "outputs": [output]}, "cumulative": None}
     write_record(tmp_path / "bisect" / "bisect.json", {"layers": [layer], "model": "net.onnx"})
+    (tmp_path / "night-00" / "consoles").mkdir()
+    line = {"host_ns": 1, "time_s": 1.7e9, "text": "=1+1"}
+    (tmp_path / "night-00" / "consoles" / "b.jsonl").write_text(json.dumps(line) + "\n")
     write_record(tmp_path / "matrix" / "matrix.json", {"targets": [{"name": "pi"}]})
     write_run(tmp_path / "matrix", "pi", [{}])
     values = np.arange(4, dtype=np.float32)
@@ -257,7 +261,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         series = store.series()[0].id
     pages = (
         "/ /session?id=night-00 /session?id=bisect /session?id=matrix /case?id=night-00&case=%3Dcase /graph?id=bisect"
-        " /case?id=prompts&case=chat"
+        " /case?id=prompts&case=chat /console?id=night-00&file=consoles/b.jsonl"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"

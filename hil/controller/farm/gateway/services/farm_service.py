@@ -25,7 +25,14 @@ from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
 from hil.controller.farm.messages import ENDED, Priority, Right, Role, Submission, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
+from hil.controller.farm.rpc import (
+    CONSOLE_KEY,
+    LEASE_KEY,
+    LEASE_SECRET_KEY,
+    decode_submission,
+    encode_json,
+    encode_status,
+)
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
@@ -116,8 +123,19 @@ class FarmService:
         await LeaseHolder(self._context, call).run(requests)
 
     async def dial(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
-        """Connect the caller to the agent of a board that the caller leases."""
+        """Connect the caller to the agent of a board that the caller leases, or to the console of a board.
+
+        Without a lease, the console is read-only.
+        """
         context, given = self._context, call.metadata.get(LEASE_KEY, "")
+        if (name := call.metadata.get(CONSOLE_KEY, "")) and not given:
+            call.check_permission("console")
+            async with context.db.transaction() as tx:
+                names = {one.name for one in await queries.boards(tx)}
+            if name not in names:
+                raise UsageError(f"board {name[:100]!r} not found on the farm", hint="list all boards: hil farm boards")
+            await self._connect_worker(requests, call, name, 0, console=True)
+            return
         if not given.isdecimal() or len(given) > 18:
             raise UsageError(f"metadata {LEASE_KEY} must be a lease number, got {given[:50]!r}")
         lease = int(given)
@@ -126,11 +144,21 @@ class FarmService:
             grant = await leases.read_grant(tx, lease, context.settings) if held else None
         if grant is None:
             raise AccessRefused(f"lease {lease} has ended, or the key is invalid")
+        if name and name != grant.board:
+            raise UsageError(f"lease {lease} is for board {grant.board}, not {name[:100]!r}")
+        await self._connect_worker(requests, call, grant.board, lease, console=bool(name))
+
+    async def _connect_worker(
+        self, requests: AsyncIterator[pb.Piece], call: GatewayCall, board: str, lease: int, *, console: bool
+    ) -> None:
+        """Ask a board's worker to accept a connection, and copy data in both directions."""
+        context = self._context
         with context.tunnels.open_tunnel(lease) as tunnel:
-            if (owner := context.dispatch.find_owner(grant.board)) is not None:
-                owner.request_dial(tunnel.id, lease, "")
+            if (owner := context.dispatch.find_owner(board)) is not None:
+                owner.request_dial(tunnel.id, lease, "", console=console)
             else:
-                where = {"board": grant.board, "lease": lease, "id": tunnel.id, "gateway": context.advertise}
+                where: dict[str, Any] = {"board": board, "lease": lease, "id": tunnel.id}
+                where |= {"gateway": context.advertise, "console": console}
                 async with context.db.transaction() as tx:
                     await notifications.publish_change(tx, {"kind": "dial", **where})
             await tunnel.serve(requests, call)
