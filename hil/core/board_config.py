@@ -161,6 +161,17 @@ class RuntimeCommand:
 
 
 @dataclass(frozen=True)
+class Microcontroller:
+    """The ``[mcu]`` table: chip, flash command and time limits of a board without an operating system."""
+
+    values: Mapping[str, str]  # chip and its overrides, as for :func:`hil.core.chips.parse_chip`
+    flash: tuple[str, ...] = ()  # command that writes firmware; ``{elf}`` and ``{bin}`` are the files
+    reset: tuple[str, ...] = ()  # command that restarts the board
+    boot_s: float = 10.0  # maximum time from flashing until the firmware answers
+    watchdog_s: float = 60.0  # maximum time of a run, measured on the board
+
+
+@dataclass(frozen=True)
 class BoardConfig:
     """Parsed board config."""
 
@@ -185,6 +196,7 @@ class BoardConfig:
     measure: MeasureCommands = MeasureCommands()
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
+    mcu: Microcontroller | None = None
     path: Path = Path()
     text: str = field(default="", repr=False, compare=False)
     # Settings that need the user's trust, as ``[table] key``.

@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ from hil.core.board_config import (
     Http,
     Labgrid,
     MeasureCommands,
+    Microcontroller,
     Power,
     Recover,
     RuntimeCommand,
     Simulator,
 )
+from hil.core.chips import CHIP_KEYS, format_flags, parse_chip
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.files import read_file
 from hil.core.runtimes import list_known_runtimes
@@ -84,10 +86,13 @@ _TABLES = {
     "measure",
     "simulator",
     "labgrid",
+    "mcu",
 }
 _MAX_TEXT = 1 << 20
 # Maximum for timeouts in a board config.
 _DAY_SECONDS = 86400.0
+# Runtime and compiler of boards with an [mcu] table.
+MCU_RUNTIME = "mcu"
 KINDS = ("agent", "command")
 TENSORS = ("auto", "bin", "npy")
 # Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
@@ -157,6 +162,10 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         compiler: _check_type(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
         for compiler, value in get_table("compile_flags").items()
     }
+    mcu = parse_mcu(get_table("mcu"), path) if "mcu" in data else None
+    if mcu is not None:
+        flags[MCU_RUNTIME] = (*format_flags(mcu.values), *flags.get(MCU_RUNTIME, ()))
+        board.setdefault("runtime", MCU_RUNTIME)
     connection: Connection = _make(Connection, get_table("connection"), f"{path}: [connection]")
     if not 0 <= connection.fence < 1 << 63:
         raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
@@ -174,6 +183,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "recover": parse_recover(get_table("recover"), power, path),
             "measure": parse_measure(get_table("measure"), path),
             "simulator": simulator,
+            "mcu": mcu,
             "labgrid": _make(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,
@@ -181,6 +191,33 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         },
         f"{path}: [board]",
     )
+    return made
+
+
+def parse_mcu(table: Mapping[str, Any], path: Path) -> Microcontroller:
+    """Parse the [mcu] table. Macros are in the table ``defines``.
+
+    Raises:
+        UsageError: a key or a value is invalid.
+    """
+    where = f"{path}: [mcu]"
+    settings = {key: value for key, value in table.items() if key not in CHIP_KEYS}
+    values = {key: str(table[key]) for key in CHIP_KEYS if key in table and key != "defines"}
+    defines = table.get("defines", {})
+    if not isinstance(defines, dict):
+        raise UsageError(f"{where} defines must be a table")
+    values |= {f"define.{name}": str(value) for name, value in defines.items()}
+    if "uart" in values and (own := path.parent / values["uart"]).is_file():
+        values["uart"] = str(own.resolve())
+    for key in ("flash", "reset"):
+        if isinstance(settings.get(key), str):
+            settings[key] = shlex.split(settings[key])
+    made: Microcontroller = _make(Microcontroller, {**settings, "values": values}, where)
+    made = replace(made, flash=tuple(made.flash), reset=tuple(made.reset))
+    for name in ("boot_s", "watchdog_s"):
+        if not 0 < getattr(made, name) <= _DAY_SECONDS:
+            raise UsageError(f"{where} {name} must be greater than 0 and at most {_DAY_SECONDS:g}")
+    parse_chip(values)
     return made
 
 

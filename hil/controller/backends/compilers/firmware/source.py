@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hil.mcu.chips import Chip
-from hil.mcu.schedule import Buffer, CopyStep, DispatchStep, Fill, Schedule, Span, Step
+from hil.core.chips import Chip
+from hil.controller.backends.compilers.firmware.schedule import Buffer, CopyStep, DispatchStep, Fill, Schedule, Span, Step
 
 _ALIGNMENT = 64
 

@@ -127,6 +127,7 @@ class Interpreter:
     """
 
     def __init__(self, module: Any) -> None:
+        self._module = module  # the operations do not keep it alive
         self._globals: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
         self._initializers: list[Any] = []
