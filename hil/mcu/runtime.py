@@ -25,6 +25,7 @@ from hil.mcu.settings import BoardSettings
 from hil.mcu.streams import open_stream
 
 _FLASH_SECONDS = 300.0
+_GREET_SECONDS = 0.5
 _SHOWN_LINES = 20
 # A program may write into its inputs. The board then rejects the next run, and the inputs are written again.
 _MAX_WRITES = 2
@@ -99,7 +100,7 @@ class McuRuntime:
                     raise
                 return None, None
             try:
-                return client, client.greet(1.0)
+                return client, client.greet(_GREET_SECONDS)
             except (BoardLost, ProtocolBroken):
                 client.close()
             if not settings.reset:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from hil.controller.models.compiling import CompileOrder
 
-_QUERY = re.compile(r"^(?P<name>\w+_library_query)\(", re.M)
+_QUERY = re.compile(r"^(?P<name>[\w$.]+_library_query)\(", re.M)
 # Increase when the firmware's protocol or the description changes.
 _VERSION = 1
 
@@ -141,14 +141,14 @@ def build(
         script.write_text(write_linker_script(chip))
         report_phase("link")
         elf_path = Path(folder) / ELF
-        link_firmware(chip, [model, library], script, elf_path, Path(zig_cache), Path(log))
+        link_firmware(chip, [model, *library], script, elf_path, Path(zig_cache), Path(log))
         _describe(chip, digest, schedule, Path(folder))
 
 
 def _compile_library(
     source: Source, scratch: Path, kept: Path, function: str, specs: list[tuple[TensorSpec, ...]], log: Path
-) -> tuple[Schedule, Path, str]:
-    """Return the schedule, the object file, and the name of the object's query function."""
+) -> tuple[Schedule, list[Path], str]:
+    """Return the schedule, the object files, and the name of their query function ("" without an object file)."""
     module = prepare(source, scratch, scratch, kept / "imported.mlir" if kept != scratch else None)
     library, phases = scratch / "model.o", kept / "phases"
     report_phase("iree-compile")
@@ -162,14 +162,16 @@ def _compile_library(
     if code:
         fail(code, printed)
     text = next(iter(phases.glob("*.hal.mlir")), None)
-    if text is None or not library.exists():
-        raise CompileFailed("iree-compile did not write a static library", hint="remove --compile-flag options")
+    if text is None:
+        raise CompileFailed("iree-compile did not write the program's schedule", hint="remove --compile-flag options")
     report_phase("schedule")
     schedule = Interpreter(parse(str(text))).read_schedule(function, (specs[0], specs[1]))
+    if not library.exists():
+        return schedule, [], ""  # the program only fills and copies buffers
     query = _QUERY.search(read_text(library.with_suffix(".h")))
     if query is None:
         raise CompileFailed("the static library has no query function")
-    return schedule, library, query["name"]
+    return schedule, [library], query["name"]
 
 
 def _drop_warning(printed: str) -> str:

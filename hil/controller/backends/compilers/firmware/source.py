@@ -15,12 +15,15 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
 
     Args:
         digest: 32 bytes that identify the firmware.
-        query: name of the library's query function.
+        query: name of the library's query function, or "" without a library.
         local_memory: bytes of memory for a workgroup.
     """
     names = _name_buffers(schedule)
     functions = sorted({step.function for step in _list_dispatches(schedule)})
-    lines = ['#include "hil.h"', "", f"extern const void *{query}(uint32_t, const void *);"]
+    lines = ['#include "hil.h"', ""]
+    if query:
+        # The name may contain characters that C does not allow.
+        lines.append(f'extern const void *query(uint32_t, const void *) __asm__("{query}");')
     for buffer in schedule.constants:
         lines.append(f"static const uint8_t {names[id(buffer)]}[] __attribute__((aligned({_ALIGNMENT}))) = {{")
         lines += [f"  {_write_bytes(buffer.data[start : start + 24])}," for start in range(0, buffer.size, 24)]
@@ -49,7 +52,7 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
     lines.append(
         "const struct hil_program hil_program = {\n"
         f"  .digest = {{{_write_bytes(digest)}}},\n"
-        f"  .query = {query},\n"
+        f"  .query = {'query' if query else 0},\n"
         f"  .names = names, .functions = functions, .function_count = {len(functions)},\n"
         f"  .initial = initial_steps, .initial_count = {len(schedule.initial)},\n"
         f"  .steps = run_steps, .step_count = {len(schedule.steps)}, .ticks = ticks,\n"

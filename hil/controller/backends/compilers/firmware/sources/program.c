@@ -75,6 +75,7 @@ static uint32_t run_step(const struct hil_step *step) {
 
 // Find the functions by name. Returns false if the object file has another version or lacks a function.
 bool hil_load(void) {
+  if (!hil_program.query) return hil_program.function_count == 0;
   const struct library *library = hil_program.query(LIBRARY_VERSION, &environment);
   if (!library || *library->header != LIBRARY_VERSION) return false;
   for (uint32_t i = 0; i < hil_program.function_count; i++) {
