@@ -26,7 +26,7 @@ _WRITE = struct.Struct("<I")
 _RUN = struct.Struct("<II")
 _RESULT = struct.Struct("<IIIIQ")
 _READ = struct.Struct("<III")
-_FAULT = struct.Struct("<11I")
+_FAULT = struct.Struct("<10I")
 _STATUS = struct.Struct("<I")
 # Bits of a byte on the line: start, eight, stop.
 _BITS = 10

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from hil.core.chips import Chip
 from hil.formats.firmware import Firmware
 from hil.mcu.client import FaultRecord
 
-NO_FAULT, CPU_FAULT, WATCHDOG, DISPATCH_FAILED = 0, 1, 2, 3
+NO_FAULT, CPU_FAULT, WATCHDOG = 0, 1, 2
+# A stack pointer in this range below RAM is a stack overflow.
+_BELOW_RAM = 1 << 24
 # Bits of the Configurable Fault Status Register. Source: Armv8-M Architecture Reference Manual, D1.2.
 _CFSR = {
     0: "instruction access violation (MemManage)",
@@ -42,20 +45,23 @@ _MCAUSE = {
 _VECTOR_BITS = {1: "bus error while reading the vector table", 30: "escalated fault"}
 
 
-def explain_fault(fault: FaultRecord, firmware: Firmware, arch: str) -> tuple[str, str]:
+def explain_fault(fault: FaultRecord, firmware: Firmware, chip: Chip) -> tuple[str, str]:
     """Return a message that names the function, and the registers as detail."""
     function = firmware.find_symbol(fault.pc)
-    place = f" in {function}" if function else f" at {fault.pc:#010x}"
+    arch = chip.core.arch
+    caller = firmware.find_symbol(fault.lr & ~1)
+    place = f" in {function}" if function else f" at {fault.pc:#010x}" + (f", called by {caller}" if caller else "")
     if not fault.pc:
         step = firmware.steps[fault.step].name if fault.step < len(firmware.steps) else ""
         place = f" in {step}" if step else f" in step {fault.step}"
     if fault.kind == WATCHDOG:
         what = "the run exceeded the time limit of the firmware's watchdog"
+    elif 0 <= chip.ram.start - fault.sp < _BELOW_RAM:
+        what = "stack overflow"  # the stack is at the start of RAM
     elif arch.startswith("riscv"):
         what = _MCAUSE.get(fault.status[0], f"exception {fault.status[0]}")
     else:
         what = _explain_arm(fault.status)
-    caller = firmware.find_symbol(fault.lr & ~1)
     registers = [f"pc {fault.pc:#010x} {function}".rstrip(), f"lr {fault.lr:#010x} {caller}".rstrip(), f"sp {fault.sp:#010x}"]
     names = ("mcause", "mtval") if arch.startswith("riscv") else ("CFSR", "HFSR", "MMFAR", "BFAR")
     registers += [f"{name} {value:#010x}" for name, value in zip(names, fault.status, strict=False)]

@@ -239,6 +239,6 @@ class FirmwareProgram:
     def _explain(self, hello: Hello) -> RunCrashed | BoardLost:
         if not hello.fault_kind:
             return BoardLost("the microcontroller restarted during the run", hint="check the power supply and the reset line")
-        message, detail = explain_fault(self._client.read_fault(), self._firmware, self._settings.chip.core.arch)
+        message, detail = explain_fault(self._client.read_fault(), self._firmware, self._settings.chip)
         return RunCrashed(message, detail=detail)
 

@@ -44,7 +44,7 @@ def link_firmware(chip: Chip, objects: Sequence[Path], script: Path, out: Path, 
         UsageError: Zig is not installed.
         CompileFailed: the build failed, or the program does not fit into the chip's memory.
     """
-    macros = {**chip.defines, "HIL_TICK_HZ": chip.tick_hz, "HIL_BAUD": chip.baud}
+    macros = {**chip.defines, "HIL_TICK_HZ": chip.tick_hz, "HIL_BAUD": chip.baud, "HIL_RAM": chip.ram.start}
     command = [
         str(find_package_folder(PACKAGE, EXTRA) / "zig"),
         "cc",

@@ -7,17 +7,20 @@
 #define SYSTICK_RELOAD REGISTER(0xe000e014)
 #define SYSTICK_VALUE REGISTER(0xe000e018)
 #define INTERRUPT_CONTROL REGISTER(0xe000ed04)
-#define VECTOR_TABLE REGISTER(0xe000ed08)
 #define RESET_CONTROL REGISTER(0xe000ed0c)
-#define HANDLER_CONTROL REGISTER(0xe000ed24)
 #define FAULT_STATUS REGISTER(0xe000ed28)
 #define HARD_FAULT_STATUS REGISTER(0xe000ed2c)
 #define MEMORY_ADDRESS REGISTER(0xe000ed34)
 #define BUS_ADDRESS REGISTER(0xe000ed38)
-#define COPROCESSORS REGISTER(0xe000ed88)
+#define MPU_TYPE REGISTER(0xe000ed90)
+#define MPU_CONTROL REGISTER(0xe000ed94)
+#define MPU_ADDRESS REGISTER(0xe000ed9c)
+#define MPU_SIZE REGISTER(0xe000eda0)
 
 #define PERIOD (HIL_TICK_HZ / 100 < 0x1000000 ? HIL_TICK_HZ / 100 : 0x1000000)  // 10 ms; SysTick has 24 bits
 #define SYSTICK_PENDING (1u << 26)
+#define NOT_STACKED (1u << 4 | 1u << 12 | 1u << 20)  // MSTKERR, STKERR, STKOF
+#define GUARD_SIZE 0x1000000u
 
 int main(void);
 extern uint32_t hil_stack_bottom[], hil_stack_top[], hil_emergency_top[];
@@ -26,6 +29,15 @@ extern const uint32_t hil_data_image[];
 static volatile uint64_t periods;
 
 void hil_cpu_init(void) {
+#if __ARM_ARCH < 8
+  // Without a stack limit register, forbid access to the memory below the stack, which is at the start of RAM.
+  if (MPU_TYPE && HIL_RAM % GUARD_SIZE == 0) {
+    MPU_ADDRESS = (HIL_RAM - GUARD_SIZE) | 0x10;  // region 0
+    MPU_SIZE = 1u << 28 | 23 << 1 | 1;            // never execute, no access, 2^(23 + 1) bytes
+    MPU_CONTROL = 5;                              // on; the default memory map elsewhere
+    __asm__ volatile("dsb\nisb");
+  }
+#endif
   SYSTICK_RELOAD = PERIOD - 1;
   SYSTICK_VALUE = 0;
   SYSTICK_CONTROL = 7;  // clock of the CPU, interrupt, on
@@ -54,7 +66,7 @@ __attribute__((used)) static void report(const uint32_t *stack, uint32_t kind) {
   hil_fault.status[2] = MEMORY_ADDRESS;
   hil_fault.status[3] = BUS_ADDRESS;
   // After a stack overflow the CPU could not push the registers.
-  bool is_valid = stack >= hil_stack_bottom && stack + 8 <= hil_stack_top;
+  bool is_valid = stack >= hil_stack_bottom && stack + 8 <= hil_stack_top && !(FAULT_STATUS & NOT_STACKED);
   hil_report_fault(kind, is_valid ? stack[6] : 0, is_valid ? stack[5] : 0, (uint32_t)stack);
 }
 

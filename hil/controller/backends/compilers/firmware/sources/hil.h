@@ -21,7 +21,7 @@ void hil_cpu_init(void);
 uint64_t hil_ticks(void);  // ticks of HIL_TICK_HZ since start
 void hil_cpu_reset(void) __attribute__((noreturn));
 
-enum hil_fault_kind { HIL_NO_FAULT, HIL_CPU_FAULT, HIL_WATCHDOG, HIL_DISPATCH_FAILED };
+enum hil_fault_kind { HIL_NO_FAULT, HIL_CPU_FAULT, HIL_WATCHDOG };
 
 // Record of the last fault. It survives a reset.
 struct hil_fault {

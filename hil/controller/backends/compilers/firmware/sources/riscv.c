@@ -91,6 +91,10 @@ __asm__(
     ".option push\n.option norelax\nla gp, __global_pointer$\n.option pop\n"
     "la sp, hil_stack_top\n"
     "la t0, hil_trap\ncsrw mtvec, t0\n"
+    // Lock the memory from the image up to the stack against writes, so that a stack overflow faults.
+    "la t0, hil_image_start\nsrli t0, t0, 2\ncsrw pmpaddr0, t0\n"
+    "la t0, hil_stack_bottom\nsrli t0, t0, 2\ncsrw pmpaddr1, t0\n"
+    "li t0, 0x8d00\ncsrw pmpcfg0, t0\n"
 #ifdef __riscv_flen
     "li t0, 0x2000\ncsrs mstatus, t0\ncsrw fcsr, zero\n"
 #endif
