@@ -214,11 +214,9 @@ def parse_mcu(table: Mapping[str, Any], path: Path) -> Microcontroller:
             settings[key] = shlex.split(settings[key])
     made: Microcontroller = _make(Microcontroller, {**settings, "values": values}, where)
     made = replace(made, flash=tuple(made.flash), reset=tuple(made.reset))
-    for name in ("boot_s", "watchdog_s"):
-        if not 0 < getattr(made, name) <= _DAY_SECONDS:
-            raise UsageError(f"{where} {name} must be greater than 0 and at most {_DAY_SECONDS:g}")
+    seconds = {name: _parse_timeout(getattr(made, name), f"{where} {name}") for name in ("boot_s", "watchdog_s")}
     parse_chip(values)
-    return made
+    return replace(made, **seconds)
 
 
 def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
