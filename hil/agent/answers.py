@@ -132,12 +132,19 @@ def max_response_bytes(iterations: int) -> int:
     return ipc.MAX_BYTES + iterations * _ITERATION_BYTES + MAX_CALLS * _CALL_NUMBERS * 8
 
 
-def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) -> Answer:
+def read(
+    body: bytes,
+    op: str,
+    iterations: int = 0,
+    known: Known | None = None,
+    kinds: frozenset[type[HilError]] = WORKER_KINDS,
+) -> Answer:
     """Parse a worker's response to an order. Return None for a successful prepare or open.
 
     Args:
         op: prepare, open, load, invoke, generate or profile.
         known: cached output description of the worker's last invocation; this function reads and replaces it.
+        kinds: error classes that the worker may report.
 
     Raises:
         LoadFailed, RunFailed, UsageError: the worker reports this error.
@@ -165,7 +172,7 @@ def read(body: bytes, op: str, iterations: int = 0, known: Known | None = None) 
             if known is not None:
                 known.text, known.made = (text, made) if len(text) <= _KEPT_BYTES else (b"", Known.made)
             return _build_run(made, numbers, iterations)
-        error = _parse_error(answer["error"], op)
+        error = _parse_error(answer["error"], op, kinds)
     except ipc.Garbled as why:
         raise make_response_error(str(why)) from why
     raise error
@@ -176,13 +183,13 @@ def make_response_error(why: str) -> RunCrashed:
     return RunCrashed(f"invalid response from the worker: {why}", hint=_OVERWRITTEN)
 
 
-def _parse_error(reported: Any, op: str) -> HilError:
+def _parse_error(reported: Any, op: str, kinds: frozenset[type[HilError]]) -> HilError:
     if not isinstance(reported, list) or len(reported) != 5 or not all(isinstance(part, str) for part in reported):
         raise ipc.Garbled("an error must consist of five strings")
     # Replace characters that UTF-8 cannot encode, such as file names in other encodings.
     kind, message, hint, detail, code = (part.encode(errors="replace").decode() for part in reported)
     otherwise = LoadFailed if op in ("prepare", "open", "load") else RunFailed
-    return make_error(kind, message, hint, detail, code, among=WORKER_KINDS, otherwise=otherwise)
+    return make_error(kind, message, hint, detail, code, among=kinds, otherwise=otherwise)
 
 
 def _parse_signature(found: dict[str, Any]) -> ProgramSignature:

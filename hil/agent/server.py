@@ -34,6 +34,7 @@ from hil.protocol import wire
 from hil.protocol.data_connection import get_data_path
 from hil.protocol.listening import check_listen, check_tls_files, refuse_if_served
 from hil.protocol.v1 import agent_pb2 as pb
+from hil.protocol.wire_errors import WORKER_KINDS
 
 if TYPE_CHECKING:
     from hil.agent.grpc_server import GrpcServer
@@ -69,6 +70,9 @@ class AgentConfig:
     simulated: list[str] = field(default_factory=list)  # simulated parts of this board, for Describe
     make_store: Callable[[Path, Quota], BlobStore] = BlobStore
     claim_board: bool = False  # make agents of other logins wait while a session is open
+    # Description of the board, if it is not the machine of this process.
+    machine: pb.Machine | None = None
+    worker_kinds: frozenset[type[HilError]] = WORKER_KINDS  # error classes that workers may report
     # Fork the fork servers from this process, which must be single-threaded and have imported the runtimes.
     fork_ahead: bool = False
 
@@ -90,7 +94,7 @@ class Agent:
             ca_needs_cert=True,
             listens=[config.listen],
         )
-        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit)
+        self._supervisor = Supervisor(config.runtimes, config.runtime_options, config.memory_limit, config.worker_kinds)
         # Lock the store before the first change: a different agent may use the directory.
         self._store_lock = StoreLock(config.store)
         try:
@@ -209,14 +213,14 @@ class BoardService:
             name=self._name,
             agent_version=own_version(),
             protocol=wire.PROTOCOL,
-            machine=machine.describe_machine(),
+            machine=self._config.machine or machine.describe_machine(),
             runtimes=runtimes,
             clock_ns=clock.get_time_ns(),
             wall_ns=time.time_ns(),
             fence=self._sessions.fence,
             holder=_make_holder_message(holder) if holder else None,
             memory_limit_bytes=self._config.memory_limit,
-            readings=machine.collect_readings(),
+            readings=[] if self._config.machine else machine.collect_readings(),
             simulated=self._config.simulated,
             build=self._config.build,
             store_room_bytes=self._store.count_free_bytes(),

@@ -24,6 +24,7 @@ from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIME_GROUP, list_known_runtimes
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout, did_you_mean
+from hil.protocol.wire_errors import WORKER_KINDS
 
 _KEPT_LINES = 2000
 _KEPT_CHARACTERS = 4 << 20
@@ -128,10 +129,18 @@ class WorkerProcess:
         logs: receives the worker's stderr lines.
         who: name of a plugin's runtime for error messages (see :func:`hil.core.guarded.format_plugin`); "" for hil's
             runtimes.
+        kinds: error classes that the worker may report.
     """
 
-    def __init__(self, server: ForkServer, logs: LogBook, who: str = "") -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        logs: LogBook,
+        who: str = "",
+        kinds: frozenset[type[HilError]] = WORKER_KINDS,
+    ) -> None:
         self._who = who
+        self._kinds = kinds
         self.program_id = ""
         self.inputs = Arena()
         self._outputs = Arena()
@@ -208,7 +217,7 @@ class WorkerProcess:
             self.kill()
             raise answers.make_response_error(str(why)).locate(stage=stage) from None
         try:
-            return answers.read(body, op, iterations, self._known)
+            return answers.read(body, op, iterations, self._known, self._kinds)
         except answers.ClockStepped as stepped:
             self.kill()
             raise explain_step(stepped, self._ordered_ns).locate(stage=stage) from None
@@ -375,9 +384,16 @@ class Supervisor:
         runtimes: runtime name -> ``module:Class``.
         options: passed to each runtime.
         memory_limit: maximum memory of a program in bytes; 0 means the machine's memory.
+        kinds: error classes that workers may report.
     """
 
-    def __init__(self, runtimes: dict[str, str], options: dict[str, Any], memory_limit: int = 0) -> None:
+    def __init__(
+        self,
+        runtimes: dict[str, str],
+        options: dict[str, Any],
+        memory_limit: int = 0,
+        kinds: frozenset[type[HilError]] = WORKER_KINDS,
+    ) -> None:
         known = list_known_runtimes()
         self._servers = {
             name: ForkServer(reference, light=name in known and known[name].light, memory_limit=memory_limit)
@@ -385,6 +401,7 @@ class Supervisor:
         }
         self._references = runtimes
         self._options = options
+        self._kinds = kinds
         # (runtime, device) -> spare worker, in the order of the last request. Device None: the worker has not opened a
         # device.
         self._spares: dict[tuple[str, str | None], _Spare] = {}
@@ -513,7 +530,7 @@ class Supervisor:
     def _start(self, runtime: str, device: str | None, *, instructions: bool = False) -> WorkerProcess:
         who = format_plugin("runtime", RUNTIME_GROUP, runtime) if find_package(RUNTIME_GROUP, runtime) else ""
         try:
-            worker = WorkerProcess(self._servers[runtime], self.logs, who)
+            worker = WorkerProcess(self._servers[runtime], self.logs, who, self._kinds)
         except BoardUnfit as error:
             name_package(error, who)
             raise

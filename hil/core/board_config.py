@@ -12,6 +12,7 @@ from typing import Any
 from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
+from hil.core.mcu_config import Microcontroller
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -259,6 +260,7 @@ class BoardConfig:
     provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
+    mcu: Microcontroller | None = None
     path: Path = Path()
     text: str = field(default="", repr=False, compare=False)
     # Settings that need the user's trust, as ``[table] key``.

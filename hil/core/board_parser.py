@@ -48,11 +48,13 @@ from hil.core.board_config import (
     RuntimeCommand,
     Simulator,
 )
+from hil.core.chips import format_flags
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.config_keys import list_keys
 from hil.core.config_values import MAX_SECONDS, TEXTS, check_type, make_values, parse_timeout, parse_words, reject_key
 from hil.core.console_config import parse_console, parse_provision
 from hil.core.files import read_file, suggest_path
+from hil.core.mcu_config import MCU_RUNTIME, parse_mcu
 from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
@@ -76,6 +78,7 @@ BOARD_TABLES = {
     "provision",
     "simulator",
     "labgrid",
+    "mcu",
 }
 _MAX_TEXT = 1 << 20
 # Maximum characters in the name of a user or a group.
@@ -158,6 +161,10 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         compiler: check_type(value, TEXTS, f"{path}: [compile_flags] {compiler}")
         for compiler, value in get_table("compile_flags").items()
     }
+    mcu = parse_mcu(get_table("mcu"), path) if "mcu" in data else None
+    if mcu is not None:
+        flags[MCU_RUNTIME] = (*format_flags(mcu.values), *flags.get(MCU_RUNTIME, ()))
+        board.setdefault("runtime", MCU_RUNTIME)
     connection: Connection = make_values(Connection, get_table("connection"), f"{path}: [connection]")
     if not 0 <= connection.fence < 1 << 63:
         raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
@@ -178,6 +185,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "console": parse_console(get_table("console"), path),
             "provision": parse_provision(get_table("provision"), path),
             "simulator": simulator,
+            "mcu": mcu,
             "labgrid": make_values(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,

@@ -163,6 +163,15 @@ _ALL = (
         target=f"{_COMPILERS}.tensorflow.tfcompile:choose_target",
         targets_host=True,
     ),
+    # An agent of its own runs the firmware: see hil.mcu.
+    RuntimeInfo(
+        "mcu",
+        agent="",
+        compiler="mcu",
+        compile=f"{_COMPILERS}.firmware.compile:compile_firmware",
+        compiler_package="iree-base-compiler",
+        from_onnx=True,
+    ),
 )
 RUNTIMES: Mapping[str, RuntimeInfo] = MappingProxyType({one.name: one for one in _ALL})
 

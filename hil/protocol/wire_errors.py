@@ -51,6 +51,9 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
 WORKER_KINDS = frozenset({errors.UsageError, errors.LoadFailed, errors.PartMissing, errors.RunFailed})
 """Error classes that a worker may report. Board failures and worker crashes are not among them."""
 
+BRIDGE_KINDS = WORKER_KINDS | {errors.RunCrashed, errors.BoardLost, errors.BoardUnfit, errors.BoardBusy}
+"""Error classes of workers that run no program themselves, but talk to a microcontroller."""
+
 
 class KeptErrors:
     """Full texts of recent long errors. Thread-safe."""

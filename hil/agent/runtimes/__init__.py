@@ -73,6 +73,13 @@ class Program(Protocol):
     Return the instructions of the last run, counted by the device or by its simulator. hil calls this after timed
     iterations, if the user requests counts. Without this method, hil counts the instructions of the worker's process.
 
+    **Device time**::
+
+        def get_run_ns(self) -> int
+
+    Return the duration of the last run in nanoseconds, measured by the device. hil calls this after each run and
+    reports this time. Without this method, hil measures the time of ``run`` on the machine of the agent.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

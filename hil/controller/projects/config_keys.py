@@ -21,6 +21,7 @@ from hil.core import board_config
 from hil.core.board_parser import BOARD_KEYS
 from hil.core.config_files import list_trusted_settings
 from hil.core.config_keys import KeyInfo, list_keys
+from hil.core.mcu_config import Microcontroller
 
 # Type of a value in a JSON schema -> text for people.
 Schema = Mapping[str, Any]
@@ -45,6 +46,9 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
         for kind in (board_config.Power, board_config.Recover, board_config.MeasureCommands)
         for name in ("delay", "boot_s", "timeout_s")
     },
+    **{(Microcontroller, name): _COMMAND for name in ("flash", "reset")},
+    **{(Microcontroller, name): {"type": ["string", "integer"]} for name in ("tick_hz", "stack", "baud")},
+    **{(Microcontroller, name): _MAX_DAY for name in ("boot_s", "watchdog_s")},
 }
 ALWAYS = "yes"
 
@@ -184,6 +188,16 @@ def list_board_tables() -> list[ConfigTable]:
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
         ConfigTable("labgrid", "Board that labgrid manages.", list_dataclass_keys(board_config.Labgrid)),
+        ConfigTable(
+            "access",
+            "Users of a [farm](farm-access.md) that may use the board. Without this table, everyone may use it.",
+            list_dataclass_keys(board_config.AccessList),
+        ),
+        ConfigTable(
+            "mcu",
+            "[Microcontroller](microcontrollers.md) on a serial line.",
+            list_dataclass_keys(Microcontroller),
+        ),
         ConfigTable(
             "simulator",
             "[Simulated board](simulator.md). A config with this table and without an address is a simulator.",

@@ -28,7 +28,9 @@ MACHINE = {"arch": "aarch64", "cpu_parts": ["0x41:0xd03"], "cpu_features": ["fp"
 def test_runtime_entry_resolves_to_complete_runtime(info: RuntimeInfo) -> None:
     pytest.importorskip(info.package.partition(".")[0] or "hil")
     methods = [name for name in vars(Runtime) if not name.startswith("_")]
-    for kind in (resolve(info.agent), resolve(info.simulator)):
+    # Microcontrollers have an agent of their own, and are not simulated.
+    agent = info.agent or "hil.mcu.runtime:McuRuntime"
+    for kind in (resolve(agent), resolve(info.simulator)):
         assert [name for name in methods if not callable(getattr(kind, name, None))] == []
 
 

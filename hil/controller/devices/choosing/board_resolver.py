@@ -17,6 +17,7 @@ from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.links.agent import AGENT_KIND
 from hil.controller.devices.links.link import Capabilities, Link, LinkKind
 from hil.controller.devices.links.package_links import LENT_KIND, connect_by_package
+from hil.controller.devices.links.serial_line import SERIAL_KIND
 from hil.controller.devices.links.simulator import SIM_KIND
 from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.devices.ssh.aliases import list_aliases
@@ -40,6 +41,7 @@ def _connect_by_package(choice: BoardChoice) -> Link:
 KINDS = (
     COMMAND_KIND,
     SIM_KIND,
+    SERIAL_KIND,
     LENT_KIND,
     LinkKind("package", _connect_by_package, _is_of_package),
     SSH_KIND,

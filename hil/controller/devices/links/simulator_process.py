@@ -15,6 +15,7 @@ from hil.errors import BoardUnfit, BoardUnreachable, StorageError, UsageError
 # Timeout in seconds. A start takes a second, but on a busy machine up to a minute.
 _START_SECONDS = 90.0
 _LOOK_SECONDS = 0.01
+SIMULATOR = "hil.sim"
 # Exit code -> error type. A simulator uses this machine's disk, so a disk error becomes a StorageError.
 _REFUSALS: dict[int | None, type[UsageError]] = {UsageError.exit_code: UsageError, BoardUnfit.exit_code: StorageError}
 
@@ -30,19 +31,20 @@ def log_of(folder: Path) -> Path:
 
 
 def start(
-    config: BoardConfig, folder: Path, *more: str, stdin: int, cwd: Path | None = None
+    config: BoardConfig, folder: Path, *more: str, stdin: int, cwd: Path | None = None, module: str = SIMULATOR
 ) -> subprocess.Popen[bytes]:
     """Start a simulator for a board config and wait until it listens.
 
     Args:
-        more: Further arguments of `python -m hil.sim`.
+        more: Further arguments of the command.
+        module: The module that the command runs.
 
     Raises:
         UsageError: The simulator rejects the arguments.
         StorageError: The directory is on a full, read-only or failing disk.
         BoardUnreachable: The simulator exited or did not listen in time.
     """
-    command = make_module_command("hil.sim", "--config", str(config.path.absolute()), *more)
+    command = make_module_command(module, "--config", str(config.path.absolute()), *more)
     command += ["--listen", get_address(folder), "--store", str(folder / "store")]
     with log_of(folder).open("wb") as log:
         # A separate process session, so that the controller handles Ctrl-C of the terminal.
@@ -50,7 +52,7 @@ def start(
             command, stdin=stdin, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=cwd
         )
     try:
-        _wait(process, config, folder)
+        _wait(process, config, folder, module)
     except BaseException:
         process.kill()
         process.wait()
@@ -60,18 +62,18 @@ def start(
     return process
 
 
-def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path) -> None:
+def _wait(process: subprocess.Popen[bytes], config: BoardConfig, folder: Path, module: str) -> None:
     until = time.monotonic() + _START_SECONDS
     while not is_served(folder):
         code = process.poll()
         if code is not None or time.monotonic() > until:
             printed = read_end(log_of(folder)).strip()
             if (kind := _REFUSALS.get(code)) is not None:
-                message, _, hint = printed.removeprefix("hil.sim: ").partition("\n  hint: ")
+                message, _, hint = printed.removeprefix(f"{module}: ").partition("\n  hint: ")
                 raise kind(message, hint=hint)
             detail = printed or f"it did not accept connections within {_START_SECONDS:g} s"
             raise BoardUnreachable(
-                "the simulator did not start",
+                "the simulator did not start" if module == SIMULATOR else "the board's agent did not start",
                 board=config.name,
                 detail=detail,
                 hint="check the load and the free memory of this machine",

@@ -1,0 +1,575 @@
+"""Read the static schedule of a program from IREE's HAL dialect.
+
+The module is interpreted with unknown tensor contents. The result is a list of fills, copies and dispatches on buffers
+with fixed addresses. An operation that depends on the content of a tensor, or that needs IREE's runtime, has no static
+schedule.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hil.core.tensors import TensorSpec, parse_dtype
+from hil.errors import CompileFailed
+
+MAX_STEPS = 65_535
+# An operation count that no real program reaches: a loop with constant bounds may still be endless.
+_MAX_OPERATIONS = 5_000_000
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory with a fixed address. ``data`` is the content of a constant."""
+
+    kind: str  # input, constant, state or transient
+    size: int
+    data: bytes = b""
+    first: int = 0  # number of the step after which the buffer is in use
+    last: int | None = None  # number of the step before which it is free again; None: never
+    offset: int = 0  # offset in the arena
+
+
+@dataclass(frozen=True)
+class Span:
+    """Range of a buffer, in bytes."""
+
+    buffer: Buffer
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Fill a range with a repeated pattern of 1 to 4 bytes."""
+
+    target: Span
+    pattern: bytes
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """Copy between two ranges of the same length."""
+
+    target: Span
+    source: Span
+
+
+@dataclass(frozen=True)
+class DispatchStep:
+    """Call of a function of the static library for each workgroup."""
+
+    function: str
+    counts: tuple[int, int, int]
+    constants: tuple[int, ...]
+    bindings: tuple[Span, ...]
+
+
+Step = Fill | CopyStep | DispatchStep
+
+
+@dataclass
+class Schedule:
+    """Static schedule of a function."""
+
+    inputs: list[Span]
+    outputs: list[Span]
+    initial: list[Step]  # at start, and before each run if the program has state
+    steps: list[Step]
+    specs: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
+    constants: list[Buffer] = field(default_factory=list)
+    state: list[Buffer] = field(default_factory=list)
+    arena: int = 0  # bytes for transient buffers
+
+
+@dataclass(eq=False)
+class _View:
+    span: Span
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(eq=False)
+class _Commands:
+    steps: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Binding of a reusable command buffer, by number."""
+
+    number: int
+
+
+class _Unknown:
+    """Value that is not known before the run."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+
+
+def _not_static(name: str, why: str) -> CompileFailed:
+    return CompileFailed(
+        f"the program has no static schedule: operation {name} {why}",
+        hint="firmware has no allocator and no scheduler: give every dimension a fixed size, and remove operations "
+        "whose shape or control flow depends on values",
+    )
+
+
+class Interpreter:
+    """Interpret the HAL module of a program.
+
+    Values are integers, buffers, views, command buffers, constants (bytes), or opaque names of devices and fences.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module  # the operations do not keep it alive
+        self._globals: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+        self._initializers: list[Any] = []
+        self._steps: list[Step] = []
+        self._buffers: list[Buffer] = []
+        self._initializes = True
+        self._count = 0
+        for one in module.body.operations:
+            operation = one.operation
+            if operation.name in ("util.func",):
+                self._functions[_text(operation, "sym_name")] = operation
+            elif operation.name == "util.initializer":
+                self._initializers.append(operation)
+            elif operation.name == "util.global" and "initial_value" in operation.attributes:
+                self._globals[_text(operation, "sym_name")] = _read_constant(operation.attributes["initial_value"])
+
+    def read_schedule(self, function: str, specs: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]) -> Schedule:
+        """Return the schedule of a function.
+
+        Raises:
+            CompileFailed: the program has no static schedule.
+        """
+        for one in self._initializers:
+            self._run_region(one.regions[0], [])
+        initial, self._steps, self._initializes = self._steps, [], False
+        inputs = [
+            _View(Span(Buffer("input", size := _measure(spec)), 0, size), spec.shape, spec.dtype) for spec in specs[0]
+        ]
+        name = f"{function}$async" if f"{function}$async" in self._functions else function
+        if name not in self._functions:
+            raise CompileFailed(f"function {function!r} not found in the compiled program")
+        entry = self._functions[name].regions[0]
+        extra = len(entry.blocks[0].arguments) - len(inputs)
+        results = self._run_region(entry, [*inputs, *[None] * extra])
+        outputs = []
+        for result in results:
+            if not isinstance(result, _View):
+                raise _not_static("util.return", "returns a number, not a tensor")
+            outputs.append(result.span)
+        used = [self._steps, initial]
+        buffers = {id(span.buffer): span.buffer for steps in used for step in steps for span in _list_spans(step)}
+        buffers |= {id(span.buffer): span.buffer for span in outputs}
+        constants = [one for one in buffers.values() if one.kind == "constant"]
+        state = [one for one in buffers.values() if one.kind == "state"]
+        for span in outputs:
+            span.buffer.last = None
+        arena = _place([one for one in buffers.values() if one.kind == "transient"])
+        return Schedule([one.span for one in inputs], outputs, initial, self._steps, specs, constants, state, arena)
+
+    def _run_region(self, region: Any, arguments: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = {}
+        block = region.blocks[0]
+        while True:
+            for argument, value in zip(block.arguments, arguments, strict=True):
+                values[argument] = value
+            for one in block.operations:
+                operation = one.operation
+                self._count += 1
+                if self._count > _MAX_OPERATIONS or len(self._steps) > MAX_STEPS:
+                    raise _not_static(operation.name, "is in a loop with too many steps")
+                given = [values[operand] for operand in operation.operands]
+                name = operation.name
+                if name in ("util.return", "func.return"):
+                    return given
+                if name in ("cf.br", "cf.cond_br"):
+                    block, arguments = _branch(operation, given)
+                    break
+                if name == "util.call":
+                    callee = _text(operation, "callee").lstrip("@")
+                    results = self._run_region(self._functions[callee].regions[0], given)
+                else:
+                    results = self._run(operation, given)
+                for result, value in zip(operation.results, results, strict=True):
+                    values[result] = value
+            else:
+                return []
+
+    def _run(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        name = operation.name
+        if name in _IGNORED:
+            return [None] * len(operation.results)
+        if name in _ARITHMETIC:
+            return [_ARITHMETIC[name](*_need_numbers(name, given))]
+        handler = _HANDLERS.get(name)
+        if handler is None:
+            raise _not_static(name, "is not supported by firmware")
+        return handler(self, operation, given)
+
+    # ---- Values
+    def _constant(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [_read_constant(operation.attributes["value"])]
+
+    def _compare(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        left, right = _need_numbers(operation.name, given)
+        return [int(_PREDICATES[int(operation.attributes["predicate"].value)](left, right))]
+
+    def _compare_objects(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [int(given[0] is given[1])]
+
+    def _select(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        (condition,) = _need_numbers(operation.name, given[:1])
+        return [given[1] if condition else given[2]]
+
+    def _cast(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return given[:1]
+
+    def _load_global(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [self._globals.get(_text(operation, "global").lstrip("@"))]
+
+    def _store_global(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        if not self._initializes:
+            value = given[0]
+            if not isinstance(value, Buffer) or value is not self._globals.get(_text(operation, "global").lstrip("@")):
+                raise _not_static(operation.name, "replaces state while the program runs")
+        self._globals[_text(operation, "global").lstrip("@")] = given[0]
+        return []
+
+    def _count_devices(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [1]
+
+    def _get_device(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return ["device"]
+
+    def _query_device(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        # The only device is a local one that takes static executables.
+        asked = (_text(operation, "category"), _text(operation, "key"))
+        known = {("hal.device.id", "local*"): 1, ("hal.executable.format", "static"): 1}
+        value = known.get(asked, 1 if asked == ("hal.dispatch", "concurrency") else 0)
+        return [int(asked in known), value]
+
+    def _lookup_function(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [_text(operation, "entry_point").rpartition("::@")[2].strip('"')]
+
+    # ---- Buffers
+    def _new(self, kind: str, size: Any, name: str) -> Buffer:
+        (number,) = _need_numbers(name, [size])
+        if self._initializes and kind == "transient":
+            kind = "state"
+        buffer = Buffer(kind, number, first=len(self._steps))
+        self._buffers.append(buffer)
+        return buffer
+
+    def _constant_buffer(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        data = read_bytes(operation.attributes["value"])
+        return [Buffer("constant", len(data), data)]
+
+    def _import_buffer(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        source, offset, length = given[4], *_need_numbers(operation.name, given[5:7])
+        if offset == 0 and length == source.size:
+            return [1, source]
+        return [1, Buffer("constant", length, source.data[offset : offset + length])]
+
+    def _allocate(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [self._new("transient", given[-1], operation.name)]
+
+    def _free(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        buffer = next((one for one in given if isinstance(one, Buffer)), None)
+        if buffer is not None and buffer.kind == "transient":
+            buffer.last = len(self._steps)
+        return []
+
+    def _subspan(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        offset, length = _need_numbers(operation.name, given[1:3])
+        return [_resolve(given[0], offset, length)]
+
+    def _get_buffer(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        view = given[0]
+        if not isinstance(view, _View):
+            raise _not_static(operation.name, "takes a value that is not a tensor")
+        return [view.span]
+
+    def _create_view(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        offset, length = _need_numbers(operation.name, given[1:3])
+        shape = tuple(_need_numbers(operation.name, given[5:]))
+        return [_View(_resolve(given[0], offset, length), shape, str(given[3]))]
+
+    def _element_type(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [str(operation.attributes["type"])]
+
+    # ---- Commands
+    def _create_commands(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        return [_Commands()]
+
+    def _fill(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        commands, target, offset, length, pattern = given
+        width = int(re.sub(r"\D", "", str(operation.operands[4].type))) // 8
+        offset, length, pattern = _need_numbers(operation.name, [offset, length, pattern])
+        data = (pattern % (1 << 8 * width)).to_bytes(width, "little")
+        commands.steps.append((Fill, _resolve(target, offset, length), data))
+        return []
+
+    def _copy(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        commands, source, source_offset, target, target_offset, length = given
+        source_offset, target_offset, length = _need_numbers(operation.name, [source_offset, target_offset, length])
+        commands.steps.append(
+            (CopyStep, _resolve(target, target_offset, length), _resolve(source, source_offset, length))
+        )
+        return []
+
+    def _update(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        commands, source, _, source_offset, target, target_offset, length = given
+        source_offset, target_offset, length = _need_numbers(operation.name, [source_offset, target_offset, length])
+        data = source.data[source_offset : source_offset + length]
+        commands.steps.append(
+            (CopyStep, _resolve(target, target_offset, length), Span(Buffer("constant", length, data), 0, length))
+        )
+        return []
+
+    def _dispatch(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        parts = _split(given, operation.attributes["operandSegmentSizes"])
+        (commands,), _, (function,), *rest = parts
+        (x,), (y,), (z,), constants, buffers, offsets, lengths = rest
+        x, y, z, *constants = _need_numbers(operation.name, [x, y, z, *constants])
+        spans = [
+            _resolve(buffer, *_need_numbers(operation.name, [offset, length]))
+            for buffer, offset, length in zip(buffers, offsets, lengths, strict=True)
+        ]
+        words = tuple(number % (1 << 32) for number in constants)
+        commands.steps.append((DispatchStep, function, (x, y, z), words, *spans))
+        return []
+
+    def _execute(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        commands = next(one for one in given if isinstance(one, _Commands))
+        after = given[given.index(commands) + 1 :]
+        buffers, numbers = after[: len(after) // 3], _need_numbers(operation.name, after[len(after) // 3 :])
+        offsets, lengths = numbers[: len(buffers)], numbers[len(buffers) :]
+        bound = [_resolve(*one) for one in zip(buffers, offsets, lengths, strict=True)]
+        for kind, *values in commands.steps:
+            settled = [_settle(value, bound) for value in values]
+            if kind is DispatchStep:
+                function, counts, constants, *spans = settled
+                self._steps.append(DispatchStep(function, counts, constants, tuple(spans)))
+            else:
+                self._steps.append(kind(*settled))
+        return []
+
+    def _queue_fill(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        target, offset, length, pattern = given[4:8]
+        width = int(re.sub(r"\D", "", str(operation.operands[7].type))) // 8
+        offset, length, pattern = _need_numbers(operation.name, [offset, length, pattern])
+        self._steps.append(
+            Fill(_resolve(target, offset, length), (pattern % (1 << 8 * width)).to_bytes(width, "little"))
+        )
+        return []
+
+    def _queue_copy(self, operation: Any, given: list[Any]) -> Sequence[Any]:
+        source, source_offset, target, target_offset, length = given[4:9]
+        source_offset, target_offset, length = _need_numbers(operation.name, [source_offset, target_offset, length])
+        self._steps.append(CopyStep(_resolve(target, target_offset, length), _resolve(source, source_offset, length)))
+        return []
+
+
+def _text(operation: Any, name: str) -> str:
+    return str(operation.attributes[name]).strip('"')
+
+
+def _branch(operation: Any, given: list[Any]) -> tuple[Any, list[Any]]:
+    if operation.name == "cf.br":
+        return operation.successors[0], given
+    (condition,), first, second = _split(given, operation.attributes["operandSegmentSizes"])
+    (taken,) = _need_numbers(operation.name, [condition])
+    return (operation.successors[0], first) if taken else (operation.successors[1], second)
+
+
+def _measure(spec: TensorSpec) -> int:
+    """Return the bytes of a tensor."""
+    for dim in spec.shape:
+        if not isinstance(dim, int):
+            raise _not_static("func.func", f"takes the tensor {spec.name}, whose size is not fixed")
+    return math.prod(map(int, spec.shape)) * parse_dtype(spec.dtype).itemsize
+
+
+def _split(given: list[Any], sizes: Any) -> list[list[Any]]:
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(given[start : start + size])
+        start += size
+    return parts
+
+
+def _need_numbers(name: str, values: Sequence[Any]) -> list[int]:
+    for value in values:
+        if not isinstance(value, int):
+            raise _not_static(name, "depends on a value that is only known while the program runs")
+    return list(values)
+
+
+def _resolve(target: Any, offset: int, length: int) -> Any:
+    """Return a range of a buffer, of a range, or of a numbered binding."""
+    if isinstance(target, int):
+        return (_Slot(target), offset, length)
+    if isinstance(target, Span):
+        return Span(target.buffer, target.offset + offset, length)
+    if isinstance(target, Buffer):
+        return Span(target, offset, length)
+    raise _not_static("hal.buffer", "uses an unknown buffer")
+
+
+def _settle(value: Any, bound: Sequence[Span]) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], _Slot):
+        slot, offset, length = value
+        return _resolve(bound[slot.number], offset, length)
+    return value
+
+
+def _list_spans(step: Step) -> Iterator[Span]:
+    if isinstance(step, DispatchStep):
+        yield from step.bindings
+    else:
+        yield step.target
+        if isinstance(step, CopyStep):
+            yield step.source
+
+
+def _place(buffers: list[Buffer], alignment: int = 64) -> int:
+    """Set the offsets of transient buffers, so that buffers in use at the same time do not overlap. Returns the size."""
+
+    def get_end(buffer: Buffer) -> float:
+        return float("inf") if buffer.last is None else buffer.last
+
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda one: -one.size):
+        meanwhile = [one for one in placed if one.first < get_end(buffer) and buffer.first < get_end(one)]
+        offset = 0
+        for one in sorted(meanwhile, key=lambda one: one.offset):
+            if offset + buffer.size <= one.offset:
+                break
+            offset = max(offset, -(-(one.offset + one.size) // alignment) * alignment)
+        buffer.offset = offset
+        placed.append(buffer)
+    return max((one.offset + one.size for one in placed), default=0)
+
+
+def _read_constant(attribute: Any) -> Any:
+    text = str(attribute)
+    if text in ("true", "false"):
+        return int(text == "true")
+    match = re.match(r"(-?\d+)(?: : (?:index|i\d+))?$", text)
+    return int(match[1]) if match else _Unknown(text[:40])
+
+
+def read_bytes(attribute: Any) -> bytes:
+    """Return the bytes of a constant: a dense attribute, or a composite of several."""
+    from iree.compiler import ir
+
+    text = str(attribute)
+    if not text.startswith("#util.composite<"):
+        return _read_dense(attribute)
+    start, end = text.index("[") + 1, text.rindex("]")
+    # The parts are `dense<...> : type`, separated by commas. A comma inside of brackets separates values.
+    parts, depth, begin, quoted = [], 0, start, False
+    for place in range(start, end):
+        character = text[place]
+        if character == '"':
+            quoted = not quoted
+        elif not quoted and character in "<[(":
+            depth += 1
+        elif not quoted and character in ">])":
+            depth -= 1
+        elif not quoted and character == "," and depth == 0:
+            parts.append(text[begin:place])
+            begin = place + 1
+    parts.append(text[begin:end])
+    context = attribute.context
+    return b"".join(_read_dense(ir.Attribute.parse(part.strip(), context)) for part in parts if part.strip())
+
+
+def _read_dense(attribute: Any) -> bytes:
+    import numpy as np
+
+    text = str(attribute.type)
+    if match := re.search(r"[x<]([a-z]+)(\d+)>$", text):
+        if int(match[2]) % 8 and match[2] != "1":
+            raise _not_static("util.buffer.constant", f"has the packed type {text}")
+        return np.asarray(attribute).tobytes()
+    raise _not_static("util.buffer.constant", f"has an unsupported value {str(attribute)[:60]}")
+
+
+_ARITHMETIC: dict[str, Callable[..., int]] = {
+    "arith.addi": operator.add,
+    "arith.subi": operator.sub,
+    "arith.muli": operator.mul,
+    "arith.andi": operator.and_,
+    "arith.ori": operator.or_,
+    "arith.xori": operator.xor,
+    "arith.divsi": lambda a, b: int(a / b),
+    "arith.divui": operator.floordiv,
+    "arith.remui": operator.mod,
+    "arith.ceildivui": lambda a, b: -(-a // b),
+    "arith.ceildivsi": lambda a, b: -(-a // b),
+    "arith.maxsi": max,
+    "arith.minsi": min,
+    "arith.maxui": max,
+    "arith.minui": min,
+    "util.align": lambda a, b: -(-a // b) * b,
+}
+# arith.cmpi: eq, ne, slt, sle, sgt, sge, ult, ule, ugt, uge. Sizes are never negative.
+_PREDICATES = (
+    operator.eq,
+    operator.ne,
+    *(operator.lt, operator.le, operator.gt, operator.ge) * 2,
+)
+_IGNORED = frozenset(
+    """
+    hal.buffer.assert hal.buffer_view.assert hal.buffer_usage hal.memory_type hal.encoding_type hal.device.allocator
+    hal.fence.create hal.fence.join hal.fence.await hal.fence.signal hal.command_buffer.execution_barrier
+    hal.command_buffer.finalize hal.device.queue.barrier hal.device.queue.flush util.status.check_ok
+    hal.executable.create hal.executable_end util.optimization_barrier
+    hal.command_buffer.begin_debug_group hal.command_buffer.end_debug_group util.null
+    """.split()
+)
+_HANDLERS: dict[str, Callable[[Interpreter, Any, list[Any]], Sequence[Any]]] = {
+    "arith.constant": Interpreter._constant,
+    "arith.cmpi": Interpreter._compare,
+    "arith.select": Interpreter._select,
+    "arith.index_cast": Interpreter._cast,
+    "arith.index_castui": Interpreter._cast,
+    "arith.extui": Interpreter._cast,
+    "arith.trunci": Interpreter._cast,
+    "util.cmp.eq": Interpreter._compare_objects,
+    "util.global.load": Interpreter._load_global,
+    "util.global.store": Interpreter._store_global,
+    "util.buffer.constant": Interpreter._constant_buffer,
+    "hal.devices.count": Interpreter._count_devices,
+    "hal.devices.get": Interpreter._get_device,
+    "hal.device.query": Interpreter._query_device,
+    "hal.executable.lookup.function": Interpreter._lookup_function,
+    "hal.allocator.import": Interpreter._import_buffer,
+    "hal.allocator.allocate": Interpreter._allocate,
+    "hal.device.queue.alloca": Interpreter._allocate,
+    "hal.device.queue.dealloca": Interpreter._free,
+    "hal.buffer.subspan": Interpreter._subspan,
+    "hal.buffer_view.buffer": Interpreter._get_buffer,
+    "hal.buffer_view.create": Interpreter._create_view,
+    "hal.element_type": Interpreter._element_type,
+    "hal.command_buffer.create": Interpreter._create_commands,
+    "hal.command_buffer.fill_buffer": Interpreter._fill,
+    "hal.command_buffer.copy_buffer": Interpreter._copy,
+    "hal.command_buffer.update_buffer": Interpreter._update,
+    "hal.command_buffer.dispatch": Interpreter._dispatch,
+    "hal.device.queue.execute": Interpreter._execute,
+    "hal.device.queue.execute.indirect": Interpreter._execute,
+    "hal.device.queue.fill": Interpreter._queue_fill,
+    "hal.device.queue.copy": Interpreter._queue_copy,
+}

@@ -1,0 +1,1 @@
+"""Microcontrollers: firmware, its compiler, and the agent that bridges the protocol to a serial line."""

@@ -1,0 +1,256 @@
+"""Runtime that flashes firmware to a microcontroller and runs it over the serial line."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hil.agent.runtimes import Check
+from hil.core.clock import get_time_ns
+from hil.core.results import Part, Placement
+from hil.core.tensors import Array, count_bytes, from_bytes, to_bytes
+from hil.errors import (
+    BoardLost,
+    BoardUnfit,
+    BoardUnreachable,
+    ErrorCode,
+    LoadFailed,
+    ProtocolBroken,
+    RunCrashed,
+    RunFailed,
+)
+from hil.formats.firmware import ELF, FLAT, Firmware, read_firmware
+from hil.formats.operations import Operation, write_operations
+from hil.mcu.client import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello, SerialClient
+from hil.mcu.faults import explain_fault
+from hil.mcu.settings import BoardSettings
+from hil.mcu.streams import open_stream
+
+_FLASH_SECONDS = 300.0
+_GREET_SECONDS = 0.5
+_SHOWN_LINES = 20
+# A program may write into its inputs. The board then rejects the next run, and the inputs are written again.
+_MAX_WRITES = 2
+
+
+class McuRuntime:
+    """Runtime for firmware of :mod:`hil.controller.backends.compilers.firmware`.
+
+    Args:
+        options: ``mcu`` has the fields of :class:`BoardSettings`.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._settings = BoardSettings.of(options["mcu"])
+
+    @staticmethod
+    def describe() -> dict[str, Any]:
+        """Return the version of the protocol. The board is not contacted: it may have no firmware yet."""
+        return {"version": "1", "devices": ["cpu"]}
+
+    def prepare(self, device: str) -> None:
+        """Do nothing: the line is opened when a program is loaded."""
+
+    def load(self, folder: Path, main: str, device: str, function: str) -> FirmwareProgram:
+        """Flash the firmware unless the board has it, and greet the board."""
+        settings, firmware = self._settings, read_firmware(folder / main)
+        if firmware.chip != settings.chip.name:
+            raise LoadFailed(
+                f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
+            )
+        client, hello = self._try_greet()
+        if hello is None or hello.digest.hex() != firmware.digest:
+            if client is not None:
+                client.close()
+            self._flash(folder)
+            client = SerialClient(self._open(), settings.chip.baud)
+            hello = client.greet(settings.boot_s)
+        assert client is not None
+        if hello.digest.hex() != firmware.digest:
+            client.close()
+            raise LoadFailed(
+                "the board runs other firmware after flashing", hint="check [mcu] flash in the board's config"
+            )
+        if hello.image_crc != firmware.image_crc:
+            client.close()
+            raise BoardUnfit(
+                "the flash memory differs from the firmware", hint="check the flash memory and [mcu] flash"
+            )
+        return FirmwareProgram(client, firmware, settings)
+
+    def _open(self) -> Any:
+        """Open the line. A USB device needs some time to appear after flashing."""
+        until = time.monotonic() + self._settings.boot_s
+        while True:
+            try:
+                return open_stream(self._settings.address, self._settings.chip.baud)
+            except BoardUnreachable:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
+    def _try_greet(self) -> tuple[SerialClient | None, Hello | None]:
+        """Return the client, and the state of the board if it answers. Reset the board once if it does not."""
+        settings = self._settings
+        for command in ((), settings.reset):
+            if command:
+                _run_command(command, "resetting the board")
+            try:
+                client = SerialClient(open_stream(settings.address, settings.chip.baud), settings.chip.baud)
+            except BoardUnreachable:
+                if not settings.flash:
+                    raise
+                return None, None
+            try:
+                return client, client.greet(_GREET_SECONDS)
+            except (BoardLost, ProtocolBroken):
+                client.close()
+            if not settings.reset:
+                break
+        return None, None
+
+    def _flash(self, folder: Path) -> None:
+        settings = self._settings
+        if not settings.flash:
+            raise LoadFailed(
+                "the board has other firmware or does not answer, and its config has no flash command",
+                hint='set [mcu] flash = ["openocd", ..., "{elf}"] in the board\'s config',
+            )
+        words = [
+            word.replace("{elf}", str(folder / ELF)).replace("{bin}", str(folder / FLAT)) for word in settings.flash
+        ]
+        _run_command(words, "flashing the firmware")
+
+
+def _run_command(command: Sequence[str], what: str) -> None:
+    """Run a command of the board's config. Raises BoardUnfit with the end of the output."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=_FLASH_SECONDS
+            )
+        except FileNotFoundError as error:
+            raise BoardUnfit(f"{what} failed: command {command[0]} not found") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BoardUnfit(f"{what} failed: {error}") from error
+        output.seek(max(0, output.tell() - (1 << 14)))
+        lines = output.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    if done.returncode:
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+        raise BoardUnfit(f"{what} failed: {last[:300]}", detail="\n".join(lines))
+
+
+class FirmwareProgram:
+    """Program on a microcontroller."""
+
+    function = ""
+
+    def __init__(self, client: SerialClient, firmware: Firmware, settings: BoardSettings) -> None:
+        self._client, self._firmware, self._settings = client, firmware, settings
+        self.inputs, self.outputs = firmware.inputs, firmware.outputs
+        self._data, self._crc = b"", 0
+        self._is_written = False
+        self._ticks = 0
+        self._outputs_crc = 0
+        self._placed = (Part("cpu"),)
+
+    def bind(self, inputs: list[Array]) -> None:
+        """Write the inputs to the board."""
+        self._data = b"".join(bytes(to_bytes(array)) for array in inputs)
+        self._crc = zlib.crc32(self._data)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._client.write_inputs(self._data)
+        except BoardRestarted as restarted:
+            raise BoardLost("the microcontroller restarted while hil wrote the inputs") from restarted
+
+    def run(self) -> None:
+        """Run the program once and wait for the end."""
+        for attempt in range(_MAX_WRITES):
+            try:
+                result = self._client.run(self._crc, self._settings.watchdog_s)
+            except BoardRestarted as restarted:
+                raise self._explain(restarted.hello) from restarted
+            if result.status != BAD_INPUTS or attempt + 1 == _MAX_WRITES:
+                break
+            self._write()
+        if result.status == BAD_INPUTS:
+            raise BoardUnfit("the inputs in the board's memory differ from the inputs that hil wrote")
+        if result.status == BAD_REQUEST:
+            raise ProtocolBroken("the board rejected the request to run")
+        if result.status != OK:
+            step = self._firmware.steps[result.step].name if result.step < len(self._firmware.steps) else ""
+            raise RunFailed(f"the dispatch {step or result.step} returned {result.code}")
+        self._ticks, self._outputs_crc = result.ticks, result.outputs_crc
+
+    def fetch(self) -> list[Array]:
+        """Read the outputs, and compare them with the board's checksum."""
+        shapes = [tuple(map(int, spec.shape)) for spec in self.outputs]
+        sizes = [count_bytes(spec.dtype, shape) for spec, shape in zip(self.outputs, shapes, strict=True)]
+        try:
+            data = self._client.read(OUTPUTS, sum(sizes))
+        except BoardRestarted as restarted:
+            raise BoardLost("the microcontroller restarted while hil read the outputs") from restarted
+        if zlib.crc32(data) != self._outputs_crc:
+            raise BoardUnfit("the outputs changed between the run and the transfer")
+        arrays, start = [], 0
+        for spec, shape, size in zip(self.outputs, shapes, sizes, strict=True):
+            arrays.append(from_bytes(data[start : start + size], spec.dtype, shape))
+            start += size
+        return arrays
+
+    def placement(self) -> Placement:
+        """Return the CPU of the microcontroller."""
+        return self._placed
+
+    def get_run_ns(self) -> int:
+        """Return the duration of the last run on the chip's tick counter."""
+        return self._ticks * 1_000_000_000 // self._firmware.tick_hz
+
+    def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
+        """Run the program and write the ticks of each dispatch, converted to the host's clock.
+
+        The end of a run on the host's clock is the time at which the response arrived.
+        """
+        found: list[Operation] = []
+        count = len(self._firmware.steps)
+        for number in range(warmup + iterations):
+            self.run()
+            end_ns = get_time_ns()
+            check(self.fetch())
+            try:
+                ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4").astype(np.int64)
+            except BoardRestarted as restarted:
+                raise BoardLost("the microcontroller restarted while hil read the ticks") from restarted
+            ends = np.cumsum(ticks) * 1_000_000_000 // self._firmware.tick_hz
+            start_ns = end_ns - int(ends[-1])
+            starts = np.concatenate([[0], ends[:-1]])
+            for step, begin, until in zip(self._firmware.steps, starts, ends, strict=True):
+                found.append(
+                    Operation(
+                        step.name or step.kind,
+                        number,
+                        start_ns + int(begin),
+                        start_ns + int(until),
+                        step.nodes,
+                        is_overhead=step.kind != "dispatch",
+                    )
+                )
+        return [write_operations(found, folder)]
+
+    def _explain(self, hello: Hello) -> RunCrashed | BoardLost:
+        if not hello.fault_kind:
+            return BoardLost(
+                "the microcontroller restarted during the run", hint="check the power supply and the reset line"
+            )
+        message, detail = explain_fault(self._client.read_fault(), self._firmware, self._settings.chip)
+        return RunCrashed(message, detail=detail)

@@ -1,0 +1,27 @@
+"""Send a request to an emulated microcontroller: `microcontroller_control.py FOLDER VERB [VALUE]`.
+
+A board config runs this file as the flash command, without hil's packages.
+"""
+
+import json
+import socket
+import sys
+
+
+def ask(folder: str, verb: str, value: str = "", timeout_s: float = 60.0) -> object:
+    """Send a request and return the answer. Raises OSError, or ValueError with the board's error."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(f"{folder}/control")
+        connection.sendall(json.dumps([verb, value]).encode() + b"\n")
+        answer = json.loads(connection.makefile("rb").readline())
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer["answer"]
+
+
+if __name__ == "__main__":
+    try:
+        print(ask(*sys.argv[1:]))
+    except (OSError, ValueError) as error:
+        sys.exit(f"the emulated board failed: {error}")

@@ -1,0 +1,146 @@
+"""Serial line between a pseudo-terminal and an emulator, with the speed and the faults of a real line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import socket
+import threading
+import time
+import tty
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hil.errors import UsageError
+
+_CHUNK = 4096
+# With a speed, bytes are sent in portions of this time.
+_PORTION_S = 0.002
+_BITS = 10  # start bit, eight data bits, stop bit
+
+
+@dataclass(frozen=True)
+class LineFaults:
+    """Faults of the line, each with a probability per chunk of up to 64 bytes."""
+
+    loss: float = 0.0  # the chunk is lost
+    flip: float = 0.0  # a bit of the chunk changes
+    repeat: float = 0.0  # the chunk arrives twice
+    delay: float = 0.0  # the chunk arrives 0.1 s later
+
+    @classmethod
+    def parse(cls, text: str) -> LineFaults:
+        """Parse ``loss=0.01,flip=0.001``. Raises UsageError for an unknown fault or an invalid probability."""
+        values: dict[str, float] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in {one.name for one in fields(cls)}:
+                raise UsageError(f"unknown line fault {name!r}", hint="faults: loss, flip, repeat, delay")
+            try:
+                values[name] = float(value)
+            except ValueError:
+                raise UsageError(f"invalid probability {value!r} of {name}") from None
+            if not 0 <= values[name] <= 1:
+                raise UsageError(f"the probability of {name} must be from 0 to 1")
+        return cls(**values)
+
+
+class SerialBridge:
+    """Pseudo-terminal that is connected to the emulator's socket while the emulator runs.
+
+    Args:
+        link: symbolic link to the terminal.
+        baud: speed in both directions; 0: as fast as possible.
+        seed: seed of the faults.
+    """
+
+    def __init__(self, link: Path, baud: int = 0, seed: int = 0) -> None:
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.ttyname(self._slave))
+        self._rate = baud / _BITS
+        self._random = random.Random(seed)
+        self.faults = LineFaults()
+        self.is_cut = False
+        self.counts = {"up": 0, "down": 0}  # bytes from and to the emulator
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+        for source in ("down", "up"):
+            threading.Thread(target=self._forward, args=(source,), daemon=True).start()
+
+    def attach(self, connection: socket.socket | None) -> None:
+        """Connect the terminal to an emulator, or to nothing."""
+        with self._lock:
+            if self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                self._connection.close()
+            self._connection = connection
+
+    def close(self) -> None:
+        """End the line."""
+        self._ended = True
+        self.attach(None)
+
+    def _forward(self, way: str) -> None:
+        debt_s = 0.0
+        portion = max(1, int(self._rate * _PORTION_S)) if self._rate else _CHUNK
+        while not self._ended:
+            connection = self._connection
+            source = self._master if way == "down" else connection.fileno() if connection else -1
+            if source < 0:
+                time.sleep(0.01)
+                continue
+            begun = time.monotonic()
+            try:
+                if not select.select([source], [], [], 0.1)[0]:
+                    debt_s = 0.0
+                    continue
+                data = os.read(source, portion)
+            except (OSError, ValueError):
+                time.sleep(0.01)
+                continue
+            if not data:
+                time.sleep(0.01)
+                continue
+            self.counts[way] += len(data)
+            data = b"" if self.is_cut else self._spoil(data)
+            with contextlib.suppress(OSError):
+                if way == "up":
+                    _write_all(self._master, data)
+                elif self._connection is not None:
+                    self._connection.sendall(data)
+            if self._rate:
+                debt_s += portion / self._rate if len(data) >= portion else len(data) / self._rate
+                debt_s -= time.monotonic() - begun
+                if debt_s > 0:
+                    before = time.monotonic()
+                    time.sleep(debt_s)
+                    debt_s -= time.monotonic() - before
+                debt_s = max(debt_s, -_PORTION_S)
+
+    def _spoil(self, data: bytes) -> bytes:
+        faults = self.faults
+        if faults == LineFaults():
+            return data
+        out = bytearray()
+        for start in range(0, len(data), 64):
+            chunk = bytearray(data[start : start + 64])
+            if self._random.random() < faults.delay:
+                time.sleep(0.1)
+            if self._random.random() < faults.loss:
+                continue
+            if self._random.random() < faults.flip:
+                chunk[self._random.randrange(len(chunk))] ^= 1 << self._random.randrange(8)
+            out += chunk * (2 if self._random.random() < faults.repeat else 1)
+        return bytes(out)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
