@@ -38,8 +38,6 @@ from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.triage_file import NAME, write_triage
 
 FAILING = ("FAIL", "COMPILE_ERROR")
-# Paths without tables of numbers: frames and errors of other modules.
-NO_PAGES = ("/perfetto/",)
 NOW = float(int(time.time()))
 
 
@@ -512,6 +510,9 @@ def check_tensors(stored: Stored) -> None:
 def check_graph(stored: Stored) -> None:
     rows = {row["Node"].split()[0]: row for row in stored.rows("/graph", "Table of nodes", id="layers")}
     check_columns(rows["stem"], {"Max abs": 0.012345, "Outcome": "FAIL"})
+    (scope,) = stored.rows("/graph", "Name scopes", id="layers")
+    names = [node.name for node in onnx.load(stored.root / "net.onnx").graph.node]
+    check_columns(scope, {"Scope": "block", "Nodes": sum(name.startswith("block/") for name in names), "Failing": ""})
 
 
 CHECKS: Mapping[str, Callable[[Stored], None]] = {
@@ -542,8 +543,9 @@ def test_page_shows_numbers_of_records(stored: Stored, path: str) -> None:
 
 
 def test_every_page_has_a_check() -> None:
-    # `/graph/node-data` is a response for a script.
-    pages = {path for path in routes() if has_tables(path) and path != "/graph/node-data"}
+    # `/graph/node-data` is a response for a script, and `/tensors/failing` redirects to `/tensors`.
+    others = {"/graph/node-data", "/tensors/failing"}
+    pages = {path for path in routes() if has_tables(path)} - others
     assert pages == set(CHECKS), "add a check of the page's numbers"
 
 
