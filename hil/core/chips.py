@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from hil.errors import UsageError, did_you_mean
 
@@ -135,7 +136,8 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
 
     Args:
         values: ``chip`` is a known chip. The other keys override its values, or describe an unknown chip: ``core``,
-            ``flash_memory`` and ``ram`` (ADDRESS:SIZE), ``tick_hz``, ``uart``, ``stack``, ``baud`` and macros (``define.NAME``).
+            ``flash_memory`` and ``ram`` (ADDRESS:SIZE), ``tick_hz``, ``uart``, ``stack``, ``baud``, and macros as
+            ``define.NAME``.
 
     Raises:
         UsageError: a value is missing or invalid.
@@ -155,9 +157,11 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
             _parse_number("tick_hz", values["tick_hz"]),
             values["uart"],
         )
-    numbers = {key: _parse_number(key, values[key]) for key in ("tick_hz", "stack", "baud") if key in values}
+    numbers: dict[str, Any] = {
+        key: _parse_number(key, values[key]) for key in ("tick_hz", "stack", "baud") if key in values
+    }
     names = {"flash": "flash_memory", "ram": "ram"}
-    regions = {field: _parse_region(key, values[key]) for field, key in names.items() if key in values}
+    regions: dict[str, Any] = {field: _parse_region(key, values[key]) for field, key in names.items() if key in values}
     defines = {key[7:]: _parse_number(key, value) for key, value in values.items() if key.startswith("define.")}
     chip = replace(
         known,

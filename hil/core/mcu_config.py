@@ -80,5 +80,7 @@ def parse_mcu(table: Mapping[str, Any], path: Path) -> Microcontroller:
         parse_chip(made.values)
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
-    seconds = {name: parse_timeout(getattr(made, name), f"{where} {name}") for name in ("boot_s", "watchdog_s")}
+    seconds: dict[str, Any] = {
+        name: parse_timeout(getattr(made, name), f"{where} {name}") for name in ("boot_s", "watchdog_s")
+    }
     return replace(made, **seconds)

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hil.errors import BoardLost, HilError, ProtocolBroken
 from hil.mcu.frames import DATA_BYTES, MAX_BYTES, Frame, decode_frame, encode_frame
@@ -270,7 +271,7 @@ def _parse_hello(body: bytes) -> Hello:
     return hello
 
 
-def _unpack(form: struct.Struct, body: bytes) -> tuple[int, ...]:
+def _unpack(form: struct.Struct, body: bytes) -> tuple[Any, ...]:
     if len(body) != form.size:
         raise ProtocolBroken(f"the board's answer has {len(body)} bytes, expected {form.size}")
     return form.unpack(body)

@@ -38,7 +38,8 @@ def decode_frame(data: bytes) -> Frame | None:
     content, crc = content[: -_CRC.size], content[-_CRC.size :]
     if _CRC.unpack(crc)[0] != zlib.crc32(content):
         return None
-    return Frame(*_HEADER.unpack_from(content), content[_HEADER.size :])
+    kind, sequence = _HEADER.unpack_from(content)
+    return Frame(kind, sequence, content[_HEADER.size :])
 
 
 def encode_cobs(data: bytes) -> bytes:

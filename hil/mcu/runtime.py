@@ -194,7 +194,7 @@ class FirmwareProgram:
 
     def fetch(self) -> list[Array]:
         """Read the outputs, and compare them with the board's checksum."""
-        shapes = [tuple(map(int, spec.shape)) for spec in self.outputs]
+        shapes = [tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.outputs]
         sizes = [count_bytes(spec.dtype, shape) for spec, shape in zip(self.outputs, shapes, strict=True)]
         try:
             data = self._client.read(OUTPUTS, sum(sizes))

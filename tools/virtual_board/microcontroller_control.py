@@ -22,6 +22,6 @@ def ask(folder: str, verb: str, value: str = "", timeout_s: float = 60.0) -> obj
 
 if __name__ == "__main__":
     try:
-        print(ask(*sys.argv[1:]))
+        print(ask(sys.argv[1], sys.argv[2], " ".join(sys.argv[3:])))
     except (OSError, ValueError) as error:
         sys.exit(f"the emulated board failed: {error}")

@@ -12,7 +12,7 @@ import msgspec
 
 from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.farm.client.client import FarmClient, convert_grpc_errors
-from hil.controller.farm.client.lease_session import GrantedLease
+from hil.controller.farm.messages import GrantedLease
 from hil.controller.farm.rpc import CONSOLE_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.records.console import ConsoleEntry
 from hil.errors import FarmError, UsageError

@@ -36,7 +36,6 @@ router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
 PARTS_OF_PAGE = ("values", "errors", "ulps", "tiles", "numbers", "charts")
 _COUNTS = ("elements", "mismatches", "nonfinite", "masked")
-PARTS_OF_PAGE = ("values", "errors", "ulps", "numbers", "charts")
 
 
 @router.get("/tensors")

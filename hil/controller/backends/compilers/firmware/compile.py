@@ -104,7 +104,8 @@ def compile_firmware(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         }
         call_isolated(build, arguments, order)
 
-    meta = {"model": model.name, "compiler": f"{recipe.compiler}, zig {zig}", "flags": list(order["flags"])}
+    compiler = f"{recipe.compiler}, zig {zig}"
+    meta = {"model": model.name, "compiler": compiler, "flags": list(order["flags"])}
     entry, how = compile_cached(key, meta, order, order["debug_ir"], make, convert_compiler_errors())
     digests = {name: digest for name, digest in read_digests(entry).items() if name != LOG}
     return Artifact(
@@ -113,7 +114,7 @@ def compile_firmware(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         files={name: entry / name for name in digests},
         digests=digests,
         function=model.function,
-        compiler=meta["compiler"],
+        compiler=compiler,
         flags=(*taken.way, *order["flags"]),
         inputs=model.inputs,
         outputs=model.outputs,

@@ -7,14 +7,13 @@ schedule.
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hil.core.tensors import TensorSpec, parse_dtype
+from hil.core.tensors import TensorSpec, count_bytes
 from hil.errors import CompileFailed
 
 MAX_STEPS = 65_535
@@ -89,7 +88,7 @@ class Schedule:
 @dataclass(eq=False)
 class _View:
     span: Span
-    shape: tuple[int, ...]
+    shape: Sequence[Any]
     dtype: str
 
 
@@ -197,7 +196,7 @@ class Interpreter:
                     break
                 if name == "util.call":
                     callee = _text(operation, "callee").lstrip("@")
-                    results = self._run_region(self._functions[callee].regions[0], given)
+                    results: Sequence[Any] = self._run_region(self._functions[callee].regions[0], given)
                 else:
                     results = self._run(operation, given)
                 for result, value in zip(operation.results, results, strict=True):
@@ -394,10 +393,10 @@ def _branch(operation: Any, given: list[Any]) -> tuple[Any, list[Any]]:
 
 def _measure(spec: TensorSpec) -> int:
     """Return the bytes of a tensor."""
-    for dim in spec.shape:
-        if not isinstance(dim, int):
-            raise _not_static("func.func", f"takes the tensor {spec.name}, whose size is not fixed")
-    return math.prod(map(int, spec.shape)) * parse_dtype(spec.dtype).itemsize
+    sizes = [dim for dim in spec.shape if isinstance(dim, int)]
+    if len(sizes) != len(spec.shape):
+        raise _not_static("func.func", f"takes the tensor {spec.name}, whose size is not fixed")
+    return count_bytes(spec.dtype, sizes)
 
 
 def _split(given: list[Any], sizes: Any) -> list[list[Any]]:
@@ -443,7 +442,7 @@ def _list_spans(step: Step) -> Iterator[Span]:
 
 
 def _place(buffers: list[Buffer], alignment: int = 64) -> int:
-    """Set the offsets of transient buffers, so that buffers in use at the same time do not overlap. Returns the size."""
+    """Set the offsets of transient buffers and return the size. Buffers in use at the same time do not overlap."""
 
     def get_end(buffer: Buffer) -> float:
         return float("inf") if buffer.last is None else buffer.last

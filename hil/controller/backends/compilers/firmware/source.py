@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hil.controller.backends.compilers.firmware.schedule import (
     Buffer,
@@ -138,7 +138,9 @@ def _write_bytes(data: bytes) -> str:
     return ",".join(map(str, data))
 
 
-def _write_step(step: Step, name: str, functions: Sequence[str], locate: object, lines: list[str]) -> str:
+def _write_step(
+    step: Step, name: str, functions: Sequence[str], locate: Callable[[Span], str], lines: list[str]
+) -> str:
     """Add the arrays of a step to the lines, and return its row."""
     spans: tuple[Span, ...]
     words: tuple[int, ...] = ()
@@ -157,7 +159,7 @@ def _write_step(step: Step, name: str, functions: Sequence[str], locate: object,
         assert isinstance(step, CopyStep)
         spans, more = (step.target, step.source), ".kind = HIL_COPY"
     if spans:
-        lines.append(f"static void *const {name}_bindings[] = {{{', '.join(map(locate, spans))}}};")  # type: ignore[arg-type]
+        lines.append(f"static void *const {name}_bindings[] = {{{', '.join(map(locate, spans))}}};")
         lines.append(f"static const size_t {name}_lengths[] = {{{', '.join(str(span.length) for span in spans)}}};")
         more += f", .bindings = {name}_bindings, .lengths = {name}_lengths, .binding_count = {len(spans)}"
     if words:
