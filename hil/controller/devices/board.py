@@ -18,7 +18,7 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Profile
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.measure_commands import prepare_board
-from hil.controller.devices.power_control.provision import read_image
+from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache

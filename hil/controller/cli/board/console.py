@@ -119,7 +119,8 @@ def provision(as_json: bool, image: Path, **settings: Any) -> int:
     from hil.controller.devices.console.viewing import reserve_board
     from hil.controller.devices.health import FAIL
     from hil.controller.devices.power_control.power import connect_with_retry
-    from hil.controller.devices.power_control.provision import digest_image, provision_board, remember_image
+    from hil.controller.devices.power_control.provision import digest_image, provision_board
+    from hil.controller.devices.power_control.provisioned_image import remember_image
     from hil.controller.records.commands.boards import ProvisionReport
     from hil.controller.workloads.board_checks import check_board, read_board_id
 

@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.farm.host.inventory import HostInfo, find_boards, make_simulators, make_socket_folder
+from hil.controller.farm.host.inventory import (
+    HostInfo,
+    find_boards,
+    format_leased_config,
+    format_public_config,
+    make_simulators,
+    make_socket_folder,
+)
 from hil.controller.farm.paths import FarmAddress
+from hil.core.board_parser import parse_board, read_config
 from hil.errors import UsageError
 
 
@@ -70,3 +78,17 @@ def test_sockets_directory_persists_and_rejects_other_users(tmp_path, monkeypatc
     place.touch()
     with pytest.raises(UsageError, match="belongs to a different user"):
         make_socket_folder(tmp_path / "one")
+
+
+def test_leased_config_keeps_console_without_provision(tmp_path: Path):
+    path = tmp_path / "b.toml"
+    path.write_text(
+        '[connection]\naddress = "unix:a"\n[console]\ncommand = ["./console.sh", "x"]\nboot = "login:"\n'
+        '[[console.patterns]]\nname = "npu"\npattern = "npu: fault"\n[provision]\ncommand = ["flash", "{image}"]\n'
+    )
+    config = read_config(path)
+    leased = parse_board(format_leased_config(config, "unix:b", 3, ""), tmp_path / "elsewhere" / "b.toml")
+    assert leased.console == config.console
+    assert leased.console.command[0] == str(tmp_path / "console.sh")
+    assert leased.provision.command == ()
+    assert "console" not in format_public_config(config)
