@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from hil.controller.records.base import Record
 from hil.controller.records.pages.common import PageDocument, PageErrorDocument
+from hil.errors import UsageError
 
 # Start of the addresses of the JSON API. The number increases if a document changes incompatibly.
 API = "/api/v1"
@@ -30,10 +31,15 @@ class DocumentRecipe:
     sources: Mapping[str, Source]
 
     def make(self, values: Mapping[str, Any]) -> PageDocument:
-        """Return the document for the values of a template."""
+        """Return the document for the values of a template. Raises UsageError if a record has an unexpected value."""
         given = {name: values[name] for name in self.kind.__struct_fields__ if name in values}
         given |= {name: _find_value(values, source) for name, source in self.sources.items()}
-        return msgspec.convert(given, self.kind, from_attributes=True, strict=False)
+        try:
+            return msgspec.convert(given, self.kind, from_attributes=True, strict=False)
+        except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+            # Records may come from any user.
+            text = f"a stored record has a value that the JSON schema does not allow: {error}"
+            raise UsageError(text, hint="open the page without /api/v1") from error
 
 
 # Template -> document, for each path of a module with pages.

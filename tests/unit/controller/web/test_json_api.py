@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ from support.layer_models import residual_cnn
 from support.schemas import check_document
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
-from support.web_pages import routes
+from support.web_hostile import PAYLOADS, hostile_root
+from support.web_pages import Crawl, routes
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
@@ -201,6 +203,21 @@ def test_headers_of_page_updates_do_not_change_document(tmp_path: Path) -> None:
     with asking(tmp_path) as client:
         plain = client.get("/api/v1/home").json()
         assert client.get("/api/v1/home", headers={"hx-target": "nights", "hx-request": "true"}).json() == plain
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["script", "half"])
+def test_documents_of_hostile_records_match_schema(tmp_path: Path, name: str) -> None:
+    seen = set()
+    with asking(hostile_root(tmp_path, PAYLOADS[name])) as client:
+        found = Crawl(client, most=90)
+        found.start("/", *routes())
+        for address, _ in list(found.pages()):
+            path = urlsplit(address).path
+            if path in DOCUMENTS and client.get(address).status_code == 200:
+                get_document(client, address)
+                seen.add(path)
+    assert {"/", "/session", "/case", "/history", "/graph", "/compare"} <= seen
 
 
 def test_openapi_describes_pages_and_parameters(tmp_path: Path) -> None:
