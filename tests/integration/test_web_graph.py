@@ -89,9 +89,9 @@ def place_of(page, name, pane=0):
 
 
 def colour_of(page, name, pane=0):
-    """Return the pixel at a node's left edge, which has no text."""
+    """Return the pixel near a node's left edge, which has no text, inside the border of a selected node."""
     x, y, scale = place_of(page, name, pane)
-    x -= 70 * scale
+    x -= 65 * scale
     return page.run(
         f"[...document.querySelectorAll('canvas')[{pane}].getContext('2d')"
         f".getImageData({x} * devicePixelRatio, {y} * devicePixelRatio, 1, 1).data].slice(0, 3)"

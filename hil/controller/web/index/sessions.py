@@ -247,6 +247,7 @@ def _rank_outcomes() -> str:
 
 PASSING = ("PASS", "XFAIL", "SKIP")
 _PASSING_KEYS = f"(select key from words where word in ({', '.join(repr(word) for word in PASSING)}))"
+_FAILING = f"outcome not in {_PASSING_KEYS}"
 # Failing cases first. Cases with the same rank keep the order of the session.
 FAILING_FIRST = "failing"
 _CASE_ORDERS = {
@@ -326,7 +327,7 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
     for name in ("outcome", "op", "model"):
         value = getattr(asked, name)
         if name == "outcome" and value == "failing":
-            parts.append(f"outcome not in {_PASSING_KEYS}")
+            parts.append(_FAILING)
         elif value:
             parts.append(f"{name} = (select key from words where word = :{name})")
             values[name] = value
@@ -340,8 +341,15 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
 def iter_failing_cases(database: sqlite3.Connection, session: IndexedSession) -> Iterator[tuple[int, str]]:
     """Yield the number and the name of every failing case of a session, in order."""
     names = "(select word from words where words.key = cases.name)"
-    query = f"select number, {names} from cases where session = ? and outcome not in {_PASSING_KEYS} order by number"
+    query = f"select number, {names} from cases where session = ? and {_FAILING} order by number"
     return ((int(number), str(name)) for number, name in database.execute(query, (session.key,)))
+
+
+def count_failing_cases(database: sqlite3.Connection, session: IndexedSession, number: int) -> tuple[int, int]:
+    """Return the number of a session's failing cases up to a case number, and in total."""
+    query = f"select count(*) filter (where number <= ?), count(*) from cases where session = ? and {_FAILING}"
+    up_to, total = database.execute(query, (number, session.key)).fetchone()
+    return int(up_to), int(total)
 
 
 def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:

@@ -217,18 +217,22 @@
     show();
   }
 
-  // Show the beginning of the graph at a readable size.
+  // Show the whole graph, or its beginning at a readable size. Return whether the whole graph is visible.
   function start() {
     const [first] = panes;
     const { width, height } = first.layout;
     const fit = Math.min((first.canvas.clientWidth - 20) / width, (first.canvas.clientHeight - 20) / height);
-    if (fit > 0.35) return whole();
+    if (fit > 0.35) {
+      whole();
+      return true;
+    }
     scale = Math.min(1, Math.max(0.4, (first.canvas.clientWidth - 20) / width));
     for (const pane of panes) {
       pane.x = pane.layout.x[0] ?? 0;
       pane.y = (pane.canvas.clientHeight / 2 - 10) / scale;
     }
     show(first);
+    return false;
   }
 
   function select(name, { centre = true, fetched = true, addressed = true } = {}) {
@@ -454,8 +458,8 @@
     canvases.forEach((canvas, number) => listen(canvas, number));
     new ResizeObserver(() => show()).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
-    start();
-    if (place.dataset.node) select(place.dataset.node, { fetched: false, addressed: !("first" in place.dataset) });
+    const fits = start(), isFirst = "first" in place.dataset;
+    if (place.dataset.node) select(place.dataset.node, { centre: !(fits && isFirst), fetched: false, addressed: !isFirst });
     // Return the position of a node on the screen, for tests and scripts.
     place.nodeAt = (number, name) => {
       const pane = panes[number];

@@ -6,7 +6,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hil.controller.web.index.sessions import IndexedSession, find_case, iter_failing_cases
+from hil.controller.web.index.sessions import (
+    PASSING,
+    IndexedSession,
+    count_failing_cases,
+    find_case,
+    iter_failing_cases,
+)
 from hil.controller.web.session.records import read_detail
 from hil.controller.web.tensors.tensors import TensorSubject, find_kept_tensors
 from hil.core.cancellation import check_cancelled
@@ -46,11 +52,12 @@ def find_position(
     subject: TensorSubject,
 ) -> FailingPosition:
     """Return the position of a tensor's case and of the tensor."""
-    numbers = [number for number, _ in iter_failing_cases(database, session)]
-    found = numbers.index(case["number"]) + 1 if case["number"] in numbers else 0
+    found, total = count_failing_cases(database, session, case["number"])
+    if case["outcome"] in PASSING:
+        found = 0
     outputs = [(one.kind, one.name) for one in list_failing_outputs(subjects)]
     at = outputs.index((subject.kind, subject.name)) + 1 if (subject.kind, subject.name) in outputs else 0
-    return FailingPosition(found, len(numbers), at, len(outputs))
+    return FailingPosition(found, total, at, len(outputs))
 
 
 def list_failing_outputs(subjects: Sequence[TensorSubject]) -> list[TensorSubject]:

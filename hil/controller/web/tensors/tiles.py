@@ -88,22 +88,19 @@ class TileSource:
 
 
 def choose_tile_plane(query: TensorQuery, shape: Sequence[int], index: int) -> Plane:
-    """Return the plane of a tile. By default, rows and columns are the last two of the other axes.
+    """Return the plane of a tile: the rows and columns of the page, or else the last two of the other axes.
 
     Raises:
-        UsageError: the tensor has no such axis, or the axis is already shown as rows or columns.
+        UsageError: the tensor has no such axis, or no other axis.
     """
     axis = parse_tile_axis(query, shape)
     others = [one for one in range(len(shape)) if one != axis]
-    if not query.columns and not query.rows:
-        rows, columns = (others[-2] if len(others) > 1 else None), (others[-1] if others else None)
-        if columns is None:
-            raise UsageError("tiles need a tensor with at least two axes", hint="remove the tiles")
-    else:
-        chosen = query.choose_plane(shape)
-        rows, columns = chosen.row_axis, chosen.column_axis
-    if axis in (rows, columns):
-        raise UsageError(f"axis {axis} is already shown as rows or columns", hint="choose another axis for the tiles")
+    if not others:
+        raise UsageError("tiles need a tensor with at least two axes", hint="remove the tiles")
+    page = query.choose_plane(shape)
+    rows, columns = page.row_axis, page.column_axis
+    if columns is None or axis in (rows, columns):
+        rows, columns = (others[-2] if len(others) > 1 else None), others[-1]
     places = [*query.index, *[0] * len(shape)][: len(shape)]
     places[axis] = index
     try:

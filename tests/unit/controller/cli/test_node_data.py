@@ -16,7 +16,7 @@ from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.cli.analysis.layers import layers
 from hil.controller.cli.stored.profile import export
-from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.outputs import StoredComparison, StoredTolerance
 from hil.core.results import Outcome
 from hil.errors import HilError, UsageError
 
@@ -60,7 +60,8 @@ def test_profile_export_uses_adapter_ids_for_unnamed_nodes(tmp_path):
 
 @pytest.mark.ci
 def test_layers_write_bisect_values_by_node(tmp_path):
-    output = StoredComparison(name="c1", passed=False, max_abs=0.5, sqnr_db="inf")
+    wrong = {"mismatches": 1, "elements": 4, "tolerance": StoredTolerance(rtol=0.0, atol=0.125)}
+    output = StoredComparison(name="c1", passed=False, max_abs=0.5, sqnr_db="inf", worst_values=[1.5, 1.0], **wrong)
     found = make_finding(Outcome.FAIL, outputs=[output])
     layer = layer_finding("Conv_stem", "Conv", ["stem"], 0, ["c1"], found)
     folder = tmp_path / "bisected"
@@ -71,6 +72,8 @@ def test_layers_write_bisect_values_by_node(tmp_path):
     assert results(out, "net") == {"stem": 0.5}
     called(layers, model, "--values", folder, "--node-data", out, "--by", "sqnr")
     assert results(out, "net") == {"stem": "inf"}
+    called(layers, model, "--values", folder, "--node-data", out, "--by", "tolerance")
+    assert results(out, "net") == {"stem": 4.0}
     called(layers, model, "--values", folder, "--node-data", out, "--by", "outcome")
     assert results(out, "net") == {"stem": "FAIL"}
     with pytest.raises(UsageError, match="no node has a value for time"):

@@ -194,6 +194,13 @@ def test_tiles_show_each_channel_with_a_common_scale(images):
     assert "6 rows and 8 columns" in close and 'name="i1" min="0" max="39" value="3"' in close
 
 
+def test_tiles_of_a_shown_axis_use_the_other_axes(images):
+    with asking(images[0]) as client:
+        tiles = tile_images(ask(client, tiles=2, rows=2, columns=3).text)
+    assert len(tiles) == 6 and tiles[0][1].shape == (40, 8, 3)
+    assert parse_one(tiles[4][2]) | {"rows": "1", "columns": "3", "i2": "4"} == parse_one(tiles[4][2])
+
+
 def parse_one(link: str) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(link).query).items() if name not in ("id", "case")}
 
@@ -212,7 +219,6 @@ def test_layout_links_choose_rows_columns_and_channels(images):
     [
         ({"tiles": 9}, "the tensor has 4 axes"),
         ({"tiles": "x"}, "the tensor has 4 axes"),
-        ({"tiles": 2, "rows": 2, "columns": 3}, "axis 2 is already shown as rows or columns"),
         ({"scale": "x"}, "invalid scale"),
         ({"tile_of": "x"}, "invalid tile_of"),
         ({"tiles": 1, "i0": 7}, "invalid index 7 on axis 0"),
