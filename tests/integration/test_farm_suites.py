@@ -112,12 +112,12 @@ def test_suite_without_matching_board_leaves_directory_unchanged(
     assert (tmp_path / "mine" / "notes").exists()
 
 
-def test_suite_reports_board_lost_after_wait_timeout(
+def test_suite_reports_busy_boards_after_wait_timeout(
     fake_farm: FakeFarm, hil: Callable[..., Ended], models: Path
 ) -> None:
     ended = hil("suite", "run", models, "--board", "farm:", "--wait", 1, "--flow", "onnxruntime", "--json")
     assert ended.code == 4, ended.err
-    assert {case["outcome"] for case in ended.document["cases"]} == {"BOARD_LOST"}
+    assert {case["outcome"] for case in ended.document["cases"]} == {"BOARD_BUSY"}
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_busy_board_fails_after_hil_wait(project, small, start_agent, open_clien
     tested = project.test("-k", "Relu", "--board", address, "--hil-wait", "0.5")
     assert tested.code == 1 and list(tested.outcomes.values()) == ["error"]
     (told,) = tested.properties.values()
-    assert told["hil_outcome"] == "BOARD_LOST" and told["hil_board"] == address
+    assert told["hil_outcome"] == "BOARD_BUSY" and told["hil_board"] == address
 
 
 def test_ctrl_c_stops_run_and_child_processes(project):

@@ -227,7 +227,7 @@ def test_concurrent_runs_share_simulator_in_turn(hil, simulator, doubling):
 def test_busy_board_exits_with_4_after_wait(hil, simulator, doubling, open_client):
     open_client(simulator)
     ended = hil("run", doubling, "--board", simulator, "--wait", 0.5, "--json")
-    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_LOST")
+    assert (ended.code, ended.case["outcome"]) == (4, "BOARD_BUSY")
     assert "is using the board" in ended.case["reason"]
 
 

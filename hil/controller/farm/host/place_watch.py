@@ -76,12 +76,12 @@ class PlaceWatch:
             self._checked_at = time.monotonic()
 
     def _run(self) -> None:
-        reported = ""
+        is_reported = False
         while not self._stop.wait(self._every_s):
             try:
                 self.ensure_held()
-                reported = ""
+                is_reported = False
             except HilError as error:
-                if error.message != reported:
+                if not is_reported:
                     self._say(f"labgrid place {self._place.labgrid.place} is lost: {error.message}")
-                reported = error.message
+                is_reported = True
