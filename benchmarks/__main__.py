@@ -44,6 +44,7 @@ NAMES = (
     "ssh",
     "farm",
     "farm_queue",
+    "web_readers",
     "web_farm",
     "web",
 )

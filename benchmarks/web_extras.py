@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from hil.controller.workloads.suites.store import HEAD, LINES
 TENSOR, GRAPH = "large-tensor", "large-graph"
 CASE = "upsampling_full_model"
 _SIDE = 500
+# Number of different elements. Larger tensors repeat them.
+_BLOCK = 25_000_000
 
 
 def make_extras(root: Path, elements: int, nodes: int) -> None:
@@ -32,14 +35,20 @@ def make_extras(root: Path, elements: int, nodes: int) -> None:
 def _write_tensor(folder: Path, elements: int) -> None:
     """Write float32 outputs and references that differ by noise, and by more in one element."""
     shape = (1, max(1, elements // _SIDE**2), _SIDE, min(_SIDE, elements))
+    size = math.prod(shape)
     rng = np.random.default_rng(0)
-    reference = rng.standard_normal(shape, np.float32)
-    output = reference + np.float32(1e-6) * rng.standard_normal(shape, np.float32)
-    output.reshape(-1)[output.size // 3] += 1
-    for kind, values in (("outputs", output), ("references", reference)):
+    block = rng.standard_normal(min(size, _BLOCK), np.float32)
+    noise = np.float32(1e-6) * rng.standard_normal(block.size, np.float32)
+    for kind, values in (("outputs", block + noise), ("references", block)):
         (folder / "cases" / CASE / kind).mkdir(parents=True, exist_ok=True)
-        np.save(folder / "cases" / CASE / kind / "0-image.npy", values)
-    compared = {"name": "image", "passed": False, "dtype": "float32", "shape": list(shape), "elements": output.size}
+        path = folder / "cases" / CASE / kind / "0-image.npy"
+        whole = np.lib.format.open_memmap(path, "w+", np.float32, shape).reshape(-1)
+        for start in range(0, size, values.size):
+            part = whole[start : start + values.size]
+            part[:] = values[: part.size]
+        if kind == "outputs":
+            whole[size // 3] += 1
+    compared = {"name": "image", "passed": False, "dtype": "float32", "shape": list(shape), "elements": size}
     values = {
         **{"id": CASE, "model": "upsampling", "suite": "models", "flow": "iree", "runtime": "iree"},
         **{"outcome": "FAIL", "ended": "FAIL", "folder": f"cases/{CASE}"},

@@ -79,7 +79,7 @@ class Server:
     def wait_read(self) -> float:
         """Return the seconds until everything is indexed."""
         start = time.perf_counter()
-        while READING in self.get("/?kind=none")[2]:
+        while READING in self.get("/?model=none")[2]:
             assert time.perf_counter() - start < _PATIENCE_S, "index not ready in time"
             time.sleep(0.1)
         return time.perf_counter() - start

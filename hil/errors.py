@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
@@ -38,6 +39,17 @@ class ErrorCode(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> ErrorCode:
         return cls.NONE
+
+
+@dataclass(frozen=True)
+class ConsoleQuote:
+    """Line of a board's console that explains an error."""
+
+    pattern: str  # name of the pattern that matches
+    meaning: str
+    text: str
+    host_ns: int  # arrival on the host's clock
+    board_ns: int | None = None  # the same time on the board's clock; None if unknown
 
 
 class HilError(Exception):
@@ -71,6 +83,8 @@ class HilError(Exception):
         self.detail = detail
         self.code = code
         self.option = option
+        # Lines of the board's console, for a lost board and a crashed program.
+        self.console: tuple[ConsoleQuote, ...] = ()
 
     @property
     def message(self) -> str:
@@ -80,7 +94,7 @@ class HilError(Exception):
     def as_kind(self, kind: type[E]) -> E:
         """Return an error of another class with the same text and fields."""
         error = kind(self.message, stage=self.stage, board=self.board, hint=self.hint, detail=self.detail)
-        error.code, error.option = self.code, self.option
+        error.code, error.option, error.console = self.code, self.option, self.console
         return error
 
     def locate(self, *, stage: str = "", board: str = "") -> HilError:
@@ -257,6 +271,12 @@ class BoardUnfit(BoardError):
     outcome = "BOARD_UNFIT"
 
 
+class ProvisionFailed(BoardError):
+    """The command that writes an image to the board failed."""
+
+    outcome = "BOARD_UNFIT"
+
+
 class BlobDamaged(BoardError):
     """A file in the board's store is missing or damaged."""
 
@@ -286,6 +306,8 @@ class BoardUnreachable(BoardError):
 class BoardBusy(BoardError):
     """The board is in use by another session."""
 
+    outcome = "BOARD_BUSY"
+
 
 class SessionEnded(BoardError):
     """The session was ended by a higher fence or by its time limit."""
@@ -305,6 +327,13 @@ class FarmUnreachable(FarmError):
     """No farm gateway responds."""
 
     outcome = "BOARD_UNREACHABLE"
+
+
+class DeliveryFailed(HilError):
+    """A webhook did not accept a message."""
+
+    is_permanent: bool = False  # True if a repeated request cannot succeed
+    retry_after_s: float = 0.0  # waiting time in seconds that the receiver requested
 
 
 def format_expected(known: Iterable[str], intro: str = "expected one of ") -> str:

@@ -1,12 +1,14 @@
 """Build the wheel and the sdist of the current commit, and test them in bare environments. Called by scripts/release.
 
-    python -m tools.release PYTHON...
+    python -m tools.release [--tools PYTHON]... PYTHON...
 
-PYTHON is the path of an interpreter to test with. The distributions are in dist/.
+PYTHON is the path of an interpreter to test with: with pip, or after --tools with uvx and pipx. The distributions are
+in dist/.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
@@ -26,6 +28,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 MODEL = "examples/digits/digits_cnn.onnx"
+EXAMPLE = "example:digits_cnn"  # the same model, from the wheel
 # Environment variables of hil, Python and pytest, which the bare environments must not have.
 _PRIVATE = re.compile(r"HIL_|PYTHON|VIRTUAL_ENV|PYTEST_")
 
@@ -108,6 +111,30 @@ def check_distribution(python: str, wheel: Path, sdist: Path) -> None:
             raise ReleaseError(f"pytest ran no test:\n{tests}")
 
 
+def check_tools(python: str, wheel: Path) -> None:
+    """Run the wheel without an installation: with uvx and with pipx. Both create an environment for the command.
+
+    Raises:
+        ReleaseError: a command failed.
+    """
+    uv = str(Path(sys.executable).with_name("uv"))
+    constraints = str(ROOT / "constraints.txt")
+    for tool, command in {
+        "uvx": [uv, "tool", "run", "--quiet", "--python", python, "--constraints", constraints, "--from", str(wheel)],
+        "pipx": [
+            *(uv, "tool", "run", "--quiet", "pipx", "run", "--python", python),
+            *(f"--pip-args=--constraint={constraints}", "--spec", str(wheel)),
+        ],
+    }.items():
+        with TemporaryDirectory() as directory:
+            # Share downloads between the versions of Python.
+            caches = {"UV_CACHE_DIR": _run([uv, "cache", "dir"], os.environ).strip()}
+            env = make_bare_environment(os.environ, Path(directory)) | caches
+            run = _run([*command, "hil", "run", EXAMPLE, "--runtime-hw-type", "sim"], env, Path(directory))
+        if not run.startswith("PASS  digits_cnn"):
+            raise ReleaseError(f"hil run did not pass with {tool}:\n{run}")
+
+
 def make_bare_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """Return environment variables with an empty home directory, and without variables of hil, Python and pytest."""
     kept = {name: value for name, value in environment.items() if not _PRIVATE.match(name)}
@@ -117,8 +144,12 @@ def make_bare_environment(environment: Mapping[str, str], home: Path) -> dict[st
     return kept | more | {"HOME": str(home)}
 
 
-def main(pythons: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Build, compare and test. Return 1 if the commit cannot be released."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tools", metavar="PYTHON", action="append", default=[])
+    parser.add_argument("pythons", metavar="PYTHON", nargs="*")
+    given = parser.parse_args(arguments)
     try:
         version = read_version(ROOT)
         check_clean(ROOT)
@@ -129,15 +160,22 @@ def main(pythons: list[str]) -> int:
             check_same(built, build_distributions(ROOT, Path(directory)))
         sdist, wheel = sorted(built, key=lambda path: path.suffix)
         print(f"built hil {version}, twice with the same bytes", flush=True)
-        for python in pythons:
+        for python in given.pythons:
             check_distribution(python, wheel, sdist)
-            print(f"tested with {_run([python, '--version'], os.environ).strip()}", flush=True)
+            print(f"tested with pip and {_read_python_version(python)}", flush=True)
+        for python in given.tools:
+            check_tools(python, wheel)
+            print(f"tested with uvx, pipx and {_read_python_version(python)}", flush=True)
     except ReleaseError as error:
         print(f"hil: {error}", file=sys.stderr)
         return 1
     for path in built:
         print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  dist/{path.name}")
     return 0
+
+
+def _read_python_version(python: str) -> str:
+    return _run([python, "--version"], os.environ).strip()
 
 
 def _digest_members(path: Path) -> dict[str, str]:

@@ -19,18 +19,23 @@ from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.decisions.bisect import BisectRecord
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.decisions.gate import GateRecord
+from hil.controller.records.decisions.notification import AnnouncedDocument, NightMessage, NotifyReport
 from hil.controller.records.decisions.reduce import ReduceRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
+from hil.controller.records.lab.webhooks import TestedWebhook, WebhookMessage
 from hil.controller.records.matrix import MatrixDocument, MatrixRecord, MatrixRun
 from hil.controller.records.measurements import history
 from hil.controller.records.measurements.bench import BenchRecord
 from hil.controller.records.measurements.dispatches import DispatchList
 from hil.controller.records.measurements.rerun import RerunRecord
+from hil.controller.records.pages.common import PageErrorDocument
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
 from hil.controller.records.suite import CaseRecord, SuiteDocument, SuiteRecord
 from hil.controller.records.trace import StoredTraceComparison, TraceComparisonDocument, TraceDocument
+from hil.controller.web.server.app import PAGES
+from hil.controller.web.server.url_parameters import collect_documents
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -66,6 +71,8 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "board remove": [boards.RemovedBoard],
     "board rename": [boards.RenamedBoard],
     "board reset": [boards.ResetReport],
+    "board console": [boards.ConsoleDocument],
+    "board provision": [boards.ProvisionReport],
     "board reset-fence": [boards.FenceReset],
     "board show": [boards.BoardDescription],
     "board trust": [boards.TrustedFolder, boards.TrustList, boards.RemovedTrust],
@@ -94,6 +101,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "history show": [history.SeriesHistory],
     "init": [projects.CreatedProject],
     "layers": [models.LayerList, DispatchList],
+    "notify": [NotifyReport],
     "new-plugin": [plugins.NewPlugin],
     "plugin check": [plugins.PluginReport],
     "profile diff": [stored.ProfileComparison],
@@ -123,12 +131,17 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "triage set": [TriageDocument],
 }
 FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
+    "farm access": [farm.BoardAccessList],
     "farm audit": [farm.AuditList],
+    "farm login": [farm.FarmLogin],
+    "farm logout": [farm.FarmLogout],
+    "farm webhooks list": [farm.WebhookList],
+    "farm webhooks test": [TestedWebhook],
     "farm backup": [farm.FarmBackup],
     "farm boards": [farm.FarmBoardList],
     "farm cancel": [farm.CancelReport],
     "farm down": [farm.StoppedFarm],
-    "farm drain": [farm.BoardStateChange],
+    "farm drain": [farm.BoardStateChange, farm.HostStateChange],
     "farm events": [farm.EventList],
     "farm forget": [farm.BoardRemoval],
     "farm gc": [farm.FarmCleanup],
@@ -136,10 +149,11 @@ FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm lease": [farm.LeasedBoard, farm.ReservedBoard],
     "farm logs": [farm.LogList],
     "farm result": [farm.FarmResult, MatrixDocument],
+    "farm console": [boards.ConsoleDocument],
     "farm power": [farm.BoardPower],
     "farm reservations": [farm.ReservationList, farm.BoardUnreserved],
     "farm restore": [farm.RestoredFarm],
-    "farm resume": [farm.BoardStateChange],
+    "farm resume": [farm.BoardStateChange, farm.HostStateChange],
     "farm status": [farm.FarmStatus, farm.SubmissionStatus, farm.JobReport],
     "farm submit": [farm.SubmittedJobs, farm.SubmittedTargets, farm.FarmResult, MatrixDocument],
     "farm token add": [farm.CreatedToken],
@@ -162,6 +176,17 @@ STORED: Mapping[str, type[Record]] = {
     "evaluation sample": EvaluatedSample,
     "trace comparison": StoredTraceComparison,
 }
+
+
+def name_page(path: str) -> str:
+    """Return the name of a page in the schema: its path, with spaces for slashes."""
+    return path.strip("/").replace("/", " ") or "home"
+
+
+# Page -> alternative documents of the JSON API.
+WEB: Mapping[str, Sequence[type[Record]]] = {
+    name_page(path): [one.kind for one in templates.values()] for path, templates in collect_documents(PAGES).items()
+}
 FILES = {
     "run": SchemaFile(
         "hil run --json, hil runs show --json, and stored documents",
@@ -172,14 +197,20 @@ FILES = {
     "commands": SchemaFile(
         "--json of the other commands; after an error, each prints run.schema.json#/$defs/error instead",
         COMMANDS,
-        {"suite case": CaseRecord, "history entry": history.HistoryEntry},
+        {
+            "suite case": CaseRecord,
+            "history entry": history.HistoryEntry,
+            "notify message": NightMessage,
+            "notify state": AnnouncedDocument,
+        },
     ),
     "farm": SchemaFile(
         "--json of hil farm, and gateways' answers by query and action; after an error, each command prints "
         "run.schema.json#/$defs/error instead",
         FARM_COMMANDS,
-        {"farm watch": FarmEvent, **ANSWERS},
+        {"farm watch": FarmEvent, "webhook message": WebhookMessage, **ANSWERS},
     ),
+    "web": SchemaFile("JSON API of hil web by page, such as /api/v1/session", WEB, {"error": PageErrorDocument}),
 }
 
 

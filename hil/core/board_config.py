@@ -11,6 +11,7 @@ from typing import Any
 
 from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
+from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -60,6 +61,16 @@ class Connection:
     )
     lease: str = make_key(
         "", "[Farm](farm.md) lease data. hil sets this key for a leased board, and records the data in results."
+    )
+
+
+@dataclass(frozen=True)
+class AccessList:
+    """Users and groups of a farm that may use the board. Without both, everyone may use the board."""
+
+    users: tuple[str, ...] = make_key((), "In a [farm](farm-access.md): these users may use the board.")
+    groups: tuple[str, ...] = make_key(
+        (), "In a [farm](farm-access.md): users with one of these groups may use the board."
     )
 
 
@@ -237,12 +248,15 @@ class BoardConfig:
         dict, "List of flags for this compiler, including the target; `--compile-flag` adds more."
     )
     labels: Mapping[str, Any] = make_key(dict, "Label to select boards.")
+    access: AccessList = AccessList()
     connection: Connection = Connection()
     # Settings to run programs without an agent (table ``[runtime]``).
     command: RuntimeCommand = field(default_factory=RuntimeCommand)
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     path: Path = Path()

@@ -24,11 +24,9 @@ a list of arguments, never a shell line.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hil.core.arithmetic import check_arithmetic
 from hil.core.board_config import (
@@ -37,6 +35,7 @@ from hil.core.board_config import (
     PLACEHOLDER,
     RUNTIME_KINDS,
     TENSOR_FORMATS,
+    AccessList,
     BoardCommand,
     BoardConfig,
     Command,
@@ -51,25 +50,12 @@ from hil.core.board_config import (
 )
 from hil.core.config_files import list_trusted_settings, parse_toml
 from hil.core.config_keys import list_keys
+from hil.core.config_values import MAX_SECONDS, TEXTS, check_type, make_values, parse_timeout, parse_words, reject_key
+from hil.core.console_config import parse_console, parse_provision
 from hil.core.files import read_file, suggest_path
 from hil.core.runtimes import list_known_runtimes
 from hil.errors import UsageError, did_you_mean
 
-_TEXTS = "tuple[str, ...]"
-# Dataclass field type -> check for a TOML value, and the expected type for messages.
-_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (lambda value: type(value) is int, "a number"),
-    "str": (lambda value: isinstance(value, str), "text"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    _TEXTS: (
-        lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
-        "a list of strings",
-    ),
-    "Mapping[str, str]": (
-        lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
-        "a table of strings",
-    ),
-}
 # Keys of [board]. The other fields of BoardConfig are tables.
 BOARD_KEYS = ("name", "hw_type", "description", "runtime", "arithmetic", "icount_shift")
 # Key in [devices] for all runtimes of hil that the table does not name.
@@ -80,17 +66,20 @@ BOARD_TABLES = {
     "devices",
     "compile_flags",
     "labels",
+    "access",
     "connection",
     "runtime",
     "power",
     "recover",
     "measure",
+    "console",
+    "provision",
     "simulator",
     "labgrid",
 }
 _MAX_TEXT = 1 << 20
-# Maximum for timeouts in a board config.
-_DAY_SECONDS = 86400.0
+# Maximum characters in the name of a user or a group.
+_MAX_NAME = 100
 # Placeholders allowed in each setting. In "flags", placeholders that expand to multiple arguments must be a whole flag.
 _SEVERAL = ("inputs", "outputs", "parameters")
 _PLACEHOLDERS = {
@@ -100,6 +89,18 @@ _PLACEHOLDERS = {
     "parameter": ("scope", "file"),
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _parse_access(table: dict[str, Any], place: str) -> AccessList:
+    found: AccessList = make_values(AccessList, table, place)
+    for name in (*found.users, *found.groups):
+        if not name or not name.isprintable() or len(name) > _MAX_NAME:
+            raise UsageError(f"{place}: invalid name {name[:50]!r}", hint=f"use 1 to {_MAX_NAME} printable characters")
+    if table and not (found.users or found.groups):
+        raise UsageError(
+            f"{place} has no users and no groups", hint='add users = ["NAME"] or groups = ["NAME"], or remove the table'
+        )
+    return found
 
 
 def read_config(path: Path) -> BoardConfig:
@@ -139,14 +140,14 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         raise UsageError(f"{path}: unknown table [{name}]", hint=hint)
     board = get_table("board")
     for name in board.keys() - set(BOARD_KEYS):
-        _reject_key(f"{path}: [board]", name, BOARD_KEYS)
+        reject_key(f"{path}: [board]", name, BOARD_KEYS)
     board = {"name": path.stem, "hw_type": path.stem, **board}
-    devices = _check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
+    devices = check_type(get_table("devices"), "Mapping[str, str]", f"{path}: [devices]")
     if (own_choice := devices.get(_OTHERS)) is not None:
         devices = {name: device for name, device in devices.items() if name != _OTHERS}
         devices |= {name: own_choice for name in list_known_runtimes() if name not in devices}
-    arithmetics = _check_type(get_table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
-    simulator = _make(Simulator, get_table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
+    arithmetics = check_type(get_table("arithmetic"), "Mapping[str, str]", f"{path}: [arithmetic]")
+    simulator = make_values(Simulator, get_table("simulator"), f"{path}: [simulator]") if "simulator" in data else None
     if (shift := board.get("icount_shift", 0)) not in range(MAX_ICOUNT_SHIFT + 1) or isinstance(shift, (bool, float)):
         raise UsageError(f"{path}: [board] icount_shift must be a whole number from 0 to {MAX_ICOUNT_SHIFT}")
     check_arithmetic(str(board.get("arithmetic", "")), f"{path}: [board] arithmetic")
@@ -154,13 +155,13 @@ def parse_board(text: str, path: Path) -> BoardConfig:
     for runtime, name in arithmetics.items():
         check_arithmetic(name, f"{path}: [arithmetic] {runtime}")
     flags = {
-        compiler: _check_type(value, _TEXTS, f"{path}: [compile_flags] {compiler}")
+        compiler: check_type(value, TEXTS, f"{path}: [compile_flags] {compiler}")
         for compiler, value in get_table("compile_flags").items()
     }
-    connection: Connection = _make(Connection, get_table("connection"), f"{path}: [connection]")
+    connection: Connection = make_values(Connection, get_table("connection"), f"{path}: [connection]")
     if not 0 <= connection.fence < 1 << 63:
         raise UsageError(f"{path}: [connection] fence must be a whole number of at least 0")
-    made: BoardConfig = _make(
+    made: BoardConfig = make_values(
         BoardConfig,
         {
             **board,
@@ -168,13 +169,16 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "devices": devices,
             "compile_flags": flags,
             "labels": get_table("labels"),
+            "access": _parse_access(get_table("access"), f"{path}: [access]"),
             "connection": connection,
             "command": parse_runtime(get_table("runtime"), path),
             "power": (power := parse_power(get_table("power"), path)),
             "recover": parse_recover(get_table("recover"), power, path),
             "measure": parse_measure(get_table("measure"), path),
+            "console": parse_console(get_table("console"), path),
+            "provision": parse_provision(get_table("provision"), path),
             "simulator": simulator,
-            "labgrid": _make(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),
+            "labgrid": make_values(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),
             "path": path.resolve(),
             "text": text,
             "asks": tuple(list_trusted_settings(data)),
@@ -182,31 +186,6 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         f"{path}: [board]",
     )
     return made
-
-
-def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    """Build a dataclass from a table, and check the type of each value."""
-    allowed = {one.name: str(one.type) for one in fields(kind)}
-    for key in values:
-        if key not in allowed:
-            _reject_key(where, key, allowed)
-    return kind(**{key: _check_type(value, allowed[key], f"{where} {key}") for key, value in values.items()})
-
-
-def _reject_key(where: str, key: str, known: Collection[str]) -> NoReturn:
-    hint = f"{did_you_mean(key, known)}known keys: {', '.join(known)}"
-    raise UsageError(f"{where}: unknown key {key!r}", hint=hint)
-
-
-def _check_type(value: Any, kind: str, where: str) -> Any:
-    """Check a TOML value against a type. Unknown types are not checked."""
-    fits, called = _TYPES.get(kind, (lambda value: True, ""))
-    if not fits(value):
-        raise UsageError(f"{where} must be {called}")
-    texts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-    if any(isinstance(text, str) and "\0" in text for text in texts):
-        raise UsageError(f"{where} contains a NUL character")
-    return tuple(value) if kind == _TEXTS else value
 
 
 def parse_power(table: Mapping[str, Any], where: Path) -> Power:
@@ -223,8 +202,8 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
     for key, value in table.items():
         action = key.removeprefix("cmd_")
         if key in ("delay", "boot_s", "timeout_s"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _DAY_SECONDS:
-                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {_DAY_SECONDS:g}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_SECONDS:
+                raise UsageError(f"{where}: [power] {key} must be a number of seconds, at most {MAX_SECONDS:g}")
             seconds[key] = float(value)
         elif action in ACTIONS and action not in hooks:
             hooks[action] = _parse_hook(value, f"{where}: [power] {key}", where.absolute().parent)
@@ -233,7 +212,7 @@ def parse_power(table: Mapping[str, Any], where: Path) -> Power:
                 f"{where}: [power] defines {action!r} twice", hint=f"remove one of {action} and cmd_{action}"
             )
         else:
-            _reject_key(f"{where}: [power]", key, (*ACTIONS, *list_keys(Power)))
+            reject_key(f"{where}: [power]", key, (*ACTIONS, *list_keys(Power)))
     return Power(hooks, **seconds)
 
 
@@ -245,26 +224,20 @@ def parse_recover(table: Mapping[str, Any], power: Power, where: Path) -> Recove
     """
     values = {"steps": [], "timeout_s": Recover.timeout_s, **table}
     for key in values.keys() - list_keys(Recover).keys():
-        _reject_key(f"{where}: [recover]", key, list_keys(Recover))
-    seconds = _parse_timeout(values["timeout_s"], f"{where}: [recover] timeout_s")
+        reject_key(f"{where}: [recover]", key, list_keys(Recover))
+    seconds = parse_timeout(values["timeout_s"], f"{where}: [recover] timeout_s")
     if not isinstance(values["steps"], list):
         raise UsageError(f"{where}: [recover] steps must be a list")
     steps = tuple(_step(step, power, f"{where}: [recover] step {step!r}", where) for step in values["steps"])
     return Recover(steps, seconds)
 
 
-def _parse_timeout(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _DAY_SECONDS:
-        raise UsageError(f"{where} must be a number of seconds above 0, at most {_DAY_SECONDS:g}")
-    return float(value)
-
-
 def parse_measure(table: Mapping[str, Any], where: Path) -> MeasureCommands:
     """Parse the ``[measure]`` table. Raises UsageError for an unknown key or command."""
     values = {"before": [], "after": [], "timeout_s": MeasureCommands.timeout_s, **table}
     for key in values.keys() - list_keys(MeasureCommands).keys():
-        _reject_key(f"{where}: [measure]", key, list_keys(MeasureCommands))
-    seconds = _parse_timeout(values["timeout_s"], f"{where}: [measure] timeout_s")
+        reject_key(f"{where}: [measure]", key, list_keys(MeasureCommands))
+    seconds = parse_timeout(values["timeout_s"], f"{where}: [measure] timeout_s")
     steps: dict[str, tuple[Command | BoardCommand, ...]] = {}
     for key in ("before", "after"):
         if not isinstance(values[key], list):
@@ -290,7 +263,7 @@ def _step(step: Any, power: Power, where: str, path: Path) -> str | Command | Bo
         if isinstance(hook, Command):
             return hook
     if isinstance(step, dict) and step.keys() == {"board"}:
-        return BoardCommand(_parse_words(step["board"], where))
+        return BoardCommand(parse_words(step["board"], where))
     takes = f'one of {", ".join(ACTIONS)}, {{ command = ["program"] }} or {{ board = ["program"] }}'
     raise UsageError(f"{where} is unknown", hint=takes)
 
@@ -299,29 +272,17 @@ def _parse_hook(value: Any, where: str, folder: Path) -> Command | Http:
     if isinstance(value, dict):
         if not str(value.get("url", "")).startswith(("http://", "https://")):
             raise UsageError(f"{where}: url must begin with http:// or https://")
-        made: Http = _make(Http, value, f"{where}:")
+        made: Http = make_values(Http, value, f"{where}:")
         return made
-    argv = _parse_words(value, where)
+    argv = parse_words(value, where)
     program = str(folder / argv[0]) if "/" in argv[0] else argv[0]
     return Command((program, *argv[1:]))
-
-
-def _parse_words(value: Any, where: str) -> tuple[str, ...]:
-    """Parse a command from a list of strings or a single line."""
-    try:
-        argv = shlex.split(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise UsageError(f"{where}: cannot parse the command: {error}") from error
-    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-        raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
-    found: tuple[str, ...] = _check_type(argv, _TEXTS, where)
-    return found
 
 
 def parse_runtime(values: Mapping[str, Any], path: Path) -> RuntimeCommand:
     """Parse the ``[runtime]`` table. Raises UsageError for an unknown key, value or placeholder."""
     where = f"{path}: [runtime]"
-    runtime: RuntimeCommand = _make(RuntimeCommand, values, where)
+    runtime: RuntimeCommand = make_values(RuntimeCommand, values, where)
     for name in runtime.environment:
         if not _VARIABLE.fullmatch(name):
             raise UsageError(f"{where}: invalid environment variable name {name!r}")

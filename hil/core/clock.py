@@ -67,6 +67,10 @@ class ClockFit:
         elapsed = board_ns - self.offset_ns - self.at_host_ns
         return self.at_host_ns + round(elapsed / (1.0 + self.drift))
 
+    def to_board(self, host_ns: int) -> int:
+        """Convert host time to a board stamp."""
+        return host_ns + self.offset_ns + round(self.drift * (host_ns - self.at_host_ns))
+
 
 def fit(pings: Sequence[Ping], until_ns: int = 0) -> ClockFit:
     """Fit a line to pings from before, during and after the interval to convert.

@@ -6,10 +6,13 @@ Packages register code as entry points (docs/extending.md). Calls to such code u
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import contextvars
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hil.core.installed import list_entry_points
 from hil.errors import HilError
@@ -17,6 +20,7 @@ from hil.errors import HilError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+T = TypeVar("T")
 _SHOWN = 80
 
 
@@ -106,6 +110,32 @@ def guard(
     if not find_package(group, name):
         return contextlib.nullcontext()
     return guard_plugin(format_plugin(kind, group, name), failure, *allowed)
+
+
+def call_with_time_limit(function: Callable[[], T], seconds: float) -> T:
+    """Call plugin code in a thread and return the result.
+
+    Python cannot end a thread: after the limit, the code continues in the background, and does not delay the end of
+    the process.
+
+    Raises:
+        HilError: the code exceeded the time limit.
+        BaseException: the error of the code.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="hil-plugin", daemon=True).start()
+    done, _ = concurrent.futures.wait([future], seconds)
+    if not done:
+        raise HilError(f"no result within {seconds:g} s")
+    return future.result()
 
 
 class GuardedObject:

@@ -45,6 +45,7 @@ class Outcome(str, Enum):
     FALLBACK = "FALLBACK"
     REFERENCE_ERROR = "REFERENCE_ERROR"
     BOARD_LOST = "BOARD_LOST"
+    BOARD_BUSY = "BOARD_BUSY"
     BOARD_UNFIT = "BOARD_UNFIT"
     BLOB_DAMAGED = "BLOB_DAMAGED"
     BOARD_REFUSED = "BOARD_REFUSED"
@@ -69,6 +70,7 @@ WRONG = frozenset({Outcome.FAIL, Outcome.BLIND, Outcome.UNSTABLE})
 BOARD_OUTCOMES = frozenset(
     {
         Outcome.BOARD_LOST,
+        Outcome.BOARD_BUSY,
         Outcome.BOARD_UNFIT,
         Outcome.BLOB_DAMAGED,
         Outcome.BOARD_REFUSED,
@@ -118,6 +120,7 @@ class Timings:
     :class:`RunResult` has the device time, measured by the board's clock.
     """
 
+    boot_s: float | None = None  # from switching the power to the boot pattern on the console
     import_s: float | None = None
     compile_s: float | None = None
     push_s: float | None = None

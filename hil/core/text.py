@@ -69,6 +69,11 @@ class VisibleStream:
         return getattr(self.own, name)
 
 
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates with question marks. SQLite, protobuf and web pages cannot encode surrogates."""
+    return text.encode(errors="replace").decode()
+
+
 def show_visibly() -> None:
     """Apply :func:`escape_controls` to this process's stdout and stderr."""
     for name in ("stdout", "stderr"):

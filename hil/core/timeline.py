@@ -90,4 +90,5 @@ class Profile:
     calls: Sequence[InvokeTiming]  # timed call and profiled calls, in order
     counters: Sequence[Sample]
     clock: ClockFit  # board clock relative to the host's, over the whole profile
+    console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.core.files import read_file
 from hil.errors import UsageError
+from hil.protocol.certificates import TlsFiles, make_grpc_credentials
 
 _LAST_PORT = (1 << 16) - 1
 # File descriptors that a server needs. Each connection takes one descriptor, and many connections must not block new
@@ -209,6 +209,8 @@ def listen_on(
 ) -> str:
     """Make a server listen on a Unix socket that only its user can open, or on a port.
 
+    Each new TLS connection uses the current files, so a renewed certificate needs no restart.
+
     Args:
         server: gRPC server.
         listen: ``unix:PATH`` or ``HOST:PORT`` (port 0 selects a free port).
@@ -219,7 +221,7 @@ def listen_on(
         The actual listening address.
 
     Raises:
-        UsageError: listening failed, TLS is incomplete, or a file is unreadable.
+        UsageError: listening failed, TLS is incomplete, or a file is unreadable or invalid.
     """
     check_tls_files(cert=cert, key=key, ca=client_ca, ca_needs_cert=True)
     kind, _, path = listen.partition(":")
@@ -230,12 +232,7 @@ def listen_on(
     try:
         with restrict_socket(Path(path)) if kind == "unix" else contextlib.nullcontext():
             if kind != "unix" and cert and key:
-                pairs = [(read_file(key), read_file(cert))]
-                authority = read_file(client_ca) if client_ca else None
-                import grpc  # imported here, because clients do not need gRPC
-
-                credentials = grpc.ssl_server_credentials(pairs, authority, require_client_auth=bool(authority))
-                port = server.add_secure_port(listen, credentials)
+                port = server.add_secure_port(listen, make_grpc_credentials(TlsFiles(cert, key, client_ca)))
             else:
                 port = server.add_insecure_port(escape_grpc_address(listen))
     except (RuntimeError, OSError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuzzing import (
     agent,
     channel,
+    consoles,
     farm_files,
     files,
     frames,
@@ -22,6 +23,7 @@ FUZZERS: dict[str, Fuzzer] = {
     one.name: one
     for one in (
         *(agent.FUZZER, gateway.FUZZER, channel.FUZZER, liar.FUZZER, publishing.FUZZER, verdicts.FUZZER),
+        *consoles.FUZZERS,
         *frames.FUZZERS,
         *farm_files.FUZZERS,
         *files.FUZZERS,

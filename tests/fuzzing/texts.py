@@ -77,6 +77,15 @@ reset = ["uhubctl", "-a", "cycle"]
 settle_s = 3
 [labgrid]
 place = "x"
+[console]
+address = "telnet://lab:4001"
+boot = "login:"
+boot_s = 5
+[[console.patterns]]
+name = "a"
+pattern = "b[0-9]+"
+[provision]
+command = ["flash", "{image}"]
 """
 _SIMULATED = b"""
 [board]

@@ -183,9 +183,10 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
         made.close()
 
 
-FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, RUNNING, WEB = (
-    ROOT / "docs" / name
-    for name in ("farm.md", "farm-operation.md", "farm-history.md", "farm-install.md", "running.md", "web.md")
+SMALL_FARMS = tuple(ROOT / "docs" / f"farm-{name}.md" for name in ("boards", "access", "webhooks"))
+FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("farm", "farm-operation", "farm-history", "farm-install", "farm-upgrade", "running", "web")
 )
 # Guides that use the board `rpi5`. A later guide continues with the board of the earlier ones.
 BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md", "agentless.md", "board-trust.md"))
@@ -237,7 +238,8 @@ PLAIN = [
     )
     for guide in GUIDES
     # tests/integration/test_web_guide.py follows WEB, with a browser.
-    if guide not in (*BOARDS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, RUNNING, WEB)
+    if guide
+    not in (*BOARDS, *SMALL_FARMS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB)
     and not re.match(NEEDS, guide.read_text())
 ]
 # A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
@@ -300,6 +302,13 @@ def test_farm_history_guide_commands_work(place):
         follow(FARM_HISTORY, place)
 
 
+@pytest.mark.slow  # starts a farm
+@pytest.mark.parametrize("guide", SMALL_FARMS, ids=lambda guide: guide.stem)
+def test_small_farm_guide_commands_work(place, guide):
+    with farm_home(place):
+        follow(guide, place)
+
+
 @pytest.mark.slow  # starts two farms
 def test_farm_install_guide_commands_work(place):
     with farm_home(place):
@@ -307,6 +316,12 @@ def test_farm_install_guide_commands_work(place):
             follow(FARM_INSTALL, place)
         finally:
             place.run(Command("env HIL_FARM_HOME=$HIL_FARM_HOME/copy hil farm down"))
+
+
+@pytest.mark.slow  # starts a farm
+def test_farm_upgrade_guide_commands_work(place):
+    with farm_home(place):
+        follow(FARM_UPGRADE, place)
 
 
 @contextlib.contextmanager

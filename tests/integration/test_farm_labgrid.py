@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from support.waiting import eventually
 
 from hil.controller.devices.power_control.power import switch
 from hil.controller.devices.ssh.connect import open_shell
+from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.core import board_config
 from hil.core.board_config import BoardConfig
@@ -80,7 +83,6 @@ def place_named(config: BoardConfig, **settings: str) -> BoardConfig:
     return replace(config, labgrid=replace(config.labgrid, **settings))
 
 
-@pytest.mark.slow
 def test_labgrid_acquires_and_releases_place(config: BoardConfig, lab: Labgrid, tmp_path: Path) -> None:
     with borrow_place(config, "bench") as board:
         assert "hil-farm-bench" in lab.client("who")
@@ -111,15 +113,52 @@ def test_board_config_overrides_labgrid_settings(config: BoardConfig, lab: Labgr
         assert board.power.can("off")  # from labgrid
 
 
-@pytest.mark.slow
-def test_labgrid_rejects_place_of_other_user(config: BoardConfig, lab: Labgrid) -> None:
+def test_labgrid_place_of_other_user_is_in_use(config: BoardConfig, lab: Labgrid) -> None:
+    with (
+        held_by_bob(lab),
+        pytest.raises(BoardBusy, match=r"labgrid place rpi5 is in use by .*/bob"),
+        borrow_place(config, "bench"),
+    ):
+        pass
+
+
+@contextlib.contextmanager
+def held_by_bob(lab: Labgrid) -> Iterator[None]:
     lab.client("-p", "rpi5", "acquire", user="bob")
     try:
-        with pytest.raises(BoardBusy, match=r"already acquired by .*/bob"), borrow_place(config, "bench"):
-            pass
+        yield
         assert "bob" in lab.client("who")
     finally:
         lab.client("-p", "rpi5", "release", user="bob")
+
+
+@pytest.mark.slow
+def test_labgrid_reserved_place_is_in_use(config: BoardConfig, lab: Labgrid) -> None:
+    lab.client("-p", "rpi5", "set-tags", "kind=pi")
+    token = lab.client("reserve", "--shell", "kind=pi", user="bob").split("=")[1].strip()
+    try:
+        eventually(lambda: "allocated" in lab.client("reservations"))
+        with pytest.raises(BoardBusy, match="not reserved for"), borrow_place(config, "bench"):
+            pass
+    finally:
+        lab.client("cancel-reservation", token, user="bob")
+
+
+@pytest.mark.slow
+def test_restarted_coordinator_returns_place_to_host(config: BoardConfig, lab: Labgrid) -> None:
+    messages: list[str] = []
+    with borrow_place(config, "bench") as board:
+        watch = PlaceWatch(LabgridPlace(board.labgrid, "bench", board.name), messages.append, recent_s=0)
+        lab.restart_coordinator()
+        assert "hil-farm-bench" not in lab.client("who")
+        # The coordinator receives the resources a moment after the exporter has connected.
+        eventually(lambda: "Matching resource" in lab.client("-p", "rpi5", "show"))
+        watch.ensure_held()
+        assert "hil-farm-bench" in lab.client("who")
+        assert messages == ["labgrid place rpi5 was released; acquired the place again"]
+        LabgridPlace(board.labgrid, "bench", board.name).release()
+        with held_by_bob(lab), pytest.raises(BoardBusy, match=r"in use by .*/bob"):
+            watch.ensure_held()
 
 
 @pytest.mark.slow
@@ -185,7 +224,7 @@ def test_labgrid_reports_lost_exporter_as_unreachable(config: BoardConfig, lab: 
 
 
 @pytest.mark.slow
-def test_farm_releases_labgrid_place_at_shutdown(
+def test_farm_waits_for_labgrid_place_and_releases_it(
     config: BoardConfig, lab: Labgrid, tmp_path: Path, digits: Path
 ) -> None:
     """A simulator provides the agent, which avoids deployment over SSH."""
@@ -193,10 +232,17 @@ def test_farm_releases_labgrid_place_at_shutdown(
     try:
         text = config.path.read_text().replace("[connection]", f'[connection]\naddress = "{address}"')
         (tmp_path / "shelf.toml").write_text(text.replace('"generic"', '"sim"'))
-        with running_farm("--board", str(tmp_path / "shelf.toml"), environment=dict(os.environ)) as farm:
-            assert "hil-farm" in lab.client("who")
+        with contextlib.ExitStack() as stack:
+            with held_by_bob(lab):
+                farm = stack.enter_context(
+                    running_farm("--board", str(tmp_path / "shelf.toml"), environment=dict(os.environ))
+                )
+                [board] = farm.hil("farm", "boards", "--json").document["boards"]
+                assert board["state"] == "quarantined"
+                assert re.fullmatch("labgrid place rpi5 is in use by .*/bob; .*release", board["reason"])
             ended = farm.hil("farm", "submit", digits, "--wait", cwd=tmp_path)
             assert ended.code == 0, ended
+            assert "hil-farm" in lab.client("who")
             assert farm.stop() == 0
         eventually(lambda: "hil-farm" not in lab.client("who"))
     finally:

@@ -21,9 +21,13 @@ def read_cells(path: Path) -> list[dict[str, Any]]:
 
 
 def list_outputs(path: Path) -> list[list[str]]:
-    """Return the MIME types of each cell's outputs."""
+    """Return the MIME types of each cell's outputs. A command's output may come in any number of parts."""
     return [
-        [kind for output in cell["outputs"] for kind in output.get("data", {output["output_type"]: ""})]
+        list(
+            dict.fromkeys(
+                kind for output in cell["outputs"] for kind in output.get("data", {output["output_type"]: ""})
+            )
+        )
         for cell in read_cells(path)
     ]
 

@@ -12,6 +12,7 @@ from support.browser import NAMES, Page, find_browser
 from support.layer_models import residual_cnn
 from support.waiting import eventually
 from support.web import serving, write_record
+from support.web_scopes import write_scoped_bisection
 
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.join(NAMES)}")
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser on PATH: {', '.
 STOPS = ((0xEE, 0xF3, 0xC7), (0xF6, 0xB3, 0x52), (0xD1, 0x49, 0x5B), (0x6A, 0x1B, 0x4D))
 ERRORS = {"stem": 1e-6, "stem_relu": 0.0, "block/conv1": 3e-5, "block/relu1": 1e-4, "block/add": 1e-2, "head": 2e-3}
 WRONG = ("block/add", "head")
+# Failing nodes of the bisection with name scopes.
+FIRST, LAST = "/net/block4/layer2/Add", "/net/block9/layer5/Relu"
 
 
 def layer(name, error, wrong):
@@ -57,6 +60,7 @@ def address(tmp_path_factory):
     bisection(root, "second", {**ERRORS, "stem": 1.0}, wrong=("stem",))
     large(root / "large.onnx", 5000)
     bisection(root, "large", {f"n{at}": 1e-6 * at for at in range(5000)}, wrong=("n4000",), model="large.onnx")
+    write_scoped_bisection(root, {FIRST: 0.5, LAST: 3e-6})
     with serving(root) as found:
         yield found
 
@@ -151,8 +155,8 @@ def test_node_click_shows_details_and_links(page, address):
 
 def test_keys_select_failing_nodes(page, address):
     opened(page, address, "id=first")
-    chosen = []
-    for name in ("n", "n", "n", "p"):
+    chosen = [page.run("document.getElementById('graph-status').textContent.split(':')[0]")]
+    for name in ("n", "n", "p"):
         key(page, name)
         chosen.append(page.run("document.getElementById('graph-status').textContent.split(':')[0]"))
     # The model's nodes in file order. The last wraps to the first.
@@ -208,3 +212,71 @@ def test_graph_page_fits_narrow_window(page, address):
     assert page.run("document.documentElement.scrollWidth") <= 390
     tops = page.run("[...document.querySelectorAll('canvas')].map(one => one.getBoundingClientRect().top)")
     assert tops[1] > tops[0] + 200
+
+
+def status(page):
+    return page.run("document.getElementById('graph-status').textContent")
+
+
+def test_graph_opens_centred_on_first_failing_node(page, address):
+    opened(page, address, "id=scoped")
+    assert status(page).startswith(f"{FIRST}: Relu 2.5e+05") and page.texts("#node h2") == [FIRST]
+    x, y, _ = place_of(page, FIRST)
+    size = page.run("(one => [one.clientWidth, one.clientHeight])(document.querySelector('canvas'))")
+    assert [x, y] == pytest.approx([size[0] / 2, size[1] / 2])
+    # The address stays the address of the page, so that a link does not select the node.
+    assert "node=" not in page.run("location.search")
+    # The color of the node is that of its error divided by the tolerance, beyond the end of the scale.
+    eventually(lambda: close(colour_of(page, FIRST), (0x7A, 0x0C, 0x0C)), "the colour of the limit scale")
+
+
+def test_keys_open_and_close_scopes(page, address):
+    opened(page, address, "id=scoped&open=none")
+    group = "net/block9/"
+    assert place_of(page, LAST) == place_of(page, group), "a node in a closed scope is at the place of its scope"
+    page.click("button[data-do=next]")
+    page.wait(f"document.getElementById('graph-status').textContent.startsWith('{FIRST}')")
+    key(page, "n")
+    page.wait(f"document.getElementById('graph-status').textContent.startsWith('{LAST}: Relu 1.5')")
+    assert "open=" in page.run("location.search") and place_of(page, LAST) != place_of(page, "net/block9/layer4/")
+    key(page, "x")
+    page.wait("document.getElementById('graph-status').textContent.startsWith('net/block9/layer5/: 3 nodes 1 failing')")
+    page.wait("document.querySelector('#node dd')?.textContent === '3 nodes, 1 failing'")
+    key(page, "x")
+    page.wait("document.getElementById('graph-status').textContent.startsWith('/net/block9/layer5/MatMul')")
+    there = page.run("location.href")
+    page.open(there)
+    page.wait("document.getElementById('graph').dataset.drawn === 'yes'")
+    assert status(page).startswith("/net/block9/layer5/MatMul: Relu")
+
+
+@pytest.mark.slow
+def test_second_click_opens_scope(page, address):
+    opened(page, address, "id=scoped&open=none")
+    page.click("button[data-do=fit]")
+    x, y, _ = place_of(page, "net/block2/")
+    page.run("document.querySelector('canvas').scrollIntoView()")
+    for _ in range(2):
+        mouse(page, "mousePressed", x, y)
+        mouse(page, "mouseReleased", x, y)
+    page.wait("document.getElementById('graph-status').textContent.startsWith('net/block2/layer0/')")
+
+
+@pytest.mark.slow
+def test_search_opens_scope_of_match(page, address):
+    opened(page, address, "id=scoped&open=none")
+    page.click("#find-node")
+    page.type("block6/layer3/rel")
+    page.press("Enter")
+    page.wait("document.getElementById('graph-status').textContent.startsWith('/net/block6/layer3/Relu')")
+
+
+def test_node_links_to_its_tensor(page, address):
+    opened(page, address, "id=scoped")
+    links = page.run("[...document.querySelectorAll('#node a')].map(one => one.getAttribute('href'))")
+    assert (
+        f"/tensors?id=scoped&case={'L' + FIRST}&output=t103".replace("/net/", "%2Fnet%2F").replace(
+            "block4/layer2/Add", "block4%2Flayer2%2FAdd"
+        )
+        in links
+    )

@@ -217,6 +217,50 @@ def test_tensor_page_fits_window(small: Path, width: int, dark: bool) -> None:
         assert page.troubles == []
 
 
+def test_scale_and_tiles_switch_and_export(small: Path, page: Page) -> None:
+    with serving(small) as address:
+        page.open(f"{address}/tensors?id=run&case=model&output=conv")
+        page.wait(ALL)
+        for scale, words in (("symlog", "Scale: symlog"), ("tolerance", "1 is the limit"), ("linear", "Scale: linear")):
+            choose(page, "scale", scale)
+            page.wait(f"new URLSearchParams(location.search).get('scale') === '{scale}' && {ALL}")
+            assert words in page.texts("#map-difference .scale-text")[0]
+        page.click("a.button[href*='layout=NCHW']")
+        page.wait(f"new URLSearchParams(location.search).get('layout') === 'NCHW' && {ALL}")
+        tiles = page.texts(".tiles a")
+        assert [text.partition(":")[0] for text in tiles] == ["0", "1", "2"]
+        assert page.texts("#map-difference p.axis") == ["axis 2 (H) ↓"]
+        # The script draws the PNG file from the SVG file: wider than the map, with a title.
+        page.run("window.blobs = []; URL.createObjectURL = (blob) => { blobs.push(blob); return '#'; }; undefined")
+        page.click("#map-difference a[data-png]")
+        page.wait("blobs.length === 1")
+        size = page.run("createImageBitmap(blobs[0]).then(one => [one.width, one.height, blobs[0].type])")
+        svg = page.run("fetch(document.querySelector('#map-difference a[download$=svg]').href).then(one => one.text())")
+        wide, high = map(int, re.findall(r'width="(\d+)" height="(\d+)"', svg)[0])
+        assert size == [2 * wide, 2 * high, "image/png"] and "axis 2 (H)" in svg
+        assert page.run("document.querySelector('#map-difference a[data-png]').download") == (
+            "model-conv-difference-linear.png"
+        )
+
+
+def test_keys_follow_failing_outputs(tmp_path: Path, page: Page) -> None:
+    right, wrong = np.ones((4, 5), np.float32), np.full((4, 5), 2, np.float32)
+    write_tensors(tmp_path, {"a": wrong, "b": right, "c": wrong}, {"a": right, "b": right, "c": right})
+    with serving(tmp_path) as address:
+        page.open(f"{address}/tensors?id=run&case=model&output=b&kind=outputs&scale=robust")
+        page.wait(ALL)
+        chosen = []
+        for key in "nnp":
+            before = page.run("location.href")
+            for kind in ("keyDown", "keyUp"):
+                page.call("Input.dispatchKeyEvent", type=kind, key=key, text=key if kind == "keyDown" else "")
+            page.wait(f"location.href !== {before!r} && {ALL}")
+            chosen.append(page.run("new URLSearchParams(location.search).get('output')"))
+        assert chosen == ["a", "c", "a"]
+        assert page.run("new URLSearchParams(location.search).get('scale')") == "robust"
+        assert "failing output 1 of 2" in page.texts(".failing")[0]
+
+
 def test_web_diff_opens_tensor_page_for_two_files(small: Path, page: Page) -> None:
     files = [str(small / "run" / "model" / kind / "0.npy") for kind in ("outputs", "reference-0")]
     command = [sys.executable, "-m", "hil", "web", "diff", *files, "--no-browser"]

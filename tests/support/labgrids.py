@@ -81,6 +81,23 @@ class Labgrid:
         # The coordinator receives the resources a moment after the exporter has connected.
         eventually(lambda: "Matching resource" in self.client("-p", name, "show"), f"nothing matches {match}")
 
+    def restart_coordinator(self) -> None:
+        """Restart the coordinator and the exporters as systemd does.
+
+        The coordinator stores places with a delay, and forgets their owners. Exporters end with the coordinator.
+        """
+        stored = self.folder / "places.yaml"
+        places = self.client("places").split()
+        eventually(lambda: stored.exists() and all(name in stored.read_text() for name in places))
+        self.stop("coordinator")
+        exporters = list(self.processes)
+        for name in exporters:
+            eventually(lambda name=name: self.processes[name].poll() is not None, f"the exporter {name} still runs")
+            self.stop(name)
+        self.start_coordinator()
+        for name in exporters:
+            self.export(name, (self.folder / f"{name}.yaml").read_text())
+
     def stop(self, name: str) -> None:
         process = self.processes.pop(name)
         with contextlib.suppress(ProcessLookupError):

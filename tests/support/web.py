@@ -20,6 +20,7 @@ from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.judging import judge_some
 from hil.controller.web.server.app import create_app
 from support.waiting import eventually
 
@@ -77,6 +78,9 @@ def asking(
         folders = [root.resolve() for root in roots]
         indexer = Indexer(writer, folders)
         indexer.scan()
+        # A scan judges histories for a limited time, which is too short for all on a busy machine.
+        while writer.run_in_transaction(judge_some):
+            pass
         access = AccessRules(host, token, farm.make_visitors() if farm else None)
         path = Path(folder) / "index.sqlite"
         app = create_app(folders, path, indexer.progress, access, farm, history_place=history)

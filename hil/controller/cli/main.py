@@ -49,6 +49,7 @@ VERBS = {
     "history": ("stored.history", "Keep measurements over time, with commits, boards and programs."),
     "web": ("stored.web", "Show stored results in a browser."),
     "triage": ("stored.triage", "Record who owns a failure, and which failures are known."),
+    "notify": ("stored.notify", "Send messages about the causes of new failures."),
     "publish": ("stored.publish", "Send a stored session to a hil web server."),
     "config": ("project.config", "Show the effective settings, and print schemas of config files."),
     "doctor": ("project.doctor", "Check the environment, and print a fix for each problem."),
@@ -244,8 +245,11 @@ def _report(
     """Report an error: as text on stderr, and with ``--json`` as a document on stdout."""
     if wants_json:
         from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
+        from hil.controller.records.console import ConsoleQuoteRecord
 
-        details = ErrorDetails(kind=kind, message=text, **{name: getattr(error, name, "") or "" for name in _FIELDS})
+        quotes = [ConsoleQuoteRecord(**vars(quote)) for quote in error.console] if error else []
+        fields = {name: getattr(error, name, "") or "" for name in _FIELDS}
+        details = ErrorDetails(kind=kind, message=text, console=quotes, **fields)
         print(json.dumps({"schema": 1, **ErrorDocument(error=details, exit_code=code).to_json()}))
     print(f"hil: {error or text}", file=sys.stderr)
     for line in error.detail.strip().splitlines()[-_DETAIL_LINES:] if error else ():

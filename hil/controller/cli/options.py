@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,20 +54,6 @@ _DEFAULTS = RunSettings()
 def check_seconds(_: click.Context, option: click.Parameter, value: float) -> float:
     """Validate the value of an option in seconds."""
     return parse_seconds(value, option.opts[0])
-
-
-def parse_duration(text: str, option: str) -> float:
-    """Convert a duration such as ``30m``, ``1h30m``, ``90`` to seconds.
-
-    Raises UsageError unless the duration is above 0.
-    """
-    from hil.controller.farm.client.wording import UNITS
-
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    total = sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or not total > 0:
-        raise UsageError(f"invalid {option} {text!r}: expected a duration", hint="for example 90s, 30m, 1h30m")
-    return total
 
 
 def run_option(name: str, flag: str = "", **more: Any) -> Callable[[F], F]:

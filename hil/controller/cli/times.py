@@ -9,10 +9,26 @@ from hil.controller.farm.client.wording import UNITS
 from hil.errors import UsageError
 
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})")
 _MAX_DAYS = 3660
 _LAST_YEAR = 9000
+
+
+def read_duration(text: str) -> float | None:
+    """Return the seconds of a duration such as ``30d``, ``1h30m`` or ``90``; None for another text."""
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return the seconds of a duration. Raises UsageError unless the duration is above 0."""
+    seconds = read_duration(text)
+    if not seconds:
+        raise UsageError(f"invalid {option} {text!r}: expected a duration", hint="for example 90s, 30m, 1h30m")
+    return seconds
 
 
 def parse_past(text: str, option: str, now: datetime | None = None) -> datetime:
@@ -45,8 +61,10 @@ _HINT = "for example 2h, 9:00, 'mon 9:00', 2026-11-30, '2026-11-30 9:00'"
 def _parse(text: str, option: str, now: datetime, *, back: bool) -> datetime:
     words = text.strip().lower().split()
     try:
-        if len(words) == 1 and (duration := _DURATION.fullmatch(words[0])):
-            span = timedelta(seconds=float(duration[1]) * UNITS[duration[2]])
+        # A number without a unit is not a duration here: 20261130 is a date.
+        seconds = read_duration(words[0]) if len(words) == 1 and not words[0].isdecimal() else None
+        if seconds is not None:
+            span = timedelta(seconds=seconds)
             if span > timedelta(days=_MAX_DAYS):
                 raise ValueError
             return now - span if back else now + span

@@ -18,6 +18,7 @@ from hil.controller.devices.board_client import BoardClient, Invocation, Profile
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.measure_commands import prepare_board
+from hil.controller.devices.power_control.provision import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
@@ -84,6 +85,7 @@ class Board:
         self._log: WorkerLog | None = None
         self._preparation = contextlib.ExitStack()
         self._is_prepared = False
+        self._unprepared: errors.HilError | None = None
         self._link = link
         self.name = self._link.config.name if self._link.config else choice.name
         self.config = self._link.config or choice.config
@@ -94,7 +96,9 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = fill_target(self.config, choice.runtime, self.info["machine"])
+                self.config, self.target = fill_target(
+                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
+                )
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
@@ -112,7 +116,9 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        return {**found, "lease": lease} if lease else found
+        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        more = {"lease": lease, "image": image.to_json() if image else None}
+        return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
         """Return the version of one of the board's runtimes, or "" if unknown."""
@@ -372,6 +378,13 @@ class Board:
         now = clock.get_time_ns()
         return self._clock.fit(now if since_ns is None else since_ns, now)
 
+    def get_clock_fit(self) -> clock.ClockFit | None:
+        """Return the fit of the clock from the pings so far, without a call to the board; None without pings."""
+        if "clock" in self.info.get("not_measured", ()) or not self.config.has_time:
+            return None
+        now = clock.get_time_ns()
+        return self._clock.fit(now, now) if self._clock.get_age_ns() < float("inf") else None
+
     def watch_counters(self, period_s: float = 0.1) -> CounterWatch:
         """Return a context manager that reads the board's counters during the block; see :class:`CounterWatch`."""
         return CounterWatch(lambda: self.client.counters(period_s))
@@ -379,10 +392,17 @@ class Board:
     def prepare(self) -> None:
         """Run the commands of ``[measure] before`` in the board's config, unless they already ran.
 
-        :meth:`close` runs those of ``[measure] after``. Raises the errors of :func:`prepare_board`.
+        If a command failed, later calls raise the same error and run no command. :meth:`close` runs the commands of
+        ``[measure] after``. Raises the errors of :func:`prepare_board`.
         """
+        if self._unprepared is not None:
+            raise self._unprepared.as_kind(type(self._unprepared)) from self._unprepared
         if not self._is_prepared:
-            self._preparation.enter_context(prepare_board(self, self._say))
+            try:
+                self._preparation.enter_context(prepare_board(self, self._say, self._wait_s))
+            except errors.HilError as error:
+                self._unprepared = error
+                raise
             self._is_prepared = True
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.devices.board_client import BoardClient
 from hil.core.board_config import BoardConfig
 from hil.core.field_types import is_a
-from hil.core.guarded import guard
+from hil.core.guarded import call_with_time_limit, find_package, guard
 from hil.core.installed import list_entry_points
 from hil.core.named import resolve
 from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hil.controller.backends.targets import Target
 
 PROVIDERS = "hil.board_providers"
+TARGET_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class BoardChoice:
     runtime: str = ""  # runtime to use; "" for the config's runtime
     purpose: str = ""  # shown to other users who wait for the board
     wait_s: float = 60.0  # how long to wait while another session holds the board, in seconds
+    timeout_s: float = TARGET_SECONDS  # time limit in seconds for the package function that chooses the target
     say: TextSink = lambda text: None
     without_agent: str = ""  # why the board is used without an agent; "" if it has an agent
     # Return the client of a link that is already open. The argument is the board's name for errors. None: open a link.
@@ -88,27 +90,32 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
     return here or bool(config.compile_flags.get(info.compiler))
 
 
-def fill_target(config: BoardConfig, runtime: str, machine: Mapping[str, Any]) -> tuple[BoardConfig, str]:
+def fill_target(
+    config: BoardConfig, runtime: str, machine: Mapping[str, Any], timeout_s: float = TARGET_SECONDS
+) -> tuple[BoardConfig, str]:
     """Return a config with the compile target filled in, and the target's description.
 
     The description is "" if the config's flags are used unchanged.
 
     Raises:
-        UsageError: there is no target for this board, or a package's function failed.
+        UsageError: there is no target for this board, or a package's function failed or exceeded the time limit.
     """
     if knows_target(config, runtime):
         return config, ""
     info = list_known_runtimes()[runtime or config.runtime]
-    target = _choose_target(info, machine)
+    target = _choose_target(info, machine, timeout_s)
     flags = {**config.compile_flags, info.compiler: target.flags}
     return replace(config, compile_flags=flags), target.description
 
 
-def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any]) -> Target:
+def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:
     """Call the function of the runtime's entry, and check the result of a package."""
     from hil.controller.backends.targets import Target
 
+    if not find_package(TARGET_GROUP, info.name):
+        own: Target = resolve(info.target)(machine)
+        return own
     with guard("target", TARGET_GROUP, info.name, UsageError, UsageError):
-        target: Target = resolve(info.target)(machine)
+        target: Target = call_with_time_limit(lambda: resolve(info.target)(machine), timeout_s)
         is_a(Target)(target)
     return target

@@ -36,9 +36,11 @@ _RESOURCE = re.compile(r"(?:Acquired|Matching) resource '(?P<name>.*?)' \(.*\):"
 # these errors.
 _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
     ("You have already acquired", BoardBusy, "this host has already acquired the place"),
-    ("is already acquired by", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
+    ("already acquired", BoardBusy, "show the owner of the place or resource: labgrid-client who"),
     ("acquired by a different user", BoardBusy, "the current owner can release it: labgrid-client -p PLACE release"),
-    ("is not acquired", BoardBusy, "a user released the place with --kick, or the coordinator lost it"),
+    ("is not acquired", BoardBusy, "a user released the place with --kick, or the coordinator restarted"),
+    ("was not reserved for", BoardBusy, "show the reservations: labgrid-client reservations"),
+    ("Failed to acquire resources", BoardBusy, "a different place uses the resources: labgrid-client resources -v"),
     ("has no matching remote resource", BoardUnreachable, "check that the exporter of the place is running"),
     (
         "Could not connect to coordinator",
@@ -52,7 +54,7 @@ _MEANS: tuple[tuple[str, type[BoardError | UsageError], str], ...] = (
 
 @contextlib.contextmanager
 def borrow_place(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
-    """Acquire a board's labgrid place, and yield the config with labgrid's SSH address and power hooks.
+    """Acquire a board's labgrid place, and yield the config with labgrid's SSH address, power hooks and console.
 
     Values set in the config take precedence. A config without a labgrid place is yielded unchanged.
 
@@ -75,7 +77,10 @@ def borrow_place(config: BoardConfig, holder: str) -> Iterator[BoardConfig]:
         if not connection.address:
             connection = replace(connection, address=place.get_address(resources))
         hooks = {**place.make_power_hooks(resources), **config.power.hooks}
-        yield replace(config, connection=connection, power=replace(config.power, hooks=hooks))
+        console = config.console
+        if not console.is_set:
+            console = replace(console, address=place.get_console(resources, console.labgrid))
+        yield replace(config, connection=connection, power=replace(config.power, hooks=hooks), console=console)
     finally:
         # The place may already be released, by a user with --kick or after the loss of the coordinator.
         with contextlib.suppress(BoardError, UsageError):
@@ -93,20 +98,31 @@ class LabgridPlace:
     def acquire(self) -> None:
         """Acquire the place, unless this holder already has the place.
 
-        Raises BoardBusy if another user has the place.
+        Raises BoardBusy with the owner's name if another user has the place.
         """
         try:
             self._run_client("acquire")
-        except BoardBusy:
-            if not self.is_held():
+        except BoardBusy as error:
+            owner, _ = self.show()
+            if owner == self._holder_name:
+                return
+            if not owner:
                 raise
+            raise BoardBusy(
+                f"labgrid place {self.labgrid.place} is in use by {owner}",
+                board=self.board,
+                hint=f"the current owner can release it: labgrid-client -p {self.labgrid.place} release",
+            ) from error
 
     def release(self) -> None:
         """Release the place."""
         self._run_client("release")
 
     def is_held(self) -> bool:
-        """Return True if this holder still has the place. A labgrid admin can release any place."""
+        """Return True if this holder still has the place.
+
+        Any labgrid user can release the place with ``--kick``. A restarted coordinator releases all places.
+        """
         return self.show()[0] == self._holder_name
 
     def show(self) -> tuple[str, dict[str, Resource]]:
@@ -139,6 +155,32 @@ class LabgridPlace:
         if not service.get("avail"):
             raise BoardUnreachable(f"labgrid reports that {self.labgrid.place} is unavailable", board=self.board)
         return _make_ssh_address(service.get("params", {}), self.board)
+
+    def get_console(self, resources: Mapping[str, Resource], named: str) -> str:
+        """Return the address of the place's ``NetworkSerialPort``; "" if the place has none, or several.
+
+        Args:
+            named: name of the resource in ``[console] labgrid``; "" takes the only one.
+
+        Raises:
+            UsageError: the place does not have the named resource.
+        """
+        ports = {name: one for name, one in resources.items() if one.get("cls") == "NetworkSerialPort"}
+        if named and named not in ports:
+            raise UsageError(
+                f"labgrid place {self.labgrid.place} has no NetworkSerialPort {named!r}",
+                board=self.board,
+                hint=f"set [console] labgrid to one of {', '.join(ports)}" if ports else "add a port to the exporter",
+            )
+        if not named and len(ports) != 1:
+            return ""
+        params = (ports[named] if named else next(iter(ports.values()))).get("params", {})
+        host, port = str(params.get("host") or ""), str(params.get("port") or "")
+        if not host or not port:  # the exporter has not started ser2net yet
+            return ""
+        host = f"[{host}]" if ":" in host else host
+        # labgrid's exporter serves RFC 2217, an extension of telnet, unless the protocol is raw.
+        return f"{'tcp' if params.get('protocol') == 'raw' else 'telnet'}://{host}:{port}"
 
     def make_power_hooks(self, resources: Mapping[str, Resource]) -> dict[str, Command]:
         """Return hooks for the table ``[power]`` that call labgrid; empty if the place has no power port."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -26,6 +27,12 @@ LONGEST = "longest"
 COMMANDS_LABEL = "commands"
 # Actions of `hil farm power`.
 POWER_ACTIONS = ("on", "off", "cycle")
+
+
+# Reserved user name for health jobs. No token can have it.
+FARM_USER = "farm"
+# Group of admins, which gives access to all boards. No token can have it, because names of groups have no asterisk.
+ALL_BOARDS = "*"
 
 
 class Kind(str, Enum):
@@ -93,7 +100,7 @@ class Right(str, Enum):
 
 @dataclass(frozen=True)
 class Principal:
-    """Authenticated caller: user, role, project and rights of a token."""
+    """Authenticated caller: user, role, project, rights and groups of a token."""
 
     user: str
     role: Role
@@ -101,10 +108,16 @@ class Principal:
     token: int = 0
     peer: str = ""
     rights: frozenset[Right] = frozenset()
+    groups: frozenset[str] = frozenset()
 
     def has_right(self, right: Right) -> bool:
         """Return True if the token has a right."""
         return self.role is Role.ADMIN or (right in self.rights and self.role.covers(Role.SUBMITTER))
+
+    @property
+    def board_groups(self) -> frozenset[str]:
+        """Groups that decide which boards the user may use."""
+        return self.groups | {ALL_BOARDS} if self.role is Role.ADMIN else self.groups
 
 
 class JobSpec(Record):
@@ -123,6 +136,14 @@ class JobSpec(Record):
 
 
 @dataclass(frozen=True)
+class BoardRequest:
+    """Board that a job needs."""
+
+    selector: str = ""  # board selector (:mod:`.selector`); "" matches any board
+    board: str = ""  # required board; "" for any
+
+
+@dataclass(frozen=True)
 class Submission:
     """Related jobs and their scheduling options."""
 
@@ -134,11 +155,18 @@ class Submission:
     timeout_s: float = 3600.0  # limit for each attempt on a board, in seconds
     max_attempts: int = 3  # limit on attempts after infrastructure failures
     project: str = ""  # project for accounting; "" is the token's project
+    # Boards after the first. The job gets all boards at the same time.
+    more: tuple[BoardRequest, ...] = ()
     # Idempotency key: sending the submission twice queues it once.
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "priority", Priority(self.priority))
+
+    @property
+    def requests(self) -> tuple[BoardRequest, ...]:
+        """All boards of the job, in order."""
+        return BoardRequest(self.selector, self.board), *self.more
 
 
 class JobResult(Record):
@@ -173,6 +201,30 @@ class Grant:
     spec: JobSpec
     user: str = ""
     trace: str = ""  # W3C ``traceparent`` of the submission's span; "" without tracing
+    more: tuple[GrantedLease, ...] = ()  # boards of the job after the first
+
+
+@dataclass(frozen=True)
+class GrantedLease:
+    """Granted lease with board and secret."""
+
+    grant: Grant
+    card: BoardCard
+    key: str  # secret that proves ownership of the lease
+
+
+@dataclass(frozen=True)
+class BoardAccess:
+    """Users and groups that may use a board. Without both, everyone may use the board. Admins always may."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    def allows(self, user: str, groups: Collection[str]) -> bool:
+        """Return True if a user with these groups may use the board."""
+        if not (self.users or self.groups) or ALL_BOARDS in groups:
+            return True
+        return user in self.users or any(group in groups for group in self.groups)
 
 
 class BoardCard(Record):
@@ -192,6 +244,7 @@ class BoardCard(Record):
     machine: str = ""  # boot id of that machine
     # Power actions that the host can do on request. Hosts of older releases can do none.
     power: list[str] = []
+    access: BoardAccess = BoardAccess()
 
 
 def format_job_name(submission: int, number: int, of: int) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hil.controller.farm.oidc.login_store import LoginStore
 from hil.core.files import read_file, read_text
 from hil.errors import UsageError
 from hil.protocol.listening import check_token_transport, parse_host_port
@@ -42,11 +44,14 @@ class FarmAddress:
     # PEM file of the CA that signed the gateways' certificates. None disables TLS, which only Unix sockets and loopback
     # addresses allow.
     ca: Path | None = None
+    # Returns the current token of a stored login, which changes; None for a constant token.
+    token_source: Callable[[], str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
         """gRPC metadata for every call: token and hil version."""
-        return [("authorization", f"Bearer {self.token}"), make_farm_metadata()]
+        token = self.token_source() if self.token_source else self.token
+        return [("authorization", f"Bearer {token}"), make_farm_metadata()]
 
 
 def choose_farm_address(gateway: str = "", token: str = "", ca: Path | None = None) -> FarmAddress:
@@ -71,10 +76,32 @@ def choose_farm_address(gateway: str = "", token: str = "", ca: Path | None = No
                 hint=f"run hil farm up, or set {FARM_VARIABLE}=HOST:PORT",
             )
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
-    token = token or _read_own_token(home, gateways)
     for gateway in gateways:
         check_address(gateway, ca)
+    if not token and (source := _find_login(named)) is not None:
+        return FarmAddress(gateways, source(), ca, source)
+    token = token or _read_own_token(home, gateways)
     return FarmAddress(gateways, token, ca)
+
+
+def get_login_key() -> str:
+    """Return the farm of a stored login: the value of ``HIL_FARM``. Raises UsageError if it is not set."""
+    if not (named := os.environ.get(FARM_VARIABLE, "")):
+        raise UsageError(f"{FARM_VARIABLE} is not set", hint=f"set {FARM_VARIABLE}=HOST:PORT to the farm's address")
+    return named
+
+
+def open_login_store() -> LoginStore:
+    """Return the file with this user's logins, in the user's data directory."""
+    import platformdirs
+
+    return LoginStore(Path(platformdirs.user_data_dir("hil")) / "farm-logins.json")
+
+
+def _find_login(farm: str) -> Callable[[], str] | None:
+    """Return a function for the token of a stored login, or None if there is no login at this farm."""
+    store = open_login_store()
+    return partial(store.get_token, farm) if store.find(farm) is not None else None
 
 
 def check_address(gateway: str, ca: Path | None) -> None:
@@ -99,7 +126,7 @@ def own_address() -> FarmAddress:
 
 def _read_own_token(home: Path, gateways: Sequence[str]) -> str:
     """Return the token of this machine's farm, but only for the farm's Unix socket, which no other user can serve."""
-    hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add"
+    hint = f"set {TOKEN_VARIABLE}; an admin creates tokens with hil farm token add. Or run hil farm login"
     if any(gateway != f"unix:{get_socket_path(home)}" for gateway in gateways):
         raise UsageError(f"the farm at {', '.join(gateways)} requires a token", hint=hint)
     try:

@@ -21,8 +21,11 @@ from google.protobuf.message_factory import GetMessageClass
 from hil.controller.farm.messages import (
     MAX_FENCE,
     POWER_ACTIONS,
+    BoardAccess,
     BoardCard,
+    BoardRequest,
     Grant,
+    GrantedLease,
     JobResult,
     JobSpec,
     Kind,
@@ -30,6 +33,7 @@ from hil.controller.farm.messages import (
 )
 from hil.controller.records.lab.farm import FarmJob
 from hil.core import digest
+from hil.core.text import replace_surrogates
 from hil.errors import UsageError
 from hil.protocol import wire
 from hil.protocol.bounded_message import MAX_FARM_FIELDS, parse_message
@@ -37,6 +41,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 SERVICES = ("Farm", "Hosts", "Artifacts")
 LEASE_KEY, LEASE_SECRET_KEY, DIAL_KEY = "hil-lease", "hil-lease-key", "hil-dial"
+# Name of the board whose console a Dial connects to.
+CONSOLE_KEY = "hil-console"
 
 MAX_FILES = 100_000
 # Maximum characters in a name or title, because the tables of all users show names and titles. Maximum bytes of a
@@ -45,6 +51,8 @@ _TEXT, _MOST_LABELS, _MOST_CONFIG = 2000, 64 << 10, 1 << 20
 # Maximum bytes of a file name, and of a path below a job's directory: file system limits.
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 _BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
+# Maximum boards of a job, and maximum users and groups in the access list of a board.
+MAX_BOARDS, _MOST_NAMES = 16, 1000
 _KEY = re.compile(r"[\x21-\x7e]{8,200}")
 # PostgreSQL's jsonb rejects NUL and lone surrogates.
 _UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
@@ -137,16 +145,22 @@ def decode_spec(message: pb.JobSpec) -> JobSpec:
 def encode_submission(submission: Submission) -> pb.Submission:
     """Convert a submission to a message."""
     with _convert_errors("submission"):
-        same = _copy_shared_fields(submission, pb.Submission, "specs", "priority")
+        same = _copy_shared_fields(submission, pb.Submission, "specs", "priority", "more")
         specs = map(encode_spec, submission.specs)
-        return pb.Submission(**same, specs=specs, priority=submission.priority.value)
+        more = [pb.BoardRequest(selector=one.selector, board=one.board) for one in submission.more]
+        return pb.Submission(**same, specs=specs, priority=submission.priority.value, more=more)
 
 
 def decode_submission(message: pb.Submission) -> Submission:
     """Convert a message to a submission, and validate text fields and file paths."""
     specs = tuple(map(decode_spec, message.specs))
+    if len(message.more) >= MAX_BOARDS:
+        raise UsageError(f"a job can use at most {MAX_BOARDS} boards, got {len(message.more) + 1}")
+    more = tuple(BoardRequest(one.selector, one.board) for one in message.more)
     with _convert_errors("submission"):
-        submission = Submission(**_copy_shared_fields(message, pb.Submission, "specs"), specs=specs)
+        submission = Submission(**_copy_shared_fields(message, pb.Submission, "specs", "more"), specs=specs, more=more)
+    for request in more:
+        _check_texts(request, "selector", "board")
     _check_texts(submission, "title", "selector", "board", "project")
     if not _KEY.fullmatch(submission.key):
         raise UsageError("the submission's key must be 8 to 200 printable characters")
@@ -164,17 +178,13 @@ def encode_result(result: JobResult) -> pb.JobResult:
             **_copy_shared_fields(
                 result, pb.JobResult, "outcome", "reason", "record", "files", "board_begin_ns", "board_end_ns"
             ),
-            outcome=_replace_surrogates(result.outcome),
-            reason=_replace_surrogates(result.reason),
+            outcome=replace_surrogates(result.outcome),
+            reason=replace_surrogates(result.reason),
             record=encode_json(dict(result.record)),
-            files={_replace_surrogates(path): name for path, name in result.files.items()},
+            files={replace_surrogates(path): name for path, name in result.files.items()},
             board_begin_ns=begin_ns,
             board_end_ns=end_ns,
         )
-
-
-def _replace_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def decode_result(message: pb.JobResult) -> JobResult:
@@ -196,19 +206,36 @@ def decode_result(message: pb.JobResult) -> JobResult:
 
 def encode_grant(grant: Grant) -> pb.Grant:
     """Convert a grant to a message."""
-    return pb.Grant(**_copy_shared_fields(grant, pb.Grant, "spec"), spec=encode_spec(grant.spec))
+    same = _copy_shared_fields(grant, pb.Grant, "spec", "more")
+    return pb.Grant(**same, spec=encode_spec(grant.spec), more=map(encode_lease, grant.more))
 
 
 def decode_grant(message: pb.Grant) -> Grant:
     """Convert a message to a grant."""
-    return Grant(**_copy_shared_fields(message, pb.Grant, "spec"), spec=decode_spec(message.spec))
+    if len(message.more) >= MAX_BOARDS:
+        raise UsageError(f"the grant has {len(message.more) + 1} boards; the limit is {MAX_BOARDS}")
+    if any(one.grant.more for one in message.more):
+        raise UsageError("invalid grant: nested boards")
+    more = tuple(map(decode_lease, message.more))
+    return Grant(**_copy_shared_fields(message, pb.Grant, "spec", "more"), spec=decode_spec(message.spec), more=more)
+
+
+def encode_lease(lease: GrantedLease) -> pb.LeaseGranted:
+    """Convert a lease with its secret to a message for the holder."""
+    return pb.LeaseGranted(grant=encode_grant(lease.grant), card=encode_card(lease.card), key=lease.key)
+
+
+def decode_lease(message: pb.LeaseGranted) -> GrantedLease:
+    """Convert a message to a lease with its secret."""
+    return GrantedLease(decode_grant(message.grant), decode_card(message.card), message.key)
 
 
 def encode_card(card: BoardCard) -> pb.BoardCard:
     """Convert a board description to a message."""
     with _convert_errors("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
-        return pb.BoardCard(**_copy_shared_fields(card, pb.BoardCard, "labels"), labels=labels)
+        access = pb.BoardAccess(users=card.access.users, groups=card.access.groups)
+        return pb.BoardCard(**_copy_shared_fields(card, pb.BoardCard, "labels", "access"), labels=labels, access=access)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
@@ -228,7 +255,9 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     """Convert a message to a board description, and validate it."""
     labels = {name: _label_of(label) for name, label in message.labels.items()}
     power = [action for action in message.power if action in POWER_ACTIONS]
-    card = BoardCard(**_copy_shared_fields(message, pb.BoardCard, "labels", "power"), labels=labels, power=power)
+    access = _decode_access(message.access)
+    same = _copy_shared_fields(message, pb.BoardCard, "labels", "power", "access")
+    card = BoardCard(**same, labels=labels, power=power, access=access)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
     if len(card.config) > _MOST_CONFIG or "\0" in card.config:
         raise UsageError("the board card's config must be TOML of at most 1 MiB")
@@ -247,6 +276,13 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     return card
 
 
+def _decode_access(message: pb.BoardAccess) -> BoardAccess:
+    names = [*message.users, *message.groups]
+    if len(names) > _MOST_NAMES or any(not name or len(name) > _TEXT or "\0" in name for name in names):
+        raise UsageError(f"a board's access list must have at most {_MOST_NAMES} names of users and groups")
+    return BoardAccess(tuple(message.users), tuple(message.groups))
+
+
 def _label_of(label: pb.Label) -> Any:
     kind = label.WhichOneof("value") or "text"
     return list(label.texts.texts) if kind == "texts" else getattr(label, kind)
@@ -254,7 +290,7 @@ def _label_of(label: pb.Label) -> Any:
 
 def encode_status(job: FarmJob, *, unrunnable: str = "", blocked: str = "") -> pb.JobStatus:
     """Convert a job to a message."""
-    names = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason")
+    names = ("name", "submission", "state", "priority", "attempts", "board", "boards", "exit_code", "outcome", "reason")
     return pb.JobStatus(**{name: getattr(job, name) for name in names}, unrunnable=unrunnable, blocked=blocked)
 
 

@@ -66,6 +66,10 @@ class FarmSettings:
     share_half_life_s: float = make_key(3600.0, "Half-life of a user's past board time in fair sharing.")
     keep_days: float = make_key(30.0, "`hil farm gc` deletes older results, logs and events, in days.")
     reserve_lead_s: float = make_key(900.0, "This long before a reservation, the board starts no jobs of other users.")
+    gather_s: float = make_key(
+        60.0,
+        "A job with several boards that has waited this long keeps matching boards free until all of them are free.",
+    )
     limits: FarmLimits = FarmLimits()  # the table ``[limits]``
 
 
@@ -75,7 +79,7 @@ def load_settings(path: Path) -> FarmSettings:
     Raises:
         UsageError: the file is unreadable, or it contains an unknown, invalid or inconsistent setting.
     """
-    tables = _read_tables(path)
+    tables = read_settings_tables(path)
     table = tables.get("terms", {})
     names = list_keys(FarmSettings)
     for name, value in table.items() if isinstance(table, dict) else [("", table)]:
@@ -135,11 +139,11 @@ def load_history(path: Path, db: str) -> HistorySettings | None:
         UsageError: the file is unreadable, or contains an unknown or invalid setting.
     """
     default = HistoryPlace(path.parent / TABLE, db)
-    settings = read_history_table(path, _read_tables(path).get(TABLE, {}), default)
+    settings = read_history_table(path, read_settings_tables(path).get(TABLE, {}), default)
     return settings if settings.auto else None
 
 
-def _read_tables(path: Path) -> dict[str, Any]:
+def read_settings_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a settings file; none for a missing file. Raises UsageError for an invalid file."""
     try:
         text = read_text(path)

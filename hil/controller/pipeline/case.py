@@ -37,6 +37,7 @@ class Capture:
     taken: ProfilePass | None = None  # result of the profiled pass; None if it did not run
     counters: Sequence[Sample] = ()  # counter samples that the board reported
     clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
+    console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: list[str] = field(default_factory=list)  # problems, one per line
 
 

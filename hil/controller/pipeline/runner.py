@@ -110,7 +110,16 @@ class Runner(Tools):
         """Push, load and run the program on a board."""
         if case.artifact is None or case.outcome:
             return case
+        console = session.console
+        if console is not None and (boot := console.take_boot()) is not None:
+            seconds = (boot.end_ns - boot.start_ns) / 1e9
+            case = replace(case, spans=(*case.spans, boot)).with_timings(boot_s=seconds)
         case = replace(self, config=session.board.config, session=session)._run_stages(case, *_ON_BOARD)
+        if console is not None:
+            console.set_clock(session.board.get_clock_fit())
+            console.end_case()
+            if case.capture is not None:
+                case.capture.console = console.list_spans(min((span.start_ns for span in case.spans), default=0))
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
             explain(case.error, case.artifact.flags, session.board.info)
         return case
@@ -244,6 +253,8 @@ class Runner(Tools):
         except errors.UsageError as error:
             case = case.with_error(self.of_usage(error, step.stage), step.stage)
         except errors.HilError as error:
+            if self.session is not None:
+                self.session.explain(error)
             case = case.with_error(error, step.stage)
         if case.error is not None:
             self.sink.ended(case)

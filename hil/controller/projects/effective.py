@@ -145,7 +145,12 @@ def _read_config(target: Mapping[str, _Origin]) -> BoardConfig:
 
 
 def _iter_places(project: Project | None) -> Iterator[tuple[str, _Origin]]:
-    for key, default in (("flow", DEFAULT_FLOW), ("out", str(DEFAULT_ROOT)), ("web_url", None)):
+    for key, default in (
+        ("flow", DEFAULT_FLOW),
+        ("out", str(DEFAULT_ROOT)),
+        ("web_url", None),
+        ("notify_github", None),
+    ):
         yield key, _read_command(project, key, default)
 
 

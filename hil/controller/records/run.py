@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, make_record, note
+from hil.controller.records.console import ConsoleQuoteRecord, StoredConsole
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.measurements.instructions import InstructionStatistics
@@ -42,6 +43,7 @@ class CaseError(Record, kw_only=True):
     hint: str
     board: str
     detail: Annotated[str, note("output of the tool or agent that failed")]
+    console: Annotated[list[ConsoleQuoteRecord], note("lines of the board's console that explain the error")] = []
 
 
 class StoredModel(Record, kw_only=True):
@@ -77,6 +79,9 @@ class StoredArtifact(Record, kw_only=True):
 class StageTimes(Record, kw_only=True):
     """Time of each stage in seconds, on the host's clock; null if the stage did not run."""
 
+    boot_s: Annotated[
+        Seconds, note("from switching the power to the boot pattern on the console; null if hil did not wait for it")
+    ] = None
     import_s: Seconds
     compile_s: Seconds
     push_s: Seconds
@@ -307,6 +312,7 @@ class RunRecord(Record, kw_only=True):
         list[SmallestFailing] | UnsetType, note("with a range of sizes: smallest failing sizes per model")
     ] = UNSET
     cases: list[RunCase]
+    consoles: Annotated[list[StoredConsole], note("consoles of the boards")] = []
     outcome: Annotated[Outcome | None, note("outcome of the worst case; null if not finished")]
     exit_code: int | None
     finished: bool

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from hil.controller.records.base import Count, Record, Samples, Timestamp, make_record, note
+from hil.controller.records.console import ConsoleQuoteRecord, StoredConsole
 from hil.controller.records.decisions.triage import TriageResult
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
 from hil.controller.records.measurements.generation import StoredGeneration
@@ -42,6 +43,7 @@ class SuiteRecord(Record, kw_only=True):
     models: dict[str, SuiteModelFile] = {}
     expected: Annotated[str | None, note("file of expected failures")]
     origin: Origin | None = None
+    consoles: Annotated[list[StoredConsole], note("consoles of the boards")] = []
     left_out: Annotated[list[str], note("test cases of the models that cannot be run, a line for each place")] = []
     interrupted: bool
     started: Timestamp
@@ -77,6 +79,7 @@ class CaseRecord(Record, kw_only=True):
     message: Annotated[str, note("reason in one line; empty for a pass")] = ""
     hint: Annotated[str, note("suggested next step")] = ""
     detail: Annotated[str, note("error output of the tool")] = ""
+    console: Annotated[list[ConsoleQuoteRecord], note("lines of the board's console that explain the error")] = []
     timings: Annotated[dict[str, float | None], note("seconds per stage, on the host's clock")] = {}
     device_p50_ns: Annotated[float | None, note("median device time of an iteration")] = None
     device_p90_ns: Annotated[float | None, note("90th percentile of the device time")] = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment
 
 from hil.controller.storage.history.place import HistoryPlace
@@ -19,8 +19,10 @@ from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.memo import IndexMemo
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.readers.triage import TriageReader
+from hil.controller.web.text.documents import is_json, respond_with_document
 from hil.controller.web.text.requests import is_saved
 from hil.controller.web.text.roots import number_roots
+from hil.controller.web.text.table_views import format_table_view, list_view_parameters
 
 # Links in the header of all pages, in order.
 NAVIGATION = (
@@ -65,8 +67,14 @@ class WebSite:
         """Whether the history may exist."""
         return self.history is not None and self.history.may_exist()
 
-    def render_page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """Render a template. An htmx request with ``HX-Target`` gets only that block."""
+    def render_page(self, request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Render a template. An htmx request with ``HX-Target`` gets only that block.
+
+        A request of the JSON API gets the document that the page's module describes in ``DOCUMENTS``.
+        """
+        if is_json(request):
+            recipe = request.app.state.documents[request.url.path][template]
+            return respond_with_document(recipe.make(values), status)
         part = request.headers.get("hx-target", "")
         common: dict[str, Any] = {"path": request.url.path, "query": str(request.url.query), "navigation": NAVIGATION}
         common["navigation"] += SERIES_NAVIGATION if self.has_history else ()
@@ -74,6 +82,8 @@ class WebSite:
         common["navigation"] += FARM_NAVIGATION if self.farm else ()
         saved = is_saved(request)
         common |= {"progress": self.progress, "saved": saved, "now": time.time()}
+        view_names = list_view_parameters(request.app.state.parameters.get(request.url.path, ()))
+        common |= {"columns_parameter": view_names[0], "table_view": format_table_view(request, view_names)}
         if saved:
             common["parts"] = self.templates.get_template("parts.html").make_module({"saved": True})
         common["may_change"] = getattr(request.state, "may_change", False) and not saved

@@ -18,7 +18,7 @@ from hil.controller.web.readers.fields import read_grade, read_mapping, read_map
 from hil.controller.web.readers.matrices import list_targets
 from hil.controller.web.readers.runs import name_sides
 from hil.controller.web.text.entries import read_int, read_real, read_text
-from hil.controller.web.text.numbers import format_seconds_or_blank
+from hil.controller.web.text.numbers import format_number, format_seconds_or_blank
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS, list_details, name_verdict
 from hil.controller.workloads.history.tables import describe_key
 from hil.controller.workloads.matrix.report import MatrixCell, MatrixRow
@@ -306,7 +306,7 @@ def _gate_side_cells(side: GateSide | None, runs: Mapping[str, str]) -> list[Tab
 
 def _number_cell(value: Any) -> TableCell:
     number = read_real(value)
-    return TableCell("" if number is None else f"{number:.3g}", value=number)
+    return TableCell(format_number(number), value=number)
 
 
 def _time_cell(value: Any) -> TableCell:

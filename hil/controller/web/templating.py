@@ -13,12 +13,14 @@ from hil.controller.analysis.profile.show import format_si
 from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import format_duration, format_labels
 from hil.controller.farm.timeline import parse_moment
-from hil.controller.storage.screen.texts import format_count
+from hil.controller.storage.screen.texts import ROUNDS_UP, format_count
 from hil.controller.web.text.entries import find_worst_kind, read_real
 from hil.controller.web.text.names import escape_name
-from hil.controller.web.text.numbers import format_seconds_or_blank
+from hil.controller.web.text.numbers import format_number, format_percent, format_seconds_or_blank
 from hil.core.text import escape_controls
 
+# Name for other modules of pages.
+number = format_number
 # Number of digits per statistic, so that 0.9998 does not become 1.
 _DIGITS = {one.key: one.digits for one in STATISTICS}
 
@@ -56,21 +58,24 @@ def make_environment() -> Environment:
         "said": lambda name: escape_name(str(name)),
         "kind": lambda outcome: find_worst_kind([outcome], finished=True),
         "when": format_time,
-        "nanoseconds": lambda value: format_seconds_or_blank(None if value is None else value / 1e9),
+        "nanoseconds": lambda value, digits=3: format_seconds_or_blank(None if value is None else value / 1e9, digits),
         "moment": lambda text: format_time(parse_moment(text)),
         "elapsed": format_elapsed,
         "labels": format_labels,
         "turn": turn_text,
         "seconds": format_seconds_or_blank,
-        "number": number,
+        "number": format_number,
+        "percent": format_percent,
         "ratio": format_ratio,
-        "statistic": lambda value, key="": number(read_real(value), _DIGITS.get(key, 3)),
+        "statistic": lambda value, key="": format_number(read_real(value), _DIGITS.get(key, 3)),
         "bytes": format_size,
         "si": lambda value, unit: "" if value is None else format_si(value, unit),
         "query": lambda values: urlencode(
             {key: value for key, value in values.items() if value not in ("", None)}, doseq=True
         ),
     }
+    # Digits of times next to their ratio, so that the ratio matches the shown times.
+    made.globals["RATIO_DIGITS"] = 4
     made.globals |= {"counted": format_count, "saved": False, "duration": format_duration}
     made.globals["parts"] = made.get_template("parts.html").module
     made.globals["shown"] = made.get_template("farm_parts.html").module
@@ -96,11 +101,6 @@ def format_elapsed(begun: str | None, ended: str | None = None) -> str:
     return "" if since is None else format_duration((time.time() if until is None else until) - since)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Format a statistic with the given number of digits. None becomes ""."""
-    return "" if value is None else f"{value:.{digits}g}"
-
-
 def format_ratio(value: float | None) -> str:
     """Format a ratio with three decimals near 1, otherwise with three digits. None becomes ""."""
     if value is None:
@@ -114,7 +114,7 @@ def format_size(value: int | None) -> str:
         return ""
     amount, unit = float(value), "B"
     for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000 or unit == "GB":
+        if amount < 1000 * ROUNDS_UP or unit == "GB":
             break
         amount /= 1000
     return f"{amount:.3g} {unit}"

@@ -57,6 +57,14 @@ def remove_power_hooks(choice: BoardChoice) -> BoardChoice:
     return replace(choice, config=replace(choice.config, power=Power(), recover=Recover()))
 
 
+def read_board_id(choice: BoardChoice) -> str:
+    """Connect to a board, and return its id; "" if the board does not report it. Raises BoardError."""
+    from hil.controller.pipeline.boards.board_pool import BoardPool
+
+    with BoardPool("hil board provision", wait_s=_CONNECT_SECONDS) as pool:
+        return str(pool.session(remove_power_hooks(choice)).board.info.get("board_id", ""))
+
+
 # ---- checks over ssh
 
 

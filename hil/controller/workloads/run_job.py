@@ -260,12 +260,22 @@ def run_cases(
         run.record.board = record_board(board)
 
     runner = Runner(context, sink=ProgressSink(watch, recorder.keep, recorder.write))
-    pool = BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=note_board, most_loaded=most_loaded)
+    earlier = list(run.record.consoles)
+    pool = BoardPool(
+        purpose,
+        wait_s=job.wait_s,
+        timeout_s=job.timeout,
+        say=screen.note,
+        opened=note_board,
+        most_loaded=most_loaded,
+        record_folder=run.folder,
+    )
     try:
         with pool:
             while True:
                 for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
                     screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
+                    run.record.consoles = [*earlier, *pool.save_consoles()]
                     # Store the outcome first: ``after`` may be slow or interrupted by Ctrl-C.
                     recorder.end(case)
                     for changed in after(case):
@@ -283,10 +293,12 @@ def run_cases(
             run.discard()
         raise
     except KeyboardInterrupt:
+        run.record.consoles = [*earlier, *pool.save_consoles()]
         recorder.interrupt()
         if resumable:
             screen.interrupt(run.resume_command)
         else:
             screen.note(f"interrupted; finished cases are in {run.folder}")
         raise
+    run.record.consoles = [*earlier, *pool.save_consoles()]
     return recorder.finish()

@@ -34,7 +34,7 @@ class JobSpec(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., options: _Optional[_Union[Json, _Mapping]] = ..., files: _Optional[_Mapping[str, str]] = ..., affinity: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("title", "specs", "selector", "board", "priority", "timeout_s", "max_attempts", "project", "key")
+    __slots__ = ("title", "specs", "selector", "board", "priority", "timeout_s", "max_attempts", "project", "key", "more")
     TITLE_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Submission(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     title: str
     specs: _containers.RepeatedCompositeFieldContainer[JobSpec]
     selector: str
@@ -53,7 +54,16 @@ class Submission(_message.Message):
     max_attempts: int
     project: str
     key: str
-    def __init__(self, title: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[JobSpec, _Mapping]]] = ..., selector: _Optional[str] = ..., board: _Optional[str] = ..., priority: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_attempts: _Optional[int] = ..., project: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[BoardRequest]
+    def __init__(self, title: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[JobSpec, _Mapping]]] = ..., selector: _Optional[str] = ..., board: _Optional[str] = ..., priority: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_attempts: _Optional[int] = ..., project: _Optional[str] = ..., key: _Optional[str] = ..., more: _Optional[_Iterable[_Union[BoardRequest, _Mapping]]] = ...) -> None: ...
+
+class BoardRequest(_message.Message):
+    __slots__ = ("selector", "board")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    BOARD_FIELD_NUMBER: _ClassVar[int]
+    selector: str
+    board: str
+    def __init__(self, selector: _Optional[str] = ..., board: _Optional[str] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("submission", "trace")
@@ -72,7 +82,7 @@ class SubmitReply(_message.Message):
     def __init__(self, submission: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskRequest(_message.Message):
-    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases", "reservations")
+    __slots__ = ("jobs", "job", "result", "logs", "boards", "events", "stats", "audit", "tokens", "me", "queue", "cases", "reservations", "webhooks", "access")
     JOBS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +96,8 @@ class AskRequest(_message.Message):
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     CASES_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    WEBHOOKS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     jobs: JobsQuestion
     job: NameQuestion
     result: ResultQuestion
@@ -99,7 +111,9 @@ class AskRequest(_message.Message):
     queue: QueueQuestion
     cases: CasesQuestion
     reservations: Empty
-    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ..., reservations: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    webhooks: Empty
+    access: AccessQuestion
+    def __init__(self, jobs: _Optional[_Union[JobsQuestion, _Mapping]] = ..., job: _Optional[_Union[NameQuestion, _Mapping]] = ..., result: _Optional[_Union[ResultQuestion, _Mapping]] = ..., logs: _Optional[_Union[LogsQuestion, _Mapping]] = ..., boards: _Optional[_Union[Empty, _Mapping]] = ..., events: _Optional[_Union[EventsQuestion, _Mapping]] = ..., stats: _Optional[_Union[StatsQuestion, _Mapping]] = ..., audit: _Optional[_Union[AuditQuestion, _Mapping]] = ..., tokens: _Optional[_Union[Empty, _Mapping]] = ..., me: _Optional[_Union[Empty, _Mapping]] = ..., queue: _Optional[_Union[QueueQuestion, _Mapping]] = ..., cases: _Optional[_Union[CasesQuestion, _Mapping]] = ..., reservations: _Optional[_Union[Empty, _Mapping]] = ..., webhooks: _Optional[_Union[Empty, _Mapping]] = ..., access: _Optional[_Union[AccessQuestion, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -159,6 +173,12 @@ class LogsQuestion(_message.Message):
     after: int
     def __init__(self, name: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
+class AccessQuestion(_message.Message):
+    __slots__ = ("user",)
+    USER_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    def __init__(self, user: _Optional[str] = ...) -> None: ...
+
 class EventsQuestion(_message.Message):
     __slots__ = ("board", "job", "limit")
     BOARD_FIELD_NUMBER: _ClassVar[int]
@@ -192,7 +212,7 @@ class CasesQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
-    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve")
+    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve", "webhook")
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +224,7 @@ class DoRequest(_message.Message):
     POWER_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     UNRESERVE_FIELD_NUMBER: _ClassVar[int]
+    WEBHOOK_FIELD_NUMBER: _ClassVar[int]
     cancel: NameQuestion
     priority: PriorityAction
     drain: DrainAction
@@ -215,7 +236,8 @@ class DoRequest(_message.Message):
     power: PowerAction
     reserve: ReserveAction
     unreserve: ReservationAction
-    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ...) -> None: ...
+    webhook: WebhookAction
+    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ..., webhook: _Optional[_Union[WebhookAction, _Mapping]] = ...) -> None: ...
 
 class PriorityAction(_message.Message):
     __slots__ = ("name", "priority")
@@ -234,20 +256,22 @@ class DrainAction(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TokenAction(_message.Message):
-    __slots__ = ("user", "role", "project", "note", "expires_s", "rights")
+    __slots__ = ("user", "role", "project", "note", "expires_s", "rights", "groups")
     USER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     user: str
     role: str
     project: str
     note: str
     expires_s: float
     rights: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, user: _Optional[str] = ..., role: _Optional[str] = ..., project: _Optional[str] = ..., note: _Optional[str] = ..., expires_s: _Optional[float] = ..., rights: _Optional[_Iterable[str]] = ...) -> None: ...
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, user: _Optional[str] = ..., role: _Optional[str] = ..., project: _Optional[str] = ..., note: _Optional[str] = ..., expires_s: _Optional[float] = ..., rights: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RevokeAction(_message.Message):
     __slots__ = ("id",)
@@ -289,6 +313,12 @@ class ReservationAction(_message.Message):
     id: int
     def __init__(self, id: _Optional[int] = ...) -> None: ...
 
+class WebhookAction(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class Answer(_message.Message):
     __slots__ = ("answer",)
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -314,7 +344,7 @@ class FollowReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., log: _Optional[_Union[LogText, _Mapping]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable", "blocked")
+    __slots__ = ("name", "submission", "state", "priority", "attempts", "board", "exit_code", "outcome", "reason", "unrunnable", "blocked", "boards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +356,7 @@ class JobStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     UNRUNNABLE_FIELD_NUMBER: _ClassVar[int]
     BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    BOARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     submission: int
     state: str
@@ -337,7 +368,8 @@ class JobStatus(_message.Message):
     reason: str
     unrunnable: str
     blocked: str
-    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ..., blocked: _Optional[str] = ...) -> None: ...
+    boards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., submission: _Optional[int] = ..., state: _Optional[str] = ..., priority: _Optional[str] = ..., attempts: _Optional[int] = ..., board: _Optional[str] = ..., exit_code: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., unrunnable: _Optional[str] = ..., blocked: _Optional[str] = ..., boards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LogText(_message.Message):
     __slots__ = ("number", "job", "text")
@@ -394,7 +426,7 @@ class LeaseGranted(_message.Message):
     def __init__(self, grant: _Optional[_Union[Grant, _Mapping]] = ..., card: _Optional[_Union[BoardCard, _Mapping]] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("lease", "job", "job_id", "board", "fence", "ttl_s", "timeout_s", "attempt", "spec", "user", "trace")
+    __slots__ = ("lease", "job", "job_id", "board", "fence", "ttl_s", "timeout_s", "attempt", "spec", "user", "trace", "more")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +438,7 @@ class Grant(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     lease: int
     job: str
     job_id: int
@@ -417,10 +450,11 @@ class Grant(_message.Message):
     spec: JobSpec
     user: str
     trace: str
-    def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[LeaseGranted]
+    def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ..., more: _Optional[_Iterable[_Union[LeaseGranted, _Mapping]]] = ...) -> None: ...
 
 class BoardCard(_message.Message):
-    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power")
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +473,7 @@ class BoardCard(_message.Message):
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     POWER_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     site: str
     host: str
@@ -450,7 +485,16 @@ class BoardCard(_message.Message):
     direct: str
     machine: str
     power: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ...) -> None: ...
+    access: BoardAccess
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ...) -> None: ...
+
+class BoardAccess(_message.Message):
+    __slots__ = ("users", "groups")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedScalarFieldContainer[str]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, users: _Optional[_Iterable[str]] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("text", "whole", "number", "truth", "texts")
@@ -589,14 +633,16 @@ class Ended(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DialIn(_message.Message):
-    __slots__ = ("id", "lease", "gateway")
+    __slots__ = ("id", "lease", "gateway", "console")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    CONSOLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     lease: int
     gateway: str
-    def __init__(self, id: _Optional[str] = ..., lease: _Optional[int] = ..., gateway: _Optional[str] = ...) -> None: ...
+    console: bool
+    def __init__(self, id: _Optional[str] = ..., lease: _Optional[int] = ..., gateway: _Optional[str] = ..., console: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("lease", "worker", "result", "fence")

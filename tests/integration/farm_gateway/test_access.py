@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from support.certificates import write_certificate
 from support.gateways import BareBoard, Running, report, rows, running_gateway, simple_order, token_of
 from support.uplinks import uplink
-from support.waiting import eventually
+from support.waiting import allowed_s, eventually
 
 from hil.controller.farm.client.client import FarmClient, translate_grpc_error
 from hil.controller.farm.host.gateway_link.uplink_call import ask
@@ -21,7 +23,7 @@ from hil.controller.farm.messages import JobResult, Role
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import SERVICES, encode_result, encode_submission, iter_methods
 from hil.controller.records.lab.farm import CancelledJobs
-from hil.errors import AccessRefused, FarmError, UsageError, VersionMismatch
+from hil.errors import AccessRefused, FarmError, FarmUnreachable, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 from hil.protocol.versions import FARM_KEY, FARM_PROTOCOL
 
@@ -260,13 +262,8 @@ def test_unauthenticated_calls_do_not_flood_audit(client: Client, farm_db: str) 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "farm.pem", folder / "farm.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost"]
-    extra = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command, *names, *extra], check=True, capture_output=True)
-    return cert, key
+    files = write_certificate(tmp_path_factory.mktemp("tls"))
+    return files.cert, files.key
 
 
 def test_remote_listener_requires_tls(farm_db: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
@@ -287,6 +284,46 @@ def test_remote_listener_requires_tls(farm_db: str, tmp_path: Path, certificate:
         host = FarmAddress((f"localhost:{port}",), token_of(farm_db, "host", Role.HOST), cert)
         request = pb.ReportRequest(lease=1, worker="w", result=encode_result(JobResult(0, "PASS")))
         with uplink(host, tmp_path / "uplink") as path:
+            assert not ask(path, "Report", request, 60.0).recorded
+
+
+@pytest.mark.slow
+def test_gateway_uses_renewed_certificate_after_expiry(farm_db: str, tmp_path: Path) -> None:
+    files = write_certificate(tmp_path, valid_s=allowed_s(8))
+    listen = ("localhost:0", f"unix:{tmp_path}/own.sock")
+    tls = {"tls_cert": files.cert, "tls_key": files.key}
+    with running_gateway(farm_db, tmp_path, listen=listen, metrics="127.0.0.1:0", **tls) as running:
+        address = FarmAddress((running.address,), token_of(farm_db, "host", Role.HOST), files.cert)
+
+        def read_remaining_s() -> float:
+            with urllib.request.urlopen(f"http://{running.gateway.metrics}/metrics") as reply:
+                found = re.search(r"^hil_farm_certificate_expires_timestamp_seconds (\S+)", reply.read().decode(), re.M)
+            return float(found[1]) - time.time()
+
+        def is_refused() -> bool:
+            try:
+                FarmClient(address, patience_s=0).close()
+            except FarmUnreachable:
+                return True
+            return False
+
+        assert 0 < read_remaining_s() < 3600
+        with FarmClient(address) as before, uplink(address, tmp_path / "uplink") as path:
+            request = pb.ReportRequest(lease=1, worker="w", result=encode_result(JobResult(0, "PASS")))
+            ask(path, "Report", request, 60.0)
+            eventually(is_refused, every_s=0.5)
+            assert read_remaining_s() < 0
+            # Existing connections continue.
+            assert before.ask("me").user == "host"
+            ask(path, "Report", request, 60.0)
+            write_certificate(tmp_path)
+            assert not is_refused()
+            assert before.ask("me").user == "host"
+            assert read_remaining_s() > 3600
+            # After a loss of the connection, a host and a client read the file of the CA again.
+            before.connect()
+            assert before.ask("me").user == "host"
+        with uplink(address, tmp_path / "uplink2") as path:
             assert not ask(path, "Report", request, 60.0).recorded
 
 

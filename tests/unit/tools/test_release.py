@@ -97,3 +97,29 @@ def test_builds_contain_committed_files_and_are_reproducible(project: Path, tmp_
     assert "tiny/uncommitted.py" not in zipfile.ZipFile(wheel).namelist()
     with tarfile.open(sdist) as files:
         assert "tiny-1.2.3/tiny/__init__.py" in files.getnames()
+
+
+def test_tools_run_example_in_bare_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[str, dict[str, str]]] = []
+
+    def run(command: list[str], env: dict[str, str], cwd: Path | None = None) -> str:
+        calls.append((" ".join(command[1:]), dict(env)))
+        return "/cache\n" if command[1] == "cache" else "PASS  digits_cnn  iree\n"
+
+    monkeypatch.setenv("HIL_BOARD", "rpi5")
+    monkeypatch.setattr(release, "_run", run)
+    release.check_tools("/opt/python3.12", tmp_path / "hil.whl")
+    uvx, pipx = [one for one in calls if "hil run example:digits_cnn" in one[0]]
+    assert f"--python /opt/python3.12 --constraints {release.ROOT}/constraints.txt --from {tmp_path}/hil.whl" in uvx[0]
+    assert "pipx run --python /opt/python3.12" in pipx[0] and f"--spec {tmp_path}/hil.whl" in pipx[0]
+    assert all("HIL_BOARD" not in env and env["UV_CACHE_DIR"] == "/cache" for _, env in (uvx, pipx))
+
+
+@pytest.mark.parametrize("tool", ["uvx", "pipx"])
+def test_failing_run_of_tool_ends_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str):
+    def run(command: list[str], env: dict[str, str], cwd: Path | None = None) -> str:
+        return "FAIL  digits_cnn\n" if ("pipx" in command) == (tool == "pipx") else "PASS  digits_cnn\n"
+
+    monkeypatch.setattr(release, "_run", run)
+    with pytest.raises(ReleaseError, match=rf"hil run did not pass with {tool}:\nFAIL"):
+        release.check_tools("python3.12", tmp_path / "hil.whl")

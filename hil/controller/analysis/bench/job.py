@@ -155,7 +155,14 @@ class _BenchRun:
         self.runner = replace(self.runner, sink=sink)
         interrupted = False
         try:
-            with BoardPool(f"hil bench {run.id}", wait_s=self.bench.job.wait_s, say=self.screen.note) as pool:
+            pool = BoardPool(
+                f"hil bench {run.id}",
+                wait_s=self.bench.job.wait_s,
+                timeout_s=self.bench.job.timeout,
+                say=self.screen.note,
+                record_folder=run.folder,
+            )
+            with pool:
                 for number in range(len(self.jobs)):
                     self._prepare_side(run, number, pool)
                 if all(map(_is_measurable, self.cases)):
@@ -172,6 +179,7 @@ class _BenchRun:
                 self.recorder.interrupt()
                 raise
             interrupted = True
+        run.record.consoles = pool.save_consoles()
         return self._finish_run(run, interrupted)
 
     def _import_cases(self, base: Run | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hil.controller.analysis.bench.job import run_bench
 from hil.controller.analysis.bench.stats import BenchJob, compare_medians
 from hil.controller.analysis.bench.store import read_bench
+from hil.controller.devices.choosing.board_resolver import BOARD_VARIABLE
 from hil.controller.devices.measuring.grading import FREQUENCY_SHARE, LOAD_CORES, WARMING_DEGC, grade_measurement
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.measurements.bench import SideRecord
@@ -40,6 +42,8 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
     if old.times is None:
         what = "instructions, but no times" if old.clock == "icount" else "no measurement"
         raise UsageError(f"bench {stored.id} has {what}", hint="choose a bench that measured times")
+    if note := _explain_variable(stored.record.request.get("board"), job.board):
+        screen.note(note)
     repeated = BenchJob(
         replace(job, models=()),
         iterations=None if old.sustained else max(old.times.iterations // bench.concurrency, 1),
@@ -72,6 +76,13 @@ def rerun_bench(name: str, job: Job, *, settle_s: float | None, min_effect: floa
     )
     write_json(run.folder / "rerun.json", found.to_json())
     return found
+
+
+def _explain_variable(stored: object, board: str) -> str:
+    """Return a note if HIL_BOARD replaces the stored board, or "". A lease sets the variable for all its commands."""
+    if not board or board == stored or board != os.environ.get(BOARD_VARIABLE):
+        return ""
+    return f"HIL_BOARD selects {board} instead of the stored board {stored or ''}".rstrip()
 
 
 def _grade_side(side: SideRecord) -> MeasurementGrade | None:

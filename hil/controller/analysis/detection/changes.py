@@ -31,12 +31,16 @@ class Change:
     """A change of level."""
 
     index: int  # index of the first value with the new level
-    ratio: float  # median after the change divided by the median before, up to the neighbouring changes
+    # Median after the change divided by the median before, up to the neighbouring changes; None unless all are above 0.
+    ratio: float | None
     p_value: float  # probability of such a change in a series without changes
+    # before, after: the two medians
+    before: float = 0.0
+    after: float = 0.0
 
 
 def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[Change]:
-    """Find the changes of level in values above 0, in time order.
+    """Find the changes of level in finite values, in time order.
 
     The test is a cumulative sum of normal scores (van der Waerden). Scores depend only on ranks. So outliers have
     little effect, and all series of the same length have the same permutation distribution (Pettitt, "A non-parametric
@@ -47,31 +51,39 @@ def find_changes(values: Sequence[float], *, p_value: float = CHANGE_P) -> list[
     Only the newest 256 values are searched.
     """
     first = max(len(values) - _MAX_LENGTH, 0)
-    logs = np.log(np.asarray(values[first:], np.float64))
-    splits = sorted(_split(logs, 0, logs.size, p_value))
-    edges = [0, *(index for index, _ in splits), logs.size]
+    series = np.asarray(values[first:], np.float64)
+    splits = sorted(_split(series, 0, series.size, p_value))
+    edges = [0, *(index for index, _ in splits), series.size]
     changes = []
     for number, (index, found) in enumerate(splits, 1):
-        before, after = logs[edges[number - 1] : index], logs[index : edges[number + 1]]
-        changes.append(Change(first + index, math.exp(float(np.median(after) - np.median(before))), found))
+        parts = series[edges[number - 1] : index], series[index : edges[number + 1]]
+        before, after = (float(np.median(part)) for part in parts)
+        changes.append(Change(first + index, _compute_ratio(*parts), found, before, after))
     return changes
 
 
-def _split(logs: Floats, start: int, stop: int, p_value: float) -> list[tuple[int, float]]:
+def _compute_ratio(before: Floats, after: Floats) -> float | None:
+    """Return the ratio of the medians of the logarithms; None if a value is not above 0, such as a score."""
+    if before.min() <= 0 or after.min() <= 0:
+        return None
+    return math.exp(float(np.median(np.log(after)) - np.median(np.log(before))))
+
+
+def _split(series: Floats, start: int, stop: int, p_value: float) -> list[tuple[int, float]]:
     if stop - start < 2 * MIN_SEGMENT:
         return []
-    index, found = _find_largest(logs, start, stop)
+    index, found = _find_largest(series, start, stop)
     if found > p_value and stop - start > _WINDOW:
         windows = range(start, stop - _WINDOW // 2, _WINDOW // 2)
-        index, found = min((_find_largest(logs, at, min(at + _WINDOW, stop)) for at in windows), key=itemgetter(1))
+        index, found = min((_find_largest(series, at, min(at + _WINDOW, stop)) for at in windows), key=itemgetter(1))
     if found > p_value:
         return []
-    return [(index, found), *_split(logs, start, index, p_value), *_split(logs, index, stop, p_value)]
+    return [(index, found), *_split(series, start, index, p_value), *_split(series, index, stop, p_value)]
 
 
-def _find_largest(logs: Floats, start: int, stop: int) -> tuple[int, float]:
+def _find_largest(series: Floats, start: int, stop: int) -> tuple[int, float]:
     """Return the index of the most significant change in a range, and its probability without a change."""
-    scores = _compute_scores(logs[start:stop])
+    scores = _compute_scores(series[start:stop])
     sizes = _compute_statistics(scores[None, :])[0]
     at = int(sizes.argmax())
     place = at + MIN_SEGMENT

@@ -147,8 +147,8 @@ def _find_step(values: Floats, numbers: Sequence[int], min_effect: float, good: 
             _compute_p_value(baseline, excess),
         )
     recent = [change for change in find_changes(values.tolist(), p_value=_FASTER_P) if change.index > place]
-    if recent and recent[-1].ratio < 1 - min_effect / 2:
-        last = recent[-1]
+    last = recent[-1] if recent else None
+    if last is not None and last.ratio is not None and last.ratio < 1 - min_effect / 2:
         return Suspect("step", "faster", numbers[last.index], numbers[place], numbers[-1], last.ratio, last.p_value)
     return None
 

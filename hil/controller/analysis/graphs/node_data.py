@@ -11,6 +11,7 @@ from hil.controller.analysis.graphs.model_graph import ModelGraph
 from hil.controller.analysis.graphs.values import NodeValue
 
 TITLES = {
+    "tolerance_ratio": "error ÷ tolerance",
     "max_abs": "max abs error",
     "sqnr_db": "SQNR (dB)",
     "outcome": "outcome",

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hil.controller.records.commands.stored import ProfileTotal
+from hil.core.json_values import read_list, read_mapping, read_mappings, read_string
 
-METRICS = ("max_abs", "sqnr_db", "outcome", "time_ns", "placement")
+METRICS = ("tolerance_ratio", "max_abs", "sqnr_db", "outcome", "time_ns", "placement")
 # Outcome severity. Any unlisted outcome is an error, with severity 3.
 _GRAVITY = {"": 0, "SKIP": 1, "PASS": 1, "XFAIL": 1, "BLIND": 2, "FAIL": 4, "UNSTABLE": 4}
 
@@ -32,6 +33,11 @@ class NodeValue:
     # the largest number.
     ops: tuple[str, ...] = ()
     timed_with: int = 0
+    # tolerance_ratio: error divided by the tolerance, of the element furthest out of tolerance; above 1 if it is out.
+    # is_ratio_bound: True if the record only shows that the ratio is at most this number, because all elements are
+    # within tolerance.
+    tolerance_ratio: float | None = None
+    is_ratio_bound: bool = False
 
     def get_metric(self, metric: str) -> float | str | None:
         """Return the value for a metric from :data:`METRICS`, or None if unknown."""
@@ -74,15 +80,15 @@ def find_worst(values: Sequence[NodeValue]) -> NodeValue:
 def bisect_layers(document: Mapping[str, Any], way: str) -> list[LayerValue]:
     """Return a bisection record's layers; ``way`` is ``isolated`` or ``cumulative``."""
     found = []
-    for layer in _coerce_mappings(document.get("layers")):
-        nodes = [name for name in _coerce_list(layer.get("nodes")) if isinstance(name, str)]
-        finding = _coerce_mapping(layer.get(way))
+    for layer in read_mappings(document.get("layers")):
+        nodes = [name for name in read_list(layer.get("nodes")) if isinstance(name, str)]
+        finding = read_mapping(layer.get(way))
         if finding:
-            name = _coerce_text(layer.get("name"))
+            name = read_string(layer.get("name"))
             value = _find_worst_values(
                 finding, finding.get("reason"), layer=name, case=name, together=max(1, len(nodes))
             )
-            found.append(LayerValue(nodes, value, _coerce_text(layer.get("op"))))
+            found.append(LayerValue(nodes, value, read_string(layer.get("op"))))
     return found
 
 
@@ -100,7 +106,7 @@ def read_suite_layers(
     """
     found, missing = [], []
     for record in records:
-        layer = _coerce_text(record.get("layer"))
+        layer = read_string(record.get("layer"))
         if not layer:
             continue
         if layer not in nodes:
@@ -110,23 +116,23 @@ def read_suite_layers(
             record,
             record.get("message"),
             layer=layer,
-            case=_coerce_text(record.get("id")),
+            case=read_string(record.get("id")),
             time_ns=_parse_time(record.get("device_p50_ns")),
             together=max(1, len(nodes[layer])),
         )
-        found.append(LayerValue(nodes[layer], value, _coerce_text(record.get("op"))))
+        found.append(LayerValue(nodes[layer], value, read_string(record.get("op"))))
     return found, missing
 
 
 def map_outputs(outputs: Any, case: str) -> dict[str, NodeValue]:
     """Return output node -> comparison result, from a whole-model case."""
     return {
-        f"output {_coerce_text(one.get('name'))}": _find_worst_values(
+        f"output {read_string(one.get('name'))}": _find_worst_values(
             {"outputs": [one], "outcome": "PASS" if one.get("passed") is True else "FAIL"},
             one.get("reason"),
             case=case,
         )
-        for one in _coerce_mappings(outputs)
+        for one in read_mappings(outputs)
     }
 
 
@@ -156,11 +162,11 @@ def map_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]
         nodes: names of all nodes in the model.
     """
     found = {}
-    listed = _coerce_mappings(parts)
+    listed = read_mappings(parts)
     for part in listed:
-        device = _coerce_text(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
+        device = read_string(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
         # Runtimes do not list the nodes if everything ran on one device.
-        for name in _coerce_list(part.get("names")) or (nodes if len(listed) == 1 else ()):
+        for name in read_list(part.get("names")) or (nodes if len(listed) == 1 else ()):
             if isinstance(name, str):
                 found[name] = NodeValue(placement=device)
     return found
@@ -199,34 +205,53 @@ def _parse_time(value: Any) -> float | None:
 
 def _find_worst_values(finding: Mapping[str, Any], reason: Any, **more: Any) -> NodeValue:
     """Return the worst values over a finding's outputs; ``more`` sets further fields."""
-    outputs = _coerce_mappings(finding.get("outputs"))
+    outputs = read_mappings(finding.get("outputs"))
     errors = [value for one in outputs if (value := parse_real(one.get("max_abs"))) is not None]
     ratios = [value for one in outputs if (value := parse_real(one.get("sqnr_db"))) is not None]
     # No other statistic includes elements that are NaN or infinite on one side only.
     if any((parse_real(one.get("nonfinite")) or 0) > 0 for one in outputs):
         errors, ratios = [*errors, float("inf")], [*ratios, float("-inf")]
+    limits = [found for one in outputs if (found := compute_tolerance_ratio(one)) is not None]
+    ratio, is_bound = max(limits, default=(None, False), key=lambda one: one[0])
     return NodeValue(
-        outputs=tuple(_coerce_text(one.get("name")) for one in outputs),
-        outcome=_coerce_text(finding.get("outcome")),
-        reason=_coerce_text(reason),
+        tolerance_ratio=ratio,
+        is_ratio_bound=is_bound,
+        outputs=tuple(read_string(one.get("name")) for one in outputs),
+        outcome=read_string(finding.get("outcome")),
+        reason=read_string(reason),
         max_abs=max((value for value in errors if value == value), default=None),
         sqnr_db=min((value for value in ratios if value == value), default=None),
-        placement=" + ".join(_coerce_text(part.get("device")) for part in _coerce_mappings(finding.get("placement"))),
+        placement=" + ".join(read_string(part.get("device")) for part in read_mappings(finding.get("placement"))),
         **more,
     )
 
 
-def _coerce_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def compute_tolerance_ratio(output: Mapping[str, Any]) -> tuple[float, bool] | None:
+    """Return the error divided by the tolerance, from the record of a compared output.
 
-
-def _coerce_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def _coerce_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _coerce_mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in _coerce_list(value) if isinstance(one, dict)]
+    Returns:
+        The ratio, and whether it is only an upper bound; None if the record has no tolerance. The record contains the
+        values of an element out of tolerance. Without such an element, the bound is the largest error divided by atol,
+        at most 1.
+    """
+    wrong, error = parse_real(output.get("mismatches")), parse_real(output.get("max_abs"))
+    if "tolerance" not in output or wrong is None or read_list(output.get("criteria")):
+        return None
+    if (parse_real(output.get("nonfinite")) or 0) > 0:
+        return math.inf, False
+    tolerance = read_mapping(output["tolerance"])
+    rtol, atol = (parse_real(tolerance.get(name)) for name in ("rtol", "atol"))
+    if output["tolerance"] is None:
+        return (math.inf, False) if wrong else (0.0, False)
+    if rtol is None or atol is None or not (rtol >= 0 and atol >= 0):
+        return None
+    if wrong:
+        values = [parse_real(one) for one in read_list(output.get("worst_values"))]
+        if len(values) != 2 or values[0] is None or values[1] is None:
+            return None
+        limit = atol + rtol * abs(values[1])
+        apart = abs(values[0] - values[1])
+        return (apart / limit if limit > 0 and math.isfinite(apart) else math.inf), False
+    if error is None or error != error:
+        return None
+    return (0.0, False) if error == 0 else (min(1.0, error / atol) if atol > 0 else 1.0, True)

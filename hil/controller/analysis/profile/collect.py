@@ -84,6 +84,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             calls=_list_calls(capture, rows),
             counters=sorted(samples, key=lambda sample: sample.at_ns),
             clock=_fit_clock(capture, rows),
+            console=capture.console,
             notes=notes,
         )
         write_profile(profile, folder)

@@ -20,7 +20,7 @@ from hil.controller.analysis.profile.totals import (
 )
 from hil.controller.records.commands.stored import OperationCost, ProfileSummary, ProfileTotal
 from hil.controller.storage.screen.pictures import make_figure, save_figure
-from hil.controller.storage.screen.texts import format_count, format_seconds, line, make_plain
+from hil.controller.storage.screen.texts import ROUNDS_UP, format_count, format_seconds, line, make_plain
 from hil.core.timeline import OpRow, Profile
 from hil.errors import UsageError
 
@@ -98,7 +98,7 @@ def format_si(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
+        if abs(value) >= size * ROUNDS_UP:
             return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
 

@@ -102,6 +102,7 @@ def read_profile(folder: Path) -> Profile:
         calls=head.calls,
         counters=[Sample(one.at_ns, one.name, float(one.value), one.unit) for one in head.counters],
         clock=head.clock,
+        console=head.console,
         notes=tuple(head.notes),
     )
 
@@ -119,6 +120,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         calls=list(profile.calls),
         counters=[StoredSample(**vars(sample)) for sample in profile.counters],
         clock=profile.clock,
+        console=list(profile.console),
         notes=list(profile.notes),
     )
 

@@ -130,6 +130,7 @@ class _TraceWriter:
                 self._write_slices(process, name, [(span, "compile", []) for span in spans], zero)
         for part, clock, flows in zip(self._parts, clocks, calls, strict=True):
             self._write_link(part)
+            self._write_console(part)
             self._write_board(part, clock, flows)
 
     def _format_board_name(self, part: _Part) -> str:
@@ -167,6 +168,11 @@ class _TraceWriter:
                 for (at, _), so_far in zip(moved, itertools.accumulate(size for _, size in moved), strict=True):
                     stream.count(at, track, so_far)
 
+    def _write_console(self, part: _Part) -> None:
+        if lines := part.profile.console:
+            process = self._trace.process(f"{part.before}console: {self._format_board_name(part)}")
+            self._write_slices(process, "lines", [(span, "console", []) for span in lines], part.zero)
+
     def _write_board(self, part: _Part, clock: int, flows: Sequence[int]) -> None:
         profile = part.profile
         name = f"{part.before}board: {self._format_board_name(part)} - agent"
@@ -192,7 +198,8 @@ class _TraceWriter:
 
 def _find_start(profile: Profile) -> int:
     """Return the host time of a profile's first event; 0 if the profile has no events."""
-    host = [span.start_ns for span in (*profile.stages, *profile.transfers, *(call.host for call in profile.calls))]
+    host = [span.start_ns for span in (*profile.stages, *profile.transfers, *profile.console)]
+    host += [call.host.start_ns for call in profile.calls]
     board = [call.board.start_ns for call in profile.calls]
     board += [start for call in profile.calls for start, _ in call.iterations_ns]
     board += [one.start_ns for one in profile.rows[:1]] + [sample.at_ns for sample in profile.counters[:1]]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from hil.compare.stats import rank_bytes
 from hil.compare.values import EXACT_DTYPES, get_part_dtype
+from hil.core.results import Tolerance
 from hil.core.tensors import Array, get_dtype_name
 
 Floats = npt.NDArray[np.float64]
@@ -72,6 +73,19 @@ def compute_difference(a: Array, b: Array, part: str = "") -> Floats:
             found[odd] = np.where(np.isfinite(p[odd]) & np.isfinite(q[odd]), np.finfo(np.float64).max, np.inf)
             found[(p == q) | ((p != p) & (q != q))] = 0.0
     return found
+
+
+def compute_ratio(a: Array, b: Array, tolerance: Tolerance | None) -> Floats:
+    """Return ``|a-b| / (atol + rtol*|b|)``: above 1 if an element is out of tolerance. 0 for equal elements.
+
+    If only equal elements pass, or the ratio overflows, the result is the largest float64.
+    """
+    limits = tolerance or Tolerance(0.0, 0.0)
+    found = compute_difference(a, b)
+    with np.errstate(all="ignore"):
+        limit = limits.atol + limits.rtol * np.abs(to_reals(b)) if limits.rtol else np.full(found.shape, limits.atol)
+        ratio = np.where(found == 0, 0.0, found / limit)
+    return np.asarray(np.minimum(ratio, np.finfo(np.float64).max), np.float64)
 
 
 def try_quick_difference(a: Array, b: Array) -> Floats | None:

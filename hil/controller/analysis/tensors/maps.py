@@ -23,12 +23,14 @@ from hil.controller.analysis.tensors.elements import (
     Floats,
     classify_nonfinite,
     compute_difference,
+    compute_ratio,
     count_ulps,
     to_reals,
     try_quick_difference,
 )
 from hil.controller.analysis.tensors.planes import PIECE, Plane, Window
 from hil.core.file_tensor import Tensor
+from hil.core.results import Tolerance
 from hil.core.tensors import Array
 
 # Maximum cells per axis, so that a cell is at least a pixel even on a screen with a width of 390 pixels.
@@ -53,12 +55,14 @@ class Map:
         kinds: a bit set per cell, with a bit for every code among the elements, from
             :func:`hil.controller.analysis.tensors.elements.classify_nonfinite`.
         counts: element count per code.
+        most: maximum cells per axis.
     """
 
     window: Window
     numbers: Floats
     kinds: Codes
     counts: Sequence[int]
+    most: int = MAX_CELLS
 
     @cached_property
     def codes(self) -> Codes:
@@ -89,7 +93,7 @@ class Map:
 
     def get_cell_window(self, row: int, column: int) -> Window:
         """Return the window with a cell's elements."""
-        rows, columns = find_edges(self.window)
+        rows, columns = find_edges(self.window, self.most)
         top, left = self.window.top, self.window.left
         return Window(
             top + int(rows[row]), left + int(columns[column]), top + int(rows[row + 1]), left + int(columns[column + 1])
@@ -106,24 +110,27 @@ def max_scratch_bytes(itemsize: int) -> int:
     return piece + 4 * MAX_CELLS**2 * (8 + 8 + 8 + 1)
 
 
-def find_edges(window: Window) -> Cells:
+def find_edges(window: Window, most: int = MAX_CELLS) -> Cells:
     """Return a window's cell boundaries: row and column starts, with the last cell's end."""
 
     def split_axis(total: int) -> npt.NDArray[np.int64]:
-        cells = min(total, MAX_CELLS)
+        cells = min(total, most)
         return np.arange(cells + 1, dtype=np.int64) * total // max(cells, 1)
 
     return split_axis(window.rows), split_axis(window.columns)
 
 
 @np.errstate(all="ignore")
-def make_value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "") -> Map:
+def make_value_map(
+    array: Tensor, plane: Plane, window: Window, *, pool: str = "mean", part: str = "", most: int = MAX_CELLS
+) -> Map:
     """Return a map of values: the mean, minimum or maximum of every cell's finite values.
 
     Args:
         part: the part of complex numbers, from :data:`hil.controller.analysis.tensors.elements.PARTS`.
+        most: maximum cells per axis.
     """
-    pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add))
+    pooled = _Pooled(window, {"min": np.minimum, "max": np.maximum}.get(pool, np.add), most)
     for top, left, piece in plane.read(array, window):
         values = to_reals(piece, part)
         codes = None
@@ -136,9 +143,9 @@ def make_value_map(array: Tensor, plane: Plane, window: Window, *, pool: str = "
 
 
 @np.errstate(all="ignore")
-def make_error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "") -> Map:
+def make_error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: str = "", most: int = MAX_CELLS) -> Map:
     """Return a map of ``|a-b|``: the maximum over a cell's elements that are finite in both; NaN without any."""
-    pooled = _Pooled(window, np.maximum)
+    pooled = _Pooled(window, np.maximum, most)
     for top, left, x, y in _read_pairs(a, b, plane, window):
         codes = None
         found = try_quick_difference(x, y)
@@ -148,6 +155,29 @@ def make_error_map(a: Tensor, b: Tensor, plane: Plane, window: Window, *, part: 
             if odd.any():
                 codes = odd
                 found[codes != FINITE] = pooled.nothing
+        pooled.add(top, left, found, codes)
+    return pooled.map()
+
+
+@np.errstate(all="ignore")
+def make_ratio_map(
+    a: Tensor, b: Tensor, plane: Plane, window: Window, tolerance: Tolerance | None, *, most: int = MAX_CELLS
+) -> Map:
+    """Return a map of ``|a-b| / (atol + rtol*|b|)``: the maximum over a cell's elements, as in an error map.
+
+    For complex elements, ``|a-b|`` is the magnitude. If only equal elements pass, other elements have the largest
+    float64.
+
+    Args:
+        tolerance: None requires exact equality.
+    """
+    pooled = _Pooled(window, np.maximum, most)
+    for top, left, x, y in _read_pairs(a, b, plane, window):
+        found = compute_ratio(x, y, tolerance)
+        odd = classify_nonfinite(x, y)
+        codes = odd if odd.any() else None
+        if codes is not None:
+            found[codes != FINITE] = pooled.nothing
         pooled.add(top, left, found, codes)
     return pooled.map()
 
@@ -184,10 +214,11 @@ def _read_pairs(a: Tensor, b: Tensor, plane: Plane, window: Window) -> Iterator[
 class _Pooled:
     """Accumulates pieces into cells."""
 
-    def __init__(self, window: Window, pool: np.ufunc) -> None:
+    def __init__(self, window: Window, pool: np.ufunc, most: int = MAX_CELLS) -> None:
         self._window = window
         self._pool = pool
-        self._edges = find_edges(window)
+        self._most = most
+        self._edges = find_edges(window, most)
         self._lately: dict[int, tuple[int, int, _Touched]] = {}
         # Neutral element of the reduction.
         self.nothing = 0.0 if pool is np.add else math.inf if pool is np.minimum else -math.inf
@@ -234,7 +265,7 @@ class _Pooled:
         if self._pool is np.add:
             numbers = numbers / self._finite
         numbers[self._finite == 0] = np.nan
-        return Map(self._window, numbers, self._kinds, self._counts.tolist())
+        return Map(self._window, numbers, self._kinds, self._counts.tolist(), self._most)
 
 
 def _reduce_piece(values: Array, down: list[int], across: list[int], pool: Callable[..., Any]) -> Array:

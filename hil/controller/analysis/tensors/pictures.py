@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +21,7 @@ from hil.controller.analysis.tensors.elements import (
     Codes,
 )
 from hil.controller.analysis.tensors.maps import Map
+from hil.controller.analysis.tensors.scales import EQUAL, STEPS, PaletteScale
 
 # Every 16th colour from matplotlib's viridis and inferno (CC0), interpolated linearly. Their lightness increases
 # uniformly.
@@ -33,9 +31,9 @@ _SCALES = {
     "inferno": "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 d24644 e45a31 f1731d f98e09 fcac11 "
     "f9cb35 f2ea69 fcffa4",
 }
-# The first STEPS palette indices are the scale. The following indices mark cells without a number.
-STEPS = 240
-EQUAL, EMPTY = STEPS, 255
+# Colours of errors divided by the tolerance: within the tolerance, from far to near, and out of tolerance, likewise.
+LIMIT_COLOURS = (("d0e4f2", "78a2c6", "1f5f99"), ("ffd27a", "f07818", "7a0c0c"))
+EMPTY = 255
 _CODES = STEPS + 1  # offset for codes from elements.NONFINITE
 # Marker colours, which differ from each other and from the scales, also for colour-blind readers. Three colours are
 # from Okabe and Ito's palette. The palette's orange and vermilion are not used, because inferno contains them.
@@ -50,52 +48,7 @@ COLOURS: Mapping[int, str] = MappingProxyType(
     }
 )
 EQUAL_COLOUR = "d9d9d9"
-_MAX_DECADES = 8.0
 _DARK = 0.75
-
-
-@dataclass(frozen=True)
-class PaletteScale:
-    """Mapping from numbers to colours, from ``low`` to ``high``: linear, or logarithmic with ``decades``."""
-
-    low: float
-    high: float
-    decades: bool = False
-
-    def quantize(self, numbers: npt.NDArray[Any]) -> Codes:
-        """Return every number's palette index; with ``decades``, EQUAL for 0."""
-        with np.errstate(all="ignore"):
-            if self.decades:
-                span = math.log10(self.high) - math.log10(self.low)
-                share = (np.log10(numbers) - math.log10(self.low)) / (span or 1.0)
-            else:
-                span = self.high * 0.5 - self.low * 0.5
-                share = (numbers * 0.5 - self.low * 0.5) / span if span else np.full(numbers.shape, 0.5)
-            found: Codes = np.clip(np.nan_to_num(share * (STEPS - 1)), 0, STEPS - 1).astype(np.uint8)
-        if self.decades:
-            found[numbers == 0] = EQUAL
-        return found
-
-
-def choose_value_scale(maps: Sequence[Map]) -> PaletteScale | None:
-    """Return a common scale for multiple value maps, so that equal colours mean equal values.
-
-    Returns:
-        The scale, or None if the maps contain no number.
-    """
-    ends = [one.ends for one in maps]
-    found = [end for pair in ends if pair is not None for end in pair]
-    return PaletteScale(min(found), max(found)) if found else None
-
-
-def choose_error_scale(map: Map) -> PaletteScale | None:
-    """Return a scale of one to eight decades up to the largest error; None if no element differs."""
-    errors = map.numbers[np.isfinite(map.numbers) & (map.numbers > 0)]
-    if not errors.size:
-        return None
-    high = float(errors.max())
-    low = min(max(float(errors.min()), high * 10**-_MAX_DECADES), high / 10)
-    return PaletteScale(low, high, decades=True) if low > 0 else PaletteScale(0.0, high)
 
 
 def paint(map: Map, scale: PaletteScale | None) -> Codes:
@@ -154,28 +107,50 @@ def _choose_codes(map: Map, least: int) -> Codes:
 
 
 def make_palette(scale: str) -> bytes:
-    """Return 256 RGB colours, three bytes each: the scale (viridis or inferno), and the marker colours."""
-    anchors = np.array([tuple(bytes.fromhex(colour)) for colour in _SCALES[scale].split()], np.float64)
-    places = np.linspace(0, len(anchors) - 1, STEPS)
+    """Return 256 RGB colours, three bytes each: the scale (viridis, inferno or limit), and the marker colours."""
     colours = np.zeros((256, 3), np.uint8)
-    for channel in range(3):
-        line = np.interp(places, np.arange(len(anchors)), anchors[:, channel])
-        colours[:STEPS, channel] = np.round(line)
+    if scale == "limit":
+        half = STEPS // 2
+        colours[:half], colours[half:STEPS] = (_interpolate(anchors, half) for anchors in LIMIT_COLOURS)
+    else:
+        colours[:STEPS] = _interpolate(_SCALES[scale].split(), STEPS)
     colours[EQUAL] = tuple(bytes.fromhex(EQUAL_COLOUR))
     for code, colour in COLOURS.items():
         colours[_CODES + code] = tuple(bytes.fromhex(colour))
     return colours.tobytes()
 
 
-def encode_png(cells: Codes, scale: str) -> bytes:
-    """Encode palette indices as PNG, a pixel per cell; EMPTY cells are transparent."""
+def _interpolate(anchors: Sequence[str], steps: int) -> npt.NDArray[np.uint8]:
+    stops = np.array([tuple(bytes.fromhex(colour)) for colour in anchors], np.float64)
+    places = np.linspace(0, len(stops) - 1, steps)
+    lines = [np.interp(places, np.arange(len(stops)), stops[:, channel]) for channel in range(3)]
+    return np.round(np.stack(lines, axis=1)).astype(np.uint8)
+
+
+def encode_png(cells: Codes, scale: str, texts: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """Encode palette indices as PNG, a pixel per cell; EMPTY cells are transparent.
+
+    Args:
+        texts: keyword -> text, for the file's metadata. Empty texts are left out.
+    """
     rows, columns = cells.shape
     lines = np.zeros((rows, columns + 1), np.uint8)  # a PNG line starts with the filter type: 0, none
     lines[:, 1:] = cells
     head = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
     alpha = bytes([255] * EMPTY + [0])
     body = zlib.compress(lines.tobytes(), 3)
-    chunks = ((b"IHDR", head), (b"PLTE", make_palette(scale)), (b"tRNS", alpha), (b"IDAT", body), (b"IEND", b""))
+    # An international text chunk: keyword, no compression, no language, no translated keyword, text.
+    notes = [
+        (b"iTXt", key.encode() + bytes(5) + text.encode("utf-8", "replace")) for key, text in texts.items() if text
+    ]
+    chunks = (
+        (b"IHDR", head),
+        (b"PLTE", make_palette(scale)),
+        (b"tRNS", alpha),
+        *notes,
+        (b"IDAT", body),
+        (b"IEND", b""),
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
@@ -183,7 +158,9 @@ def encode_png(cells: Codes, scale: str) -> bytes:
 
 def draw_scatter_png(counts: npt.NDArray[np.int64]) -> bytes:
     """Draw logarithmic element counts per cell for a white background. The first row is at the bottom."""
-    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), decades=True).quantize(counts.astype(np.float64))
+    steps = PaletteScale(1.0, float(max(counts.max(initial=1), 10)), "log", marks_zero=True).quantize(
+        counts.astype(np.float64)
+    )
     # Skip the lightest colours, which are not visible on white.
     steps = (steps * np.float64(_DARK)).astype(np.uint8)
     steps[counts == 0] = EMPTY

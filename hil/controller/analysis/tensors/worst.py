@@ -16,6 +16,7 @@ from hil.controller.analysis.tensors.elements import (
     Floats,
     classify_nonfinite,
     compute_difference,
+    compute_ratio,
     count_ulps,
     has_ulps,
     to_reals,
@@ -52,6 +53,7 @@ class Element:
     relative: float | None  # None if the reference is 0 or not finite
     ulp: int | None  # None if not countable
     mismatch: bool  # True if out of tolerance
+    limit: float = 0.0  # largest difference within the tolerance
 
 
 def find_worst_elements(
@@ -102,6 +104,7 @@ def read_element(a: Tensor, b: Tensor, index: Any, tolerance: Tolerance | None) 
         relative=apart / size if size and math.isfinite(size) else None,
         ulp=int(count_ulps(x, y)[0]) if counted else None,
         mismatch=apart > limit or math.isinf(apart),
+        limit=limit,
     )
 
 
@@ -150,6 +153,8 @@ def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Meas
             return np.where(size == 0, -1.0, apart / size)
 
         return measure_relative
+    if by == "ratio":
+        return lambda x, y, apart: compute_ratio(x, y, tolerance)
     if by == "excess":
 
         def measure_excess(x: Array, y: Array, apart: Floats) -> Floats:
@@ -162,9 +167,16 @@ def _choose_measure(by: str, tolerance: Tolerance, a: Tensor, b: Tensor) -> Meas
     return lambda x, y, apart: apart.copy()
 
 
-def find_worst_in(a: Tensor, b: Tensor, plane: Plane, part: Window, by: str) -> tuple[int, ...] | None:
-    """Return the worst element's index in a plane's window; None if all are equal."""
-    measure = _choose_measure(by, Tolerance(0.0, 0.0), a, b)
+def find_worst_in(
+    a: Tensor, b: Tensor, plane: Plane, part: Window, by: str, tolerance: Tolerance | None = None
+) -> tuple[int, ...] | None:
+    """Return the worst element's index in a plane's window; None if all are equal.
+
+    Args:
+        by: from :data:`ORDERS`, or ``ratio``: the difference divided by the tolerance.
+        tolerance: None requires exact equality.
+    """
+    measure = _choose_measure(by, tolerance or Tolerance(0.0, 0.0), a, b)
     best = -math.inf
     place: tuple[int, int] | None = None
     with np.errstate(all="ignore"):

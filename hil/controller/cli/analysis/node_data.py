@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from hil.controller.storage.isolation.isolated import Isolated
     from hil.core.results import Model
 
-_METRICS = {"max_abs": "max-abs", "sqnr_db": "sqnr", "outcome": "outcome", "time_ns": "time", "placement": "placement"}
+_METRICS = {
+    "max_abs": "max-abs",
+    "tolerance_ratio": "tolerance",
+    "sqnr_db": "sqnr",
+    "outcome": "outcome",
+    "time_ns": "time",
+    "placement": "placement",
+}
 _SUITE, _BISECT = "suite.json", "bisect.json"
 
 

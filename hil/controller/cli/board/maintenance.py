@@ -88,6 +88,7 @@ def shell(argv: tuple[str, ...], **settings: Any) -> int:
 @json_option
 def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> None:
     """Reset a board or switch the power with [power] of the board's config, and wait until the board responds."""
+    from hil.controller.devices.console.board_console import use_console
     from hil.controller.devices.power_control.power import connect_with_retry, switch
     from hil.controller.records.commands.boards import ResetReport
 
@@ -100,13 +101,17 @@ def reset(as_json: bool, action: str | None, no_wait: bool, **settings: Any) -> 
         with contextlib.suppress(BoardError):
             before = _read_boot_id(choice)
     start = time.monotonic()
-    output = switch(power, action, board=choice.name)
-    if wait:
-        connect_with_retry(lambda: _require_reboot(choice, before), power.boot_s)
+    # The console is open before the power is switched, so that no line of the boot is lost.
+    with use_console(choice.config if wait else None, print_message) as console:
+        with contextlib.nullcontext() if console is None else console.time_boot():
+            output = switch(power, action, board=choice.name)
+        if wait:
+            connect_with_retry(lambda: _require_reboot(choice, before), power.boot_s)
     seconds = time.monotonic() - start
+    boot_s = None if console is None else console.boot_s
     answer(
         as_json,
-        ResetReport(board=choice.name, action=action, answers=wait, seconds=seconds, output=output),
+        ResetReport(board=choice.name, action=action, answers=wait, seconds=seconds, output=output, boot_s=boot_s),
         f"{choice.name}: {action} done" + (f", the board responds after {seconds:.1f} s" if wait else ""),
     )
 

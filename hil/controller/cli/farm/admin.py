@@ -1,23 +1,23 @@
-"""`hil farm token`, `audit`, `gc`, `drain`, `resume` and `forget`: commands for farm administrators."""
+"""`hil farm token`, `audit`, `gc` and `forget`: commands for farm administrators."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.commands import group, make_command
 from hil.controller.cli.farm.options import connect_farm
-from hil.controller.cli.farm.tables import AUDIT, TOKENS, make_table, show
+from hil.controller.cli.farm.tables import ACCESS, AUDIT, TOKENS, make_table, show
 from hil.controller.cli.options import json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.farm.client.wording import UNITS
+from hil.controller.cli.times import read_duration
 from hil.controller.farm.messages import Right, Role
 from hil.controller.records.commands.farm import (
     AuditList,
+    BoardAccessList,
     BoardRemoval,
-    BoardStateChange,
     CreatedToken,
     FarmCleanup,
     TokenList,
@@ -25,21 +25,26 @@ from hil.controller.records.commands.farm import (
 )
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardPermission,
     CleanedFarm,
-    FarmBoard,
     FarmToken,
+    FarmUser,
     ForgottenBoard,
     NewToken,
     RevokedToken,
 )
+from hil.errors import VersionMismatch
+
+if TYPE_CHECKING:
+    from hil.controller.farm.client.client import FarmClient
 
 
 def _parse_period(context: click.Context, option: click.Parameter, value: str) -> float:
-    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value)
-    if not found:
+    """Convert a duration such as ``30d``, ``12h``, ``90m`` to seconds; 0 is unlimited."""
+    seconds = read_duration(value)
+    if seconds is None:
         raise click.BadParameter(f"invalid duration {value!r}: expected for example 30d, 12h, 90m", context, option)
-    return float(found[1]) * UNITS[found[2]]
+    return seconds
 
 
 @group(epilog="Example: hil farm token add anna --role submitter --project vision --expires 30d")
@@ -68,18 +73,53 @@ def token() -> None:
     type=click.Choice([one.value for one in Right]),
     help="Also allow: power of boards, or any command on hosts with --allow-commands. Repeatable.",
 )
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="G",
+    help="Group of the user: allows boards whose config lists the group. Repeatable.",
+)
 @click.option("--expires", callback=_parse_period, default="0s", metavar="30d", help="Lifetime (default: unlimited).")
 @click.option("--note", default="", metavar="TEXT", help="Purpose of the token.")
 @json_option
-def add(user: str, role: str, project: str, rights: tuple[str, ...], expires: float, note: str, as_json: bool) -> None:
+def add(
+    user: str,
+    role: str,
+    project: str,
+    rights: tuple[str, ...],
+    groups: tuple[str, ...],
+    expires: float,
+    note: str,
+    as_json: bool,
+) -> None:
     """Create a token for USER. The token is shown only once and not stored."""
     with connect_farm() as farm:
+        _check_rights(farm, rights)
         given: dict[str, Any] = {"user": user, "role": role, "project": project, "rights": rights, "note": note}
+        given |= {"groups": groups} if groups else {}
         made: NewToken = farm.do("token", expires_s=expires, **given)
-    document = CreatedToken(token=made.token, user=user, role=role, project=project, rights=list(rights))
+    document = CreatedToken(
+        token=made.token, user=user, role=role, project=project, rights=list(rights), groups=list(groups)
+    )
     answer(as_json, document, made.token)
     if not as_json:
         print_message("shown only once: give the token to the user, who sets HIL_FARM_TOKEN to this value")
+
+
+def _check_rights(farm: FarmClient, rights: Sequence[str]) -> None:
+    """Raise VersionMismatch if the gateway is older and would ignore rights of a new token.
+
+    An administrator has all rights that the gateway knows.
+    """
+    caller: FarmUser | None = farm.ask("me") if rights else None
+    if caller is not None and caller.role == Role.ADMIN.value:
+        known: set[str] = set(caller.rights)
+        if unknown := [right for right in rights if right not in known]:
+            raise VersionMismatch(
+                f"the gateway does not support the right {', '.join(unknown)}, and would ignore it",
+                hint="update the gateway, or create the token without --right",
+            )
 
 
 @token.command("list", epilog="Example: hil farm token list --json")
@@ -99,6 +139,19 @@ def revoke(number: int, as_json: bool) -> None:
     with connect_farm() as farm:
         token: RevokedToken = farm.do("revoke", id=number)
     answer(as_json, TokenRevocation(revoked=number, user=token.user), f"token {number} of {token.user} revoked")
+
+
+@make_command(epilog="Example: hil farm access --user anna")
+@click.option("--user", default="", metavar="NAME", help="Show the boards of this user (admins only).")
+@json_option
+def access(user: str, as_json: bool) -> None:
+    """Show which boards you, or a user, may use. For admins: also all users who may use each board.
+
+    The table [access] of a board's config limits the board to users and groups (docs/farm-access.md).
+    """
+    with connect_farm() as farm:
+        rows: list[BoardPermission] = farm.ask("access", user=user)
+    answer(as_json, BoardAccessList(boards=rows), show=lambda: show(make_table(ACCESS, rows)))
 
 
 @make_command(epilog="Example: hil farm audit --limit 20")
@@ -130,26 +183,6 @@ def gc(days: float | None, dry_run: bool, as_json: bool) -> None:
     answer(as_json, FarmCleanup(dry_run=dry_run, counts=deleted.counts, bytes=deleted.bytes), text)
 
 
-@make_command(epilog="Example: hil farm drain rpi5-3 --reason 'new cable'")
-@click.argument("board")
-@click.option("--reason", default="", metavar="TEXT", help="Reason shown to other users.")
-@json_option
-def drain(board: str, reason: str, as_json: bool) -> None:
-    """Start no new jobs on BOARD. Running jobs may finish."""
-    state = _state_after("drain", board, reason=reason)
-    text = "drained" if state == "maintenance" else "draining: a job is still running on it"
-    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {text}")
-
-
-@make_command(epilog="Example: hil farm resume rpi5-3")
-@click.argument("board")
-@json_option
-def resume(board: str, as_json: bool) -> None:
-    """Make BOARD available to jobs. A quarantined board is checked immediately."""
-    state = _state_after("resume", board)
-    answer(as_json, BoardStateChange(board=board, state=state), f"{board} is {state}")
-
-
 @make_command(epilog="Example: hil farm forget rpi5-3")
 @click.argument("board")
 @json_option
@@ -162,10 +195,3 @@ def forget(board: str, as_json: bool) -> None:
         jobs: ForgottenBoard = farm.do("forget", name=board)
     waited = f"; waiting jobs ended: {', '.join(jobs.ended)}" if jobs.ended else ""
     answer(as_json, BoardRemoval(board=board, ended=jobs.ended), f"{board} removed{waited}")
-
-
-def _state_after(action: str, board: str, **arguments: Any) -> str:
-    with connect_farm() as farm:
-        farm.do(action, name=board, **arguments)
-        rows: list[FarmBoard] = farm.ask("boards")
-        return next((row.state for row in rows if row.name == board), "unknown")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hil.controller.cli.commands import make_command
-from hil.controller.cli.farm.options import connect_farm, priority_option, project_option, select_option
+from hil.controller.cli.farm.board_requests import count_option, list_board_requests
+from hil.controller.cli.farm.options import connect_farm, priority_option, project_option
 from hil.controller.cli.farm.tables import RESERVATIONS, make_table, show, to_local_time
-from hil.controller.cli.options import check_seconds, json_option, parse_duration
+from hil.controller.cli.options import check_seconds, json_option
 from hil.controller.cli.screen import answer, print_message
-from hil.controller.cli.times import parse_future
-from hil.controller.farm.messages import Priority
+from hil.controller.cli.times import parse_duration, parse_future
+from hil.controller.farm.messages import BoardRequest, Priority
 from hil.controller.records.commands.farm import BoardUnreserved, LeasedBoard, ReservationList, ReservedBoard
 from hil.controller.records.lab.farm import CancelledReservation, FarmReservation
 from hil.core.processes import wait_or_kill
@@ -41,9 +42,26 @@ _GRACE_SECONDS = 10.0
 
 @make_command(
     context_settings={"allow_interspersed_args": False},
-    epilog="Example: hil farm lease --select chip=a53 --for 30m -- hil bench example:digits_cnn",
+    epilog="""\b
+Examples:
+  hil farm lease --select chip=a53 --for 30m -- hil bench example:digits_cnn
+  hil farm lease --select chip=a53 --count 2 -- python link_test.py""",
 )
-@select_option
+@click.option(
+    "--select",
+    "selectors",
+    multiple=True,
+    metavar="SELECTOR",
+    help='Board requirements: "chip=a53, mem>=1GiB"; repeatable: each value is a further board.',
+)
+@click.option(
+    "--board",
+    "boards",
+    multiple=True,
+    metavar="NAME",
+    help="Board of the farm; repeatable: each value is a further board.",
+)
+@count_option
 @click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00', 2026-11-30.")
 @click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Maximum lease time: 90s, 30m.")
 @priority_option
@@ -60,7 +78,9 @@ _GRACE_SECONDS = 10.0
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def lease(
     command: tuple[str, ...],
-    selector: str,
+    selectors: tuple[str, ...],
+    boards: tuple[str, ...],
+    count: int,
     at: str,
     for_: str,
     wait_s: float,
@@ -68,7 +88,10 @@ def lease(
     project: str,
     as_json: bool,
 ) -> int:
-    """Lease a board exclusively, and run CMD with HIL_BOARD set: all hil commands in CMD use the board.
+    """Lease boards exclusively, and run CMD with HIL_BOARD set: all hil commands in CMD use the first board.
+
+    hil leases several boards at the same time, or none. HIL_BOARDS has the configs of all boards in order, separated by
+    colons, and HIL_BOARD_NAMES their names.
 
     Without CMD, hil prints the path of a board config for --board, and holds the lease until Ctrl-C. With CMD, the exit
     code is that of CMD. If the lease ends first, hil terminates CMD and exits with 4. With CMD, stdout contains only
@@ -83,7 +106,13 @@ def lease(
     for_s = parse_duration(for_, "--for")
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"command {command[0]!r} not found")
+    requests = list_board_requests(boards, selectors, count)
     if at:
+        if len(requests) > 1:
+            raise UsageError("--at reserves a single board", hint="reserve each board with a separate command")
+        selector = ", ".join(
+            filter(None, (f"name={requests[0].board}" if requests[0].board else "", requests[0].selector))
+        )
         reserved = _reserve(selector, at, for_s)
         if not command:
             span = f"from {to_local_time(reserved.begins_at)} to {to_local_time(reserved.ends_at)}"
@@ -94,9 +123,9 @@ def lease(
                 f"then use it with: hil farm lease --select name={reserved.board}",
             )
         _wait_until(reserved)
-        selector = f"name={reserved.board}"
+        requests = (BoardRequest(f"name={reserved.board}"),)
     purpose = " ".join(["hil farm lease", *command[:1]])
-    order = lease_order(selector, purpose, for_s=for_s, priority=Priority(priority), project=project)
+    order = lease_order("", purpose, for_s=for_s, priority=Priority(priority), project=project, requests=requests)
     with (
         _handle_sigterm(),
         LeaseSession(choose_farm_address(), order, wait_s=wait_s, say=print_message) as holding,
@@ -104,24 +133,47 @@ def lease(
     ):
         holding.wait_with_progress(wait_s, print_message)
         held = holding.held
-        config = Path(folder) / f"{held.card.name}.toml"
-        config.write_text(holding.config.text)
+        configs = _write_configs(Path(folder), holding)
         if command:
-            return _run(command, config, holding)
+            return _run(command, configs, holding)
         # Ctrl-C releases the lease.
         with contextlib.suppress(KeyboardInterrupt):
+            boards_held = [held, *held.grant.more]
             document = LeasedBoard(
-                board=held.card.name, job=held.grant.job, lease=held.grant.lease, config=str(config), for_s=for_s
+                board=held.card.name,
+                job=held.grant.job,
+                lease=held.grant.lease,
+                config=str(configs[0]),
+                boards=[one.card.name for one in boards_held],
+                configs=list(map(str, configs)),
+                for_s=for_s,
             )
-            answer(as_json, document, str(config))
+            answer(as_json, document, *map(str, configs))
             # Flush, because readers in a pipe need the text while the lease is active.
             sys.stdout.flush()
             if not as_json:
-                print_message("board leased until Ctrl-C: use this file as --board or HIL_BOARD")
+                print_message(
+                    "board leased until Ctrl-C: use this file as --board or HIL_BOARD"
+                    if len(configs) == 1
+                    else f"{len(configs)} boards leased until Ctrl-C: use these files as --board"
+                )
             while not holding.ended(_LOOK_SECONDS):
                 pass
             raise _make_lost_error(holding)
         return EXIT_OK
+
+
+def _write_configs(folder: Path, holding: LeaseSession) -> list[Path]:
+    """Write the configs of the leased boards and return their paths, without colons, which HIL_BOARDS cannot have."""
+    configs = []
+    for number, config in enumerate(holding.configs, 1):
+        name = config.name if number == 1 else f"{number}-{config.name}"
+        if len(holding.configs) > 1:
+            name = name.replace(":", "_")
+        path = folder / f"{name}.toml"
+        path.write_text(config.text)
+        configs.append(path)
+    return configs
 
 
 def _reserve(selector: str, at: str, for_s: float) -> FarmReservation:
@@ -144,13 +196,19 @@ def _wait_until(reserved: FarmReservation) -> None:
         raise
 
 
-def _run(command: tuple[str, ...], config: Path, holding: LeaseSession) -> int:
-    """Run a command with the board. Return the exit code. Raises FarmError if the lease ends first."""
+def _run(command: tuple[str, ...], configs: Sequence[Path], holding: LeaseSession) -> int:
+    """Run a command with the boards. Return the exit code. Raises FarmError if the lease ends first."""
     asked = threading.Event()
     # Set a handler without exceptions: an exception during the start would leave the process running. The caller
     # restores the previous handler.
     signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
-    process = subprocess.Popen(command, env={**os.environ, "HIL_BOARD": str(config)})
+    names = [holding.name, *(one.card.name for one in holding.held.grant.more)]
+    boards = {
+        "HIL_BOARD": str(configs[0]),
+        "HIL_BOARDS": os.pathsep.join(map(str, configs)),
+        "HIL_BOARD_NAMES": " ".join(names),
+    }
+    process = subprocess.Popen(command, env={**os.environ, **boards})
     try:
         while (code := process.poll()) is None:
             if asked.is_set():

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hil.controller.farm.client.client import FarmClient
 
 _WANTED = 'Board requirements: "chip=a53, mem>=1GiB"'
-select_option = click.option("--select", "selector", default="", metavar="SELECTOR", help=f"{_WANTED}.")
 # The option --select for commands with multiple targets.
 selects_option = click.option(
     "--select", "selector", multiple=True, metavar="SELECTOR", help=f"{_WANTED}; repeatable: each value is a target."

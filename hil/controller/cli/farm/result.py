@@ -168,9 +168,9 @@ def _format_state(job: pb.JobStatus) -> str:
     """Return a line about a job's new state."""
     if job.state == JobState.RUNNING.value:
         again = f", attempt {job.attempts}" if job.attempts > 1 else ""
-        return f"{job.name}  runs on {job.board}{again}"
+        return f"{job.name}  runs on {', '.join(job.boards) or job.board}{again}"
     if job.state in ENDED:
-        on = f" on {job.board}" if job.board else ""
+        on = f" on {', '.join(job.boards) or job.board}" if job.board else ""
         return f"{job.name}  {job.outcome or job.state}{on}  {job.reason}".rstrip()
     why = f" for retry: {job.reason}" if job.attempts and job.reason else ""
     return f"{job.name}  {job.state}{why}"

@@ -122,8 +122,15 @@ def _start_detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
             if (code := process.poll()) is not None:
                 printed = read_file(log)[begun:].decode(errors="replace").rstrip()
                 print_message(printed)
-                details = {"kind": "FarmError", "message": "the farm did not start", "detail": printed}
-                error = ErrorDetails(**details, outcome="", hint="", stage="", board="")
+                error = ErrorDetails(
+                    kind="FarmError",
+                    message="the farm did not start",
+                    detail=printed,
+                    outcome="",
+                    hint="",
+                    stage="",
+                    board="",
+                )
                 return answer(as_json, ErrorDocument(error=error, exit_code=code or 1))
             sheet = read_sheet(home) or {}
             serves = sheet.get("pid") == process.pid and sheet["serving"]
@@ -170,9 +177,11 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
     need_packages()
     from hil.controller.farm.gateway.artifacts import ARTIFACTS_VARIABLE
     from hil.controller.farm.gateway.server import GatewayConfig
+    from hil.controller.farm.oidc.oidc_settings import load_oidc
     from hil.controller.farm.paths import DB_VARIABLE, get_farm_home, get_socket_path
     from hil.controller.farm.settings import load_history, load_settings
     from hil.controller.farm.telemetry import log_json
+    from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 
     home = get_farm_home()
     db = db or os.environ.get(DB_VARIABLE, "")
@@ -186,6 +195,8 @@ def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -
         artifacts=artifacts or os.environ.get(ARTIFACTS_VARIABLE, "") or str(home / "artifacts"),
         settings=load_settings(home / "farm.toml"),
         history=load_history(home / "farm.toml", db),
+        webhooks=load_webhooks(home / "farm.toml"),
+        oidc=load_oidc(home / "farm.toml"),
         **settings,
     )
     log_json()

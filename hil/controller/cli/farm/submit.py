@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import CliCommand
+from hil.controller.cli.farm.board_requests import count_option, list_board_requests
 from hil.controller.cli.farm.options import connect_farm, priority_option, project_option, selects_option
 from hil.controller.cli.options import (
     FILE,
@@ -60,7 +61,10 @@ class SubmitCommand(CliCommand):
 schedule_options = combine_options(
     selects_option,
     click.option(
-        "--board", multiple=True, metavar="NAME", help="Board of the farm; repeatable: each value is a target."
+        "--board",
+        multiple=True,
+        metavar="NAME",
+        help="Board of the farm; repeatable: each value is a target, or for a command a further board.",
     ),
     priority_option,
     click.option(
@@ -98,6 +102,7 @@ _command_options = combine_options(
         help="For commands: copy FILE to the directory of CMD.",
     ),
     click.option("--keep", multiple=True, metavar="GLOB", help="For commands: store these files of CMD's directory."),
+    count_option,
 )
 _suite_options = combine_options(
     click.option("--suite", "as_suite", is_flag=True, help="Run a model file as a suite, with all layers."),
@@ -126,7 +131,8 @@ _OWN = {
 Examples:
   hil farm submit example:digits_cnn --select "arch=aarch64" --wait
   hil farm submit @models --flow onnxruntime --filter '*digits*'
-  hil farm submit --send flash.sh --send image.bin --keep '*.log' --wait -- ./flash.sh image.bin""",
+  hil farm submit --send flash.sh --send image.bin --keep '*.log' --wait -- ./flash.sh image.bin
+  hil farm submit --board rpi5-1 --board rpi5-2 --send link_test.py --wait -- python link_test.py""",
 )
 @click.argument("words", nargs=-1, metavar="MODEL...|BUNDLE...|SUITE|-- CMD...", shell_complete=complete_models)
 @schedule_options
@@ -157,20 +163,21 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
     is a target with separate jobs; --wait ends with a table of all targets.
 
     CMD runs on the board's host with the board leased, for users with the right `commands`. HIL_BOARD is the board's
-    config, HIL_BOARD_NAME its name. The exit code of CMD is the job's.
+    config, HIL_BOARD_NAME its name. The exit code of CMD is the job's. With several boards, CMD starts when all of them
+    are leased: HIL_BOARDS has their configs in order.
     """
     from hil.controller.cli.farm.result import wait_for, wait_for_targets
     from hil.controller.farm.client.submitting import choose_kind
     from hil.controller.farm.client.submitting import submit as send
 
-    sent, keep = settings.pop("sent"), settings.pop("keep")
+    sent, keep, count = settings.pop("sent"), settings.pop("keep"), settings.pop("count")
     command = click.get_current_context().meta.get(COMMAND)
     if command is not None:
-        return _submit_command(command, words, sent, keep, settings, wait=wait, as_json=as_json)
-    if sent or keep:
-        raise UsageError(
-            f"{'--send' if sent else '--keep'} applies only to commands", hint="hil farm submit --keep GLOB -- CMD..."
-        )
+        return _submit_command(command, words, sent, keep, count, settings, wait=wait, as_json=as_json)
+    if option := next(
+        (option for name, option in list_given_options().items() if name in ("sent", "keep", "count")), ""
+    ):
+        raise UsageError(f"{option} applies only to commands", hint="hil farm submit --keep GLOB -- CMD...")
     if not words and not settings["flagfile"]:
         raise UsageError("no model, bundle or suite specified", hint="hil farm submit MODEL, or hil farm submit --help")
     words = tuple(map(locate_example, words))
@@ -218,12 +225,13 @@ def _submit_command(
     words: tuple[str, ...],
     sent: tuple[Path, ...],
     keep: tuple[str, ...],
+    count: int,
     settings: dict[str, Any],
     *,
     wait: bool,
     as_json: bool,
 ) -> int:
-    """Queue a command, once for each value of --select and --board."""
+    """Queue a command that uses all given boards at the same time."""
     from hil.controller.cli.farm.result import wait_for
     from hil.controller.farm.client.command_submission import load_command
     from hil.controller.farm.client.submitting import submit as send
@@ -236,15 +244,13 @@ def _submit_command(
         raise UsageError("missing command after --", hint="hil farm submit -- CMD...")
     given = list_given_options()
     for name, option in given.items():
-        if name not in (*_SCHEDULE, "wait", "sent", "keep", "as_json"):
+        if name not in (*_SCHEDULE, "wait", "sent", "keep", "count", "as_json"):
             raise UsageError(f"{option} does not apply to commands")
     if settings["timeout_s"] <= 0:
         raise UsageError("--timeout must be above 0")
     how = {name: settings[name] for name in _SCHEDULE}
-    for name in ("selector", "board"):
-        if len(how[name]) > 1:
-            raise UsageError(f"{given[name]} accepts a single value for commands")
-        how[name] = "".join(how[name])
+    first, *more = list_board_requests(how["board"], how["selector"], count)
+    how |= {"selector": first.selector, "board": first.board, "more": tuple(more)}
     # A command may have an effect before a board or a host fails, so do not repeat it without a request.
     how["max_attempts"] = how["max_attempts"] if "max_attempts" in given else 1
     load = load_command(command, sent, keep)

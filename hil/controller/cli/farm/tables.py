@@ -15,6 +15,7 @@ from hil.controller.farm.client.wording import format_duration, format_labels
 from hil.controller.farm.messages import BoardState, JobState, Kind
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardPermission,
     FarmAttempt,
     FarmBoard,
     FarmEvent,
@@ -24,6 +25,7 @@ from hil.controller.records.lab.farm import (
     FarmToken,
     UserStats,
 )
+from hil.controller.records.lab.webhooks import WebhookStatus
 from hil.core.text import escape_controls
 
 if TYPE_CHECKING:
@@ -202,6 +204,11 @@ def _format_result(job: FarmJob) -> Part:
     return " ".join(filter(None, (outcome, job.reason))), "green" if good else "red"
 
 
+def _format_access(one: BoardPermission) -> str:
+    names = [*one.access.users, *(f"group {group}" for group in one.access.groups)]
+    return ", ".join(names) or "everyone"
+
+
 def _format_use(board: FarmBoard) -> str:
     check = board.job and board.user == "farm" and Kind.HEALTH.value
     return f"{board.job} ({check})" if check else board.job
@@ -227,7 +234,7 @@ JOBS: tuple[Column[FarmJob], ...] = (
     Column("KIND", "kind", least=110),
     Column("USER", _format_owner, least=70),
     Column("PRIORITY", "priority", least=90),
-    Column("BOARD", "board"),
+    Column("BOARD", lambda job: ", ".join(job.boards) or job.board),
     Column("WAITED", lambda job: _format_span(job.queued_at, job.started_at, job.finished_at), number=True, least=60),
     Column("RAN", lambda job: _format_span(job.started_at, job.finished_at), number=True, least=60),
     Column("RESULT", _format_result),
@@ -261,6 +268,7 @@ TOKENS: tuple[Column[FarmToken], ...] = (
     Column("ROLE", "role", firm=True),
     Column("STATE", _describe_token, firm=True),
     Column("RIGHTS", lambda token: " ".join(token.rights)),
+    Column("GROUPS", lambda token: " ".join(token.groups)),
     Column("PROJECT", lambda token: f"({token.project})" if token.project else ""),
     Column("EXPIRES", lambda token: f"until {to_local_time(token.expires_at)}" if token.expires_at else "", firm=True),
     Column("NOTE", "note"),
@@ -271,6 +279,23 @@ RESERVATIONS: tuple[Column[FarmReservation], ...] = (
     Column("USER", lambda one: f"{one.user}/{one.project}" if one.project else one.user, firm=True),
     Column("FROM", lambda one: to_local_time(one.begins_at), firm=True),
     Column("TO", lambda one: to_local_time(one.ends_at), firm=True),
+)
+WEBHOOKS: tuple[Column[WebhookStatus], ...] = (
+    Column("NAME", "name", "bold", firm=True),
+    Column("RECEIVER", "receiver"),
+    Column("FORMAT", "format"),
+    Column("EVENTS", lambda one: " ".join(one.events)),
+    Column("SIGNED", lambda one: "yes" if one.is_signed else "no"),
+    Column("WAITING", lambda one: str(one.waiting), number=True),
+    Column("SENT", lambda one: str(one.sent), number=True),
+    Column("FAILED", lambda one: str(one.failed), number=True),
+    Column("ERROR", "error", "yellow"),
+)
+ACCESS: tuple[Column[BoardPermission], ...] = (
+    Column("BOARD", "board", "bold", firm=True),
+    Column("ALLOWED", lambda one: "yes" if one.allowed else "no", firm=True),
+    Column("OPEN TO", lambda one: _format_access(one)),
+    Column("USERS", lambda one: " ".join(one.users)),
 )
 AUDIT: tuple[Column[AuditEntry], ...] = (
     Column("TIME", lambda entry: to_local_time(entry.at), "dim", firm=True),

@@ -24,13 +24,13 @@ from hil.controller.cli.options import (
     limit_options,
     list_given_options,
     model_options,
-    parse_duration,
     reference_options,
     repetition_options,
     runs_option,
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.controller.cli.times import parse_duration
 from hil.controller.cli.usage.candidates import complete_models, complete_stored
 from hil.core.examples import locate_example
 from hil.errors import UsageError

@@ -197,12 +197,15 @@ def export(series: Sequence[str], to: str, chosen: HistorySettings | None) -> No
 
 
 @history.command(epilog="Example: hil history annotate 1a2b3c4 'known: new compiler'")
-@click.argument("target", metavar="COMMIT|RUN|RUN:CASE", shell_complete=complete_runs)
+@click.argument("target", metavar="COMMIT|BRANCH|RUN|RUN:CASE", shell_complete=complete_runs)
 @click.argument("text", metavar="TEXT")
 @history_option
 @json_option
 def annotate(target: str, text: str, chosen: HistorySettings | None, as_json: bool) -> int:
-    """Add a note to all entries of a commit or a run, or to the entry of a case."""
+    """Add a note to all entries of a commit or a run, or to the entry of a case.
+
+    A BRANCH is the commit of its newest entry.
+    """
     from hil.controller.records.measurements.history import AddedAnnotation
 
     if not text.strip():
@@ -214,13 +217,13 @@ def annotate(target: str, text: str, chosen: HistorySettings | None, as_json: bo
 
 
 @history.command(epilog="Example: hil history accept 1a2b3c4")
-@click.argument("target", metavar="COMMIT|RUN|RUN:CASE", shell_complete=complete_runs)
+@click.argument("target", metavar="COMMIT|BRANCH|RUN|RUN:CASE", shell_complete=complete_runs)
 @history_option
 @json_option
 def accept(target: str, chosen: HistorySettings | None, as_json: bool) -> int:
     """Accept the results of a commit or a run as normal.
 
-    `hil gate` then compares later programs with the accepted programs.
+    `hil gate` then compares later programs with the accepted programs. A BRANCH is the commit of its newest entry.
     """
     from hil.controller.records.measurements.history import AcceptedEntries
 

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Triage of failures (default: hil-triage.json in the first --runs, or else in the working directory).",
 )
+@click.option("--tls-cert", type=FILE, metavar="PEM", help="Certificate for HTTPS. A replaced file needs no restart.")
+@click.option("--tls-key", type=FILE, metavar="PEM", help="Private key of the certificate.")
 @make_history_option("[history] in hil.toml of --runs, or hil-runs/history")
 @click.pass_context
 def web(
@@ -68,6 +70,8 @@ def web(
     published: Path | None,
     published_gb: float,
     triage: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     chosen: HistorySettings | None,
 ) -> None:
     """Show stored results in a browser until Ctrl-C: sessions, comparisons, history, gates, tensors, graphs, traces.
@@ -86,7 +90,10 @@ def web(
 
     from hil.controller.farm.paths import choose_farm_address, get_farm_home, own_address
     from hil.controller.workloads.triage.triage_file import choose_triage_file
+    from hil.protocol.certificates import TlsFiles
+    from hil.protocol.listening import check_tls_files
 
+    check_tls_files(cert=tls_cert, key=tls_key, ca_needs_cert=True)
     roots = runs or (Path(),)
     for root in roots:
         if not root.is_dir():
@@ -136,6 +143,7 @@ def web(
         published=store,
         history=history,
         triage=triage.absolute(),
+        tls=TlsFiles(tls_cert.absolute(), tls_key.absolute()) if tls_cert and tls_key else None,
     )
 
 

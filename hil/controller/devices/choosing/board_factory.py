@@ -8,6 +8,7 @@ from dataclasses import replace
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
+from hil.controller.devices.console.board_console import BoardConsole
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.measuring.measure_commands import restore_board
 from hil.controller.devices.power_control.power import connect_with_retry, recover
@@ -22,10 +23,13 @@ def connect_board(choice: BoardChoice) -> Board:
     return Board(choice, open_link(choice))
 
 
-def open_board(choice: BoardChoice) -> Board:
+def open_board(choice: BoardChoice, console: BoardConsole | None = None) -> Board:
     """Connect to a board. If the board does not respond, reset and power-cycle the board as configured.
 
     If a measurement was killed, run the commands that restore the board.
+
+    Args:
+        console: The board's console, which is open before the power is switched.
 
     Raises:
         UsageError: The board cannot be used with these options.
@@ -50,7 +54,13 @@ def open_board(choice: BoardChoice) -> Board:
             choice.say(f"{error.message}: continuing without an agent")
             return connect_board(replace(choice, without_agent=error.message))
 
-    board = recover(connect, choice.config.power, board=choice.name, say=choice.say)
+    boot = {} if console is None else {"time_boot": console.time_boot}
+    try:
+        board = recover(connect, choice.config.power, board=choice.name, say=choice.say, **boot)
+    except BoardError as error:
+        if console is not None:
+            console.explain(error)
+        raise
     try:
         restore_board(board, choice.say)
     except BaseException:

@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -18,17 +19,21 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from hil.controller.devices.power_control.power import is_silent, run_command
 from hil.controller.records.base import Record, read_record
 from hil.core.board_config import BoardCommand, Command, MeasureCommands
+from hil.core.cancellation import LOOK_SECONDS, check_cancelled
 from hil.core.config_files import get_user_folder
 from hil.core.digest import digest_of
 from hil.core.files import write_atomic
 from hil.core.text import TextSink
-from hil.errors import BoardError, BoardUnfit, HilError, StorageError, UsageError
+from hil.errors import BoardBusy, BoardError, BoardUnfit, HilError, StorageError, UsageError
 
 if TYPE_CHECKING:
+    import filelock
+
     from hil.controller.devices.ssh.shell import Shell
 
 _FOLDER = "pending-measure"
 _MAX_BYTES = 1 << 20
+_MEASURED_BY_OTHER = "another hil command measures on this board"
 
 
 class PreparedBoard(Protocol):
@@ -60,16 +65,21 @@ class PendingCommands(Record, kw_only=True):
 
 
 @contextlib.contextmanager
-def prepare_board(board: PreparedBoard, say: TextSink) -> Iterator[None]:
+def prepare_board(board: PreparedBoard, say: TextSink, wait_s: float = 0.0) -> Iterator[None]:
     """Run a board's commands before and after the ``with`` block, even if an error or Ctrl-C ends the block.
 
     If a command after the block fails, ``say`` receives a note. hil then runs the command again the next time that it
     opens the board.
 
+    Args:
+        wait_s: time limit in seconds for the measurement of another hil. Simulators with the same config share the
+            commands, although each hil has a simulator.
+
     Raises:
         UsageError: a command before the block cannot be started, or the user has no home directory.
         BoardUnfit: a command before the block failed.
-        BoardError: the board does not respond, or another hil measures on this board.
+        BoardBusy: another hil measures on this board.
+        BoardError: the board does not respond.
         StorageError: the file of pending commands cannot be written.
     """
     commands = board.measure
@@ -82,11 +92,9 @@ def prepare_board(board: PreparedBoard, say: TextSink) -> Iterator[None]:
             "cannot store the commands in `after` of [measure]: the config directory is unknown",
             hint="set HOME or XDG_CONFIG_HOME",
         )
-    with pending.lock() as is_locked:
+    with pending.lock(wait_s, lambda: say(f"{board.name}: {_MEASURED_BY_OTHER}")) as is_locked:
         if not is_locked:
-            raise BoardError(
-                "another hil command measures on this board", board=board.name, hint="wait until the other command ends"
-            )
+            raise BoardBusy(_MEASURED_BY_OTHER, board=board.name, hint="increase --wait")
         pending.run_stored(say)
         pending.store()
         try:
@@ -120,18 +128,29 @@ class _PendingFile:
         return base / _FOLDER / f"{name}.json" if base else None
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[bool]:
-        """Lock the file during the block. Yield False if a living process has locked it."""
+    def lock(self, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Lock the file during the block. Yield False if a living process has locked it.
+
+        Args:
+            wait_s: time limit in seconds.
+            on_wait: called once if the lock is not free.
+        """
         import filelock
 
         assert self.path
+        lock = filelock.FileLock(self.path.with_suffix(".lock"), thread_local=False)
+        deadline, is_waiting = time.monotonic() + wait_s, False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = filelock.FileLock(self.path.with_suffix(".lock"), timeout=0, thread_local=False)
-            lock.acquire()
-        except filelock.Timeout:
-            yield False
-            return
+            while not _try_lock(lock):
+                if time.monotonic() >= deadline:
+                    yield False
+                    return
+                if not is_waiting:
+                    on_wait()
+                is_waiting = True
+                check_cancelled()
+                time.sleep(LOOK_SECONDS)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be locked: {error.strerror or error}") from error
         try:
@@ -184,6 +203,17 @@ class _PendingFile:
         ]
         if _run_all(steps, self.board, found.timeout_s, say, keeps_failed=False):
             self.remove()
+
+
+def _try_lock(lock: filelock.BaseFileLock) -> bool:
+    """Return False if another process has the lock."""
+    import filelock
+
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    return True
 
 
 def _run_before(board: PreparedBoard) -> None:

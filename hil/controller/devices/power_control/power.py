@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed
@@ -57,10 +58,21 @@ def switch(power: Power, action: str, *, board: str) -> str:
     return output.strip()[:_SHOWN]
 
 
-def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink) -> T:
+def recover(
+    connect: Callable[[], T],
+    power: Power,
+    *,
+    board: str,
+    say: TextSink,
+    time_boot: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> T:
     """Connect to a board. If the board does not respond, reset and then power-cycle the board, if the config has hooks.
 
     A board that responds but refuses the connection is left alone, because a reset would not change the refusal.
+
+    Args:
+        time_boot: Returns a block for an action, which waits for the end of the boot: see
+            :meth:`hil.controller.devices.console.board_console.BoardConsole.time_boot`.
 
     Raises:
         BoardLost, BoardUnreachable: The board still does not respond. The message lists the attempts.
@@ -76,7 +88,12 @@ def recover(connect: Callable[[], T], power: Power, *, board: str, say: TextSink
     for action in steps:
         say(f"{board} does not respond ({last.message}): {_NAMES[action]}")
         try:
-            switch(power, action, board=board)
+            with time_boot():
+                switch(power, action, board=board)
+        except BoardUnreachable as silent:
+            say(silent.message)
+            last = silent
+            continue
         except (BoardError, UsageError) as failed:
             say(f"the {_NAMES[action]} failed: {failed.message}")
             continue

@@ -41,6 +41,15 @@ _COUNTS = """
         (select count(*) from hil.boards where not forgotten) as boards,
         (select count(*) from hil.tokens where revoked_at is null) as tokens
 """
+# Patterns of pg_dump for schemas and tables of other applications in the same database.
+_FOREIGN = """
+    select '--exclude-schema=' || quote_ident(nspname) as option from pg_namespace
+        where nspname !~ '^pg_' and nspname not in ('public', 'information_schema', 'hil', 'hil_history')
+    union all
+    select '--exclude-table=public.' || quote_ident(relname) from pg_class
+        where relnamespace = to_regnamespace('public') and relkind in ('r', 'p', 'v', 'm', 'f', 'S')
+            and relname !~ '^procrastinate_'
+"""
 _STORED = """
     with used as (
         select value as digest from hil.jobs, jsonb_each_text(spec -> 'files')
@@ -128,7 +137,8 @@ def write_backup(place: FarmPlace, path: Path, say: TextSink) -> FinishedBackup:
         [counts] = connection.execute(_COUNTS).fetchall()
         with replace_file(path) as temporary, make_temporary_folder("hil-backup-") as scratch:
             dump = Path(scratch) / DATABASE
-            dump_database(url, counts["postgres"], snapshot["id"], dump)
+            excluded = [row["option"] for row in connection.execute(_FOREIGN)]
+            dump_database(url, counts["postgres"], snapshot["id"], dump, excluded)
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 writer = ArchiveWriter(file)
                 digest = _add_file(writer, DATABASE, dump)

@@ -7,6 +7,7 @@ stay valid.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterator
@@ -19,12 +20,15 @@ import psycopg
 from hil.controller.farm.backup.archive import DATABASE, iter_entries, verify_archive
 from hil.controller.farm.backup.farm_backup import HISTORY, SETTINGS, FarmPlace, connect_database
 from hil.controller.farm.backup.postgres_tools import restore_database
-from hil.controller.farm.database.database import list_shipped_schemas
+from hil.controller.farm.database.database import Database, list_shipped_schemas, migrate
 from hil.controller.farm.database.embedded_database import EmbeddedDatabase
 from hil.controller.farm.gateway.artifacts import ArtifactStore
+from hil.controller.farm.leasing import boards
+from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.local.local_farm import DATABASE as DATABASE_FOLDER
 from hil.controller.farm.local.local_farm import LOCK, prepare_home
 from hil.controller.farm.paths import is_there
+from hil.controller.farm.settings import FarmSettings
 from hil.controller.records.lab.farm_backup import BackupManifest
 from hil.core.files import digest_file, open_file, resolve_within
 from hil.core.scratch import remove_tree
@@ -39,10 +43,18 @@ _CONTENT = """
     select (select count(*) from hil.submissions) as submissions, (select count(*) from hil.boards) as boards,
         (select count(*) from hil.tokens where note <> 'hil farm up') as tokens
 """
-# Gateways of the backup no longer run. Keep rows of the replaced farm's files, so that `hil farm gc` deletes the files.
-_AFTER = """
-delete from hil.gateways;
-"""
+# Gateways of the backup no longer run. Clients and hosts may know jobs, leases and events from after the backup, so do
+# not use their numbers again: a client would show the result of another job, and a host ignores leases that it had.
+_NUMBERED = ("submissions", "leases", "logs", "events", "reservations")
+_SKIPPED_NUMBERS = 100_000
+_AFTER = "delete from hil.gateways;\n" + "".join(
+    f"select setval(name::regclass, nextval(name::regclass) + {_SKIPPED_NUMBERS})"
+    f" from pg_get_serial_sequence('hil.{table}', 'id') as name"
+    f" where to_regclass('hil.{table}') is not null;\n"
+    for table in _NUMBERED
+)
+_INTERRUPTED = "the farm was restored from a backup"
+# Keep rows of the replaced farm's files, so that `hil farm gc` deletes the files.
 _KEEP_ROW = "insert into hil.artifacts (digest, size) values (%s, %s) on conflict do nothing"
 
 
@@ -153,6 +165,7 @@ def _replace_farm(place: FarmPlace, path: Path, manifest: BackupManifest, target
         if not place.url:
             with EmbeddedDatabase(work / "home" / DATABASE_FOLDER) as new:
                 _load_dump(new.url, work / DATABASE, manifest, target)
+                asyncio.run(_requeue_running(new.url))
         with contextlib.ExitStack() as undo:
             for name in (SETTINGS, HISTORY, DATABASE_FOLDER):
                 if (work / "home" / name).exists():
@@ -160,6 +173,8 @@ def _replace_farm(place: FarmPlace, path: Path, manifest: BackupManifest, target
             if place.url:
                 _load_dump(place.url, work / DATABASE, manifest, target)
             undo.pop_all()
+        if place.url:
+            asyncio.run(_requeue_running(place.url))
         say(f"database  {manifest.jobs:,} jobs, {manifest.boards:,} boards, {manifest.tokens:,} tokens")
     finally:
         remove_tree(work)
@@ -201,6 +216,20 @@ def _load_dump(url: str, dump: Path, manifest: BackupManifest, target: _Target) 
         restore_database(url, server["number"], dump, _AFTER)
         with connection.transaction():
             connection.cursor().executemany(_KEEP_ROW, target.files)
+
+
+async def _requeue_running(url: str) -> None:
+    """Requeue the jobs that ran at the time of the backup. Boards are offline until their hosts connect.
+
+    The farm does not repeat a command, because the command may have changed something.
+    """
+    await migrate(url)
+    database = await Database.open(url)
+    try:
+        async with database.transaction() as tx:
+            await boards.detach_all(tx, LeaseQueue(database), _INTERRUPTED, FarmSettings())
+    finally:
+        await database.close()
 
 
 def _swap(new: Path, old: Path, aside: Path, undo: contextlib.ExitStack) -> None:

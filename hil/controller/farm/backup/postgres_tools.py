@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,11 @@ from hil.errors import FarmError, UsageError
 _SYSTEM = Path("/usr/lib/postgresql")
 _DETAIL_LINES = 8
 _SERVICE = "hil_farm"
+# Line of `pg_restore --list` for an object of a farm: `DUMP-ID; OID OID KIND SCHEMA NAME OWNER`.
+_FARM_ENTRY = re.compile(
+    rb"\d+; \d+ \d+ [A-Z][A-Z ]* (?:hil |hil_history |- (?:SCHEMA )?(?:hil|hil_history) "
+    rb"|public (?:[A-Z][A-Z ]* )?procrastinate_)"
+)
 # Releases of PostgreSQL before this one do not have the setting.
 _TIMEOUT_SETTING, _TIMEOUT_SINCE = b"SET transaction_timeout", 170000
 # Remove the tables of a farm, of its history and of procrastinate. The restored dump creates them again, in the same
@@ -85,15 +90,17 @@ def _list_candidates() -> list[Path]:
     return folders
 
 
-def dump_database(url: str, server: int, snapshot: str, target: Path) -> None:
+def dump_database(url: str, server: int, snapshot: str, target: Path, excluded: Sequence[str] = ()) -> None:
     """Write a database's dump to a file.
 
     Args:
         snapshot: exported snapshot of an open transaction, which determines the content.
+        excluded: options of pg_dump that exclude schemas and tables of other applications.
 
     Raises FarmError if the dump fails.
     """
     options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}", f"--file={target}"]
+    options += ["--no-blobs", *excluded]
     with _make_environment(url) as environment:
         _finish(_start([str(find_programs(server) / "pg_dump"), *options], environment), "dumped")
 
@@ -107,9 +114,12 @@ def restore_database(url: str, server: int, dump: Path, after: str) -> None:
     Raises FarmError if the dump cannot be restored. The database is then unchanged.
     """
     programs = find_programs(server)
-    script = [str(programs / "pg_restore"), "--no-owner", "--no-privileges", "--file=-", str(dump)]
+    restore = [str(programs / "pg_restore"), "--no-owner", "--no-privileges", "--file=-"]
     load = [str(programs / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "--single-transaction", "--file=-"]
-    with _make_environment(url) as environment:
+    with _make_environment(url) as environment, make_temporary_folder("hil-restore-") as scratch:
+        entries = Path(scratch) / "entries"
+        entries.write_bytes(_list_farm_entries(programs, dump, environment))
+        script = [*restore, f"--use-list={entries}", str(dump)]
         reading = _start(script, environment, stdout=subprocess.PIPE)
         loading = _start(load, environment, stdin=subprocess.PIPE)
         assert reading.stdout is not None and loading.stdin is not None
@@ -132,6 +142,18 @@ def restore_database(url: str, server: int, dump: Path, after: str) -> None:
         if reading.wait() != -signal.SIGKILL:
             _finish(reading, "restored")
         _finish(loading, "restored")
+
+
+def _list_farm_entries(programs: Path, dump: Path, environment: dict[str, str]) -> bytes:
+    """Return the lines of a dump's table of contents that belong to a farm.
+
+    A dump can also have functions and types of other applications, and the extensions of the database.
+    """
+    listing = _start([str(programs / "pg_restore"), "--list", str(dump)], environment, stdout=subprocess.PIPE)
+    assert listing.stdout is not None
+    lines = listing.stdout.read().splitlines(keepends=True)
+    _finish(listing, "restored")
+    return b"".join(line for line in lines if _FARM_ENTRY.match(line))
 
 
 def _copy_script(source: IO[bytes], target: IO[bytes], server: int) -> None:

@@ -131,7 +131,7 @@ class FarmClient:
     def with_token(self, token: str) -> FarmClient:
         """Return a client with another token on the same connection. Close only the original client."""
         other = copy.copy(self)
-        other.address = replace(self.address, token=token)
+        other.address = replace(self.address, token=token, token_source=None)
         return other
 
     def __enter__(self) -> FarmClient:

@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,20 @@ from hil.controller.farm.client.client import (
     iter_with_timeout,
     translate_grpc_error,
 )
-from hil.controller.farm.messages import LONGEST, BoardCard, Grant, JobSpec, JobState, Kind, Priority, Submission
+from hil.controller.farm.messages import (
+    LONGEST,
+    BoardCard,
+    BoardRequest,
+    Grant,
+    GrantedLease,
+    JobSpec,
+    JobState,
+    Kind,
+    Priority,
+    Submission,
+)
 from hil.controller.farm.paths import FarmAddress, choose_farm_address
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_card, decode_grant, encode_submission
+from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_lease, encode_submission
 from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
 from hil.core.compile_flags import is_safe_flag
@@ -94,7 +104,7 @@ class LeaseSession:
         self._held: GrantedLease | None = None
         self._over: HilError | None = None
         self._stream: Any = None
-        self._tunnel: FarmTunnel | None = None
+        self._tunnels: dict[int, FarmTunnel] = {}  # lease -> tunnel
         self._thread = threading.Thread(target=self._keep_stream, daemon=True, name="hil-farm-lease")
         self._thread.start()
 
@@ -169,6 +179,9 @@ class LeaseSession:
             last, look = text, _LOOK_SECONDS
         place = _format_location(self.held.card)
         say(f"farm board {self.name}" + (f" ({place})" if place else ""))
+        for other in self.held.grant.more:
+            place = _format_location(other.card)
+            say(f"farm board {other.card.name}" + (f" ({place})" if place else ""))
 
     def ended(self, seconds: float) -> str:
         """Wait up to ``seconds`` for the lease to end, and return the reason; "" if the lease lasts."""
@@ -179,38 +192,49 @@ class LeaseSession:
     @cached_property
     def address(self) -> str:
         """Address of the board's agent: direct on the same machine, otherwise a tunnel through the farm."""
-        card = self.held.card
+        return self._open_address(self.held)
+
+    def _open_address(self, lease: GrantedLease) -> str:
+        card = lease.card
         # Only the host's user can open the host's sockets.
         path = card.direct.removeprefix("unix:")
         if path != card.direct and card.machine == get_machine_id() and os.access(path, os.W_OK):
             return card.direct
-        self._tunnel = FarmTunnel(self._dial_agent)
-        return self._tunnel.address
+        tunnel = self._tunnels[lease.grant.lease] = FarmTunnel(partial(self._dial_agent, lease))
+        return tunnel.address
 
     @property
     def config(self) -> BoardConfig:
         """Config of the leased board, valid during the lease. Raises NoSuchBoard if the board has no sessions."""
-        text = make_leased_config(self.held.card, self.held.grant, self.address)
-        config = parse_board(text, Path(f"{self.name}.toml"))
+        return self._make_config(self.held, self.address)
+
+    @cached_property
+    def configs(self) -> list[BoardConfig]:
+        """Configs of all boards of the lease, in the order of the requests."""
+        return [self.config, *(self._make_config(one, self._open_address(one)) for one in self.held.grant.more)]
+
+    def _make_config(self, lease: GrantedLease, address: str) -> BoardConfig:
+        text = make_leased_config(lease.card, lease.grant, address)
+        config = parse_board(text, Path(f"{lease.card.name}.toml"))
         if not read_capabilities(BoardChoice(config)).sessions:
             raise NoSuchBoard(
                 "boards without an agent cannot be leased",
-                board=self.name,
+                board=lease.card.name,
                 hint="`hil farm submit` runs models on such boards; the selector !agentless excludes them",
             )
         return config
 
     def log(self) -> str:
         """Return the tunnel's log."""
-        return self._tunnel.log() if self._tunnel else ""
+        return "".join(tunnel.log() for tunnel in list(self._tunnels.values()))
 
     def close(self) -> None:
         """Return the board or leave the queue, and wait for the farm. Idempotent."""
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
-        if self._tunnel is not None:
-            self._tunnel.close()
+        for tunnel in list(self._tunnels.values()):
+            tunnel.close()
         self._thread.join(_CLOSE_SECONDS)
         if self._stream is not None:
             self._stream.cancel()
@@ -288,8 +312,7 @@ class LeaseSession:
             if kind == "waiting":
                 self._waiting = reply.waiting
             elif kind == "granted":
-                granted = reply.granted
-                self._held = GrantedLease(decode_grant(granted.grant), decode_card(granted.card), granted.key)
+                self._held = decode_lease(reply.granted)
             elif kind == "over":
                 self._record_end(FarmError(reply.over or "the lease has ended"))
             self._changed.notify_all()
@@ -301,10 +324,9 @@ class LeaseSession:
                 self._over = self._over or error
             self._changed.notify_all()
 
-    def _dial_agent(self, pieces: Iterator[pb.Piece]) -> Any:
+    def _dial_agent(self, held: GrantedLease, pieces: Iterator[pb.Piece]) -> Any:
         """Open a stream to the agent. Waits for a gateway that is temporarily unavailable."""
         self._there.wait(_DIAL_SECONDS)
-        held = self.held
         keys = [(LEASE_KEY, str(held.grant.lease)), (LEASE_SECRET_KEY, held.key)]
         try:
             return self._client.stub.Dial(pieces, metadata=[*self._client.metadata, *keys])
@@ -336,26 +358,29 @@ def lease_order(
     for_s: float | None = None,
     priority: Priority = Priority.NORMAL,
     project: str = "",
+    requests: Sequence[BoardRequest] = (),
 ) -> Submission:
     """Return the submission for a lease. Other users see ``purpose``.
 
     Args:
+        requests: the boards of a lease with several boards, instead of ``selector``.
         for_s: lease time in seconds; None for the longest possible time.
     """
     purpose = purpose[:_MAX_PURPOSE_LENGTH]
     options = {"purpose": purpose, **({LONGEST: True} if for_s is None else {})}
     specs, title = (JobSpec(Kind.LEASE, options),), purpose or "lease"
     timeout_s = MAX_LEASE_SECONDS if for_s is None else for_s
-    return Submission(title, specs, selector=selector, timeout_s=timeout_s, priority=priority, project=project)
-
-
-@dataclass(frozen=True)
-class GrantedLease:
-    """Granted lease with board and secret."""
-
-    grant: Grant
-    card: BoardCard
-    key: str  # secret that proves ownership of the lease
+    first, *more = requests or (BoardRequest(selector),)
+    return Submission(
+        title,
+        specs,
+        selector=first.selector,
+        board=first.board,
+        more=tuple(more),
+        timeout_s=timeout_s,
+        priority=priority,
+        project=project,
+    )
 
 
 def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
@@ -377,8 +402,8 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     own = config.get("board", {})
     board = {key: own[key] for key in ("description", "runtime", "arithmetic") if key in own}
     board |= {"name": card.name, "hw_type": card.hw_type or own.get("hw_type", card.name)}
-    # Only the board's host can switch the power or connect without the farm.
-    for table in ("connection", "power", "recover", "labgrid"):
+    # Only the board's host can switch the power, read the console, or connect without the farm.
+    for table in ("connection", "power", "recover", "console", "provision", "labgrid"):
         config.pop(table, None)
     if refused := [
         *list_trusted_settings({**config, "compile_flags": {}}),

@@ -159,7 +159,8 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
         UsageError: the submission is invalid.
     """
     order = Submission(load.title, load.specs, **how)
-    parse(order.selector)
+    for request in order.requests:
+        parse(request.selector)
     size = sum(file.stat().st_size for file in load.uploads.values())
     with record_span("submit", title=order.title, jobs=len(order.specs)) as stage:
         if size > _LARGE:

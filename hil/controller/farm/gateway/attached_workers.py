@@ -86,9 +86,9 @@ class AttachedWorker:
         self.sent.discard(lease)
         self.outgoing.put_nowait(pb.ToBoard(ended=pb.Ended(lease=lease, reason=reason)))
 
-    def request_dial(self, id: str, lease: int, gateway: str) -> None:
-        """Ask the worker to accept a connection to the agent through a gateway; "" is this gateway."""
-        self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway)))
+    def request_dial(self, id: str, lease: int, gateway: str, *, console: bool = False) -> None:
+        """Ask the worker to accept a connection to the agent or console through a gateway; "" is this gateway."""
+        self.outgoing.put_nowait(pb.ToBoard(dial=pb.DialIn(id=id, lease=lease, gateway=gateway, console=console)))
 
 
 class Dispatcher:
@@ -179,7 +179,8 @@ class Dispatcher:
                             if one.board == change["board"] and change["lease"] in one.leases | one.sent:
                                 one.end(change["lease"], change["reason"])
                     elif change["kind"] == "dial" and (owner := self.find_owner(change["board"])) is not None:
-                        owner.request_dial(change["id"], change["lease"], change["gateway"])
+                        console = change.get("console", False)  # absent in changes of an older gateway
+                        owner.request_dial(change["id"], change["lease"], change["gateway"], console=console)
                     elif change["kind"] == "power" and (owner := self.find_owner(change["board"])) is not None:
                         about = {name: change[name] for name in ("id", "action", "lease", "force")}
                         owner.outgoing.put_nowait(pb.ToBoard(power=pb.SwitchPower(**about)))

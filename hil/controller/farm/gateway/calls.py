@@ -18,6 +18,7 @@ from hil import errors
 from hil.controller.farm.database.database import Database, DatabaseAway, end_tasks
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.messages import Principal, Role
+from hil.controller.farm.oidc.token_verifier import TokenRejected, TokenVerifier
 from hil.controller.farm.rpc import iter_methods
 from hil.controller.farm.store import access as tokens
 from hil.protocol import wire, wire_errors
@@ -71,7 +72,7 @@ class GatewayCall:
             self._checked = time.monotonic()
             # While the database is unavailable, the stream continues.
             with contextlib.suppress(DatabaseAway):
-                self.who = await self._access.authenticate(self._context)
+                self.who = await self._access.authenticate(self._context, is_running=True)
                 check_admission(self.who, self.name)
 
 
@@ -239,23 +240,24 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("Farm.Follow", "Artifacts.Download", "Farm.Ask", "Farm.Ask jobs", "Farm.Ask job", "Farm.Ask result"),
         *("Farm.Ask logs", "Farm.Ask boards", "Farm.Ask events", "Farm.Ask stats", "Farm.Ask me", "Farm.Ask queue"),
-        *("Farm.Ask cases", "Farm.Ask reservations", "Farm.Do"),  # each action has a separate entry
+        *("Farm.Ask cases", "Farm.Ask reservations", "Farm.Ask access", "Farm.Do"),  # each action has a separate entry
     ),
     Role.SUBMITTER: (
         *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Do power", "Farm.Lease", "Farm.Dial"),
-        *("Farm.Do reserve", "Farm.Do unreserve"),
+        *("Farm.Dial console", "Farm.Do reserve", "Farm.Do unreserve"),
         *("Artifacts.Lacks", "Artifacts.Upload"),
     ),
     Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),
     Role.ADMIN: (
         *("Farm.Ask audit", "Farm.Ask tokens", "Farm.Do drain", "Farm.Do resume", "Farm.Do forget"),
-        *("Farm.Do token", "Farm.Do revoke", "Farm.Do gc"),
+        *("Farm.Do token", "Farm.Do revoke", "Farm.Do gc", "Farm.Ask webhooks", "Farm.Do webhook"),
     ),
 }
 NEEDED: Mapping[str, Role] = {call: role for role, calls in _MAY.items() for call in calls}
 # Lifetime of cached tokens: a token revoked at another gateway works here for up to this time.
 _TRUST_SECONDS = 2.0
 _MOST_KNOWN, _LONGEST_TOKEN = 10_000, 200
+_JWT_DOTS = 2
 # Limits that prevent refusals from filling the audit and the log. For this many seconds after a recorded refusal, hil
 # only counts repetitions. hil tracks at most this many different refusals.
 _TOLD_S, _MOST_REFUSALS = 60.0, 1000
@@ -268,20 +270,41 @@ class Unauthenticated(errors.AccessRefused):
 class Authenticator:
     """Authenticates callers and records refusals."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+    def __init__(self, db: Database, oidc: TokenVerifier | None = None) -> None:
+        self._db, self._oidc = db, oidc
         self._known: dict[str, tuple[float, Principal | None]] = {}
         # (user, call, peer) -> time of the last record, and number of refusals since.
         self._refusals: dict[tuple[str, str, str], tuple[float, int]] = {}
 
-    async def authenticate(self, context: Any) -> Principal:
-        """Return the authenticated caller. Raises Unauthenticated for a missing or invalid token."""
+    async def authenticate(self, context: Any, *, is_running: bool = False) -> Principal:
+        """Return the authenticated caller.
+
+        Args:
+            is_running: True for a stream that began with a valid token.
+
+        Raises:
+            Unauthenticated: the token is missing or invalid.
+            FarmUnreachable: the login provider does not respond.
+        """
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
-        who = await self._look_up_token(token.strip()) if scheme.lower() == "bearer" and token else None
+        who = None
+        if scheme.lower() == "bearer" and token:
+            token = token.strip()
+            if self._oidc is not None and token.count(".") == _JWT_DOTS and not token.startswith(tokens.PREFIX):
+                who = await self._verify_login(self._oidc, token, is_running=is_running)
+            else:
+                who = await self._look_up_token(token)
         if who is None:
             raise Unauthenticated("invalid, expired or revoked token" if given else "missing token")
         return replace(who, peer=_get_peer(context))
+
+    async def _verify_login(self, oidc: TokenVerifier, token: str, *, is_running: bool) -> Principal:
+        """Return the user of a token of the login provider."""
+        try:
+            return await asyncio.to_thread(oidc.verify, token, is_running=is_running)
+        except TokenRejected as error:
+            raise Unauthenticated(error.message) from None
 
     async def record_refusal(self, who: Principal, action: str, reason: str) -> None:
         """Record a refused call in the audit. Repeated refusals are only counted for a while."""

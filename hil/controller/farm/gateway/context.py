@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from hil.controller.farm.database.database import Database
@@ -15,7 +15,11 @@ from hil.controller.farm.gateway.log_buffer import LogBuffer
 from hil.controller.farm.gateway.metrics import Metrics
 from hil.controller.farm.gateway.tunnel import TunnelRegistry
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.oidc.oidc_settings import OidcSettings
+from hil.controller.farm.oidc.token_verifier import TokenVerifier
 from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.webhooks.sender import WebhookSender
+from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
 
 
 class GatewayContext:
@@ -29,11 +33,14 @@ class GatewayContext:
         store: ArtifactStore,
         *,
         keeps_programs: bool = False,
+        webhooks: Sequence[FarmWebhook] = (),
+        oidc: OidcSettings | None = None,
     ) -> None:
         self.db, self.engine, self.settings, self.store = db, engine, settings, store
         self.keeps_programs = keeps_programs  # True if hosts upload the programs of jobs for the history
-        self.access = Authenticator(db)
+        self.access = Authenticator(db, TokenVerifier(oidc) if oidc else None)
         self.pubsub = PubSub()
+        self.webhooks = WebhookSender(db, self.pubsub, webhooks)
         self.metrics = Metrics()
         self.dispatch = Dispatcher(db, engine, settings, self.metrics)
         self.log_buffer = LogBuffer(db)  # buffers job output for the database

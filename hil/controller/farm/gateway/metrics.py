@@ -34,6 +34,7 @@ class FarmSnapshot:
     stats: FarmStats
     boards: Sequence[FarmBoard] = ()
     oldest_s: Mapping[str, float] = field(default_factory=dict)  # priority -> waiting time of the oldest queued job
+    certificate_expires: datetime | None = None  # end of the gateway's TLS certificate; None without TLS
 
 
 class Metrics:
@@ -138,6 +139,12 @@ class _FarmCollector:
         for priority, seconds in found.oldest_s.items():
             oldest.add_metric((priority,), seconds)
         yield oldest
+        if found.certificate_expires:
+            yield GaugeMetricFamily(
+                "hil_farm_certificate_expires_timestamp_seconds",
+                "Time when the gateway's TLS certificate expires.",
+                found.certificate_expires.timestamp(),
+            )
         yield from _make_board_gauges(found.boards)
         yield from _make_host_gauges(found.boards)
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ from hil.controller.farm.gateway.services.farm_service import FarmService
 from hil.controller.farm.gateway.services.host_service import HostService
 from hil.controller.farm.leasing import sweeper, waiting_room
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
+from hil.controller.farm.oidc.oidc_settings import OidcSettings
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence, queries
 from hil.controller.farm.store.records import fetch_rows
+from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
 from hil.controller.pipeline.settings.history_settings import HistorySettings
 from hil.protocol import grpc_calls
+from hil.protocol.certificates import CertificateReloader, TlsFiles
 from hil.protocol.listening import (
     HANDSHAKE,
     check_listen,
@@ -60,6 +64,8 @@ class GatewayConfig:
     advertise: str = ""  # address of this gateway for hosts, if several gateways share an address
     settings: FarmSettings = field(default_factory=FarmSettings)
     history: HistorySettings | None = None  # history to which finished jobs are added; None for no history
+    webhooks: tuple[FarmWebhook, ...] = ()
+    oidc: OidcSettings | None = None  # login provider; None to accept only the farm's tokens
     patience_s: float = 30.0  # time to wait for the database at startup
 
 
@@ -83,6 +89,7 @@ class Gateway:
             "Artifacts": ArtifactService(context.db, context.store),
         }
         self._server.add_generic_rpc_handlers([self._calls.make_handlers(*item) for item in services.items()])
+        self._certificate: CertificateReloader | None = None  # certificate that new connections use
         self.addresses: list[str] = []  # actual listening addresses
         self.metrics = ""  # metrics address; "" if disabled
 
@@ -96,6 +103,8 @@ class Gateway:
         ]
         context.advertise = config.advertise or self.addresses[0]
         context.name = f"{os.uname().nodename} {context.advertise}"
+        if config.tls_cert and config.tls_key:
+            self._certificate = CertificateReloader(TlsFiles(config.tls_cert, config.tls_key))
         if config.metrics:
             self.metrics = context.metrics.serve(config.metrics, self._read_state)
         beside: dict[str, Callable[[], Any]] = {
@@ -108,6 +117,7 @@ class Gateway:
             "beats": context.dispatch.write_beats,
             "printing": context.log_buffer.run,
             "clock": SweepTimer(context).run,
+            "webhooks": context.webhooks.run,
         }
         if config.history:
             beside["history"] = HistoryRecorder(context, config.history).run
@@ -137,7 +147,15 @@ class Gateway:
                 await queries.stats(tx, self.context.settings),
                 await queries.boards(tx),
                 await waiting_room.read_oldest_waits(tx),
+                read_expiry(self._certificate.get_contents().cert) if self._certificate else None,
             )
+
+
+def read_expiry(pem: bytes) -> datetime:
+    """Return when the first certificate of a PEM file expires."""
+    from cryptography import x509  # imported here, because most gateways start without TLS
+
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
 @contextlib.asynccontextmanager
@@ -157,9 +175,12 @@ async def run_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         engine = LeaseQueue(db)
         await engine.open()
         stack.push_async_callback(engine.close)
-        gateway = Gateway(
-            config, GatewayContext(db, engine, config.settings, store, keeps_programs=bool(config.history))
-        )
+        more: dict[str, Any] = {
+            "keeps_programs": bool(config.history),
+            "webhooks": config.webhooks,
+            "oidc": config.oidc,
+        }
+        gateway = Gateway(config, GatewayContext(db, engine, config.settings, store, **more))
         stack.push_async_callback(gateway.stop)
         await gateway.start()
         yield gateway

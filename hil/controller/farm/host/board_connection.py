@@ -15,8 +15,9 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
-from hil.controller.farm.labgrid import borrow_place
-from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardCard, Grant
+from hil.controller.farm.host.place_watch import PlaceWatch
+from hil.controller.farm.labgrid import LabgridPlace, borrow_place
+from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardAccess, BoardCard, Grant
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
@@ -42,6 +43,7 @@ class BoardConnection:
         self._public = format_public_config(self.config)
         self._held = contextlib.ExitStack()
         self._borrowed = False
+        self._watch: PlaceWatch | None = None
         self._link: Link | None = None
         self._client: BoardClient | None = None
 
@@ -68,6 +70,7 @@ class BoardConnection:
             powered=self.config.power.can("cycle"),
             power=[action for action in POWER_ACTIONS if self.config.power.can(action)],
             machine=get_machine_id(),
+            access=BoardAccess(self.config.access.users, self.config.access.groups),
         )
 
     def _list_host_labels(self) -> dict[str, Any]:
@@ -87,8 +90,8 @@ class BoardConnection:
 
     def refresh(self) -> None:
         """Connect if necessary, and read the board's description."""
+        self._ensure_place()
         if not self.has_sessions:
-            self._acquire_place()
             return
         self.info = self._call_with_reconnect(lambda: self._open_client().info())
         fence = int(self.info.get("fence", 0))
@@ -137,6 +140,7 @@ class BoardConnection:
                 purpose, fence=grant.fence, wait_s=_HOLD_SECONDS, on_wait=lambda text: None
             )
 
+        self._ensure_place()
         if self._link is None:
             self.refresh()
         if not self.has_sessions:
@@ -187,13 +191,26 @@ class BoardConnection:
         """Close the link and release the labgrid place."""
         self.hang_up()
         self._held.close()
-        self._borrowed = False
+        self._borrowed, self._watch = False, None
         self.config = self.post.load()
 
     def _acquire_place(self) -> None:
         if not self._borrowed:
             self.config = self._held.enter_context(borrow_place(self.config, self.site.host))
             self._borrowed = True
+            if self.is_borrowed:
+                place = LabgridPlace(self.config.labgrid, self.site.host, self.post.name)
+                self._watch = self._held.enter_context(PlaceWatch(place, self.say))
+
+    def _ensure_place(self) -> None:
+        """Acquire the board's labgrid place, also if a user or a restart of the coordinator released the place."""
+        self._acquire_place()
+        if self._watch is not None:
+            try:
+                self._watch.ensure_held()
+            except HilError:
+                self.close()
+                raise
 
     def _open_client(self, runtime: str = "", say: TextSink | None = None) -> BoardClient:
         if self._link is None:

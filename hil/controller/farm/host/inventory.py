@@ -18,6 +18,7 @@ import tomlkit
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import list_boards, load_board, read_board
+from hil.core.console_config import ConsoleConfig
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -45,6 +46,11 @@ class HostInfo:
     def files(self) -> Path:
         """Cache of files from the farm's store."""
         return self.folder / "files"
+
+
+def get_guard_path(site: HostInfo, lease: int) -> Path:
+    """Return the socket that gives this host's processes access to a leased board."""
+    return site.sockets / f"lease-{lease}.sock"
 
 
 @dataclass(frozen=True)
@@ -139,16 +145,26 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
 def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
     """Return the config of :func:`lease_config` as TOML, for commands on the host."""
     document = _read_document(config)
-    for table in ("power", "recover", "measure"):
+    for table in ("power", "recover", "measure", "provision", "console", "access"):
         document.pop(table, None)
+    if config.console.is_set:
+        document["console"] = _make_console_table(config.console)
     document["connection"] = {"address": address, "fence": fence, "lease": lease}
     return tomlkit.dumps(document)
 
 
+def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
+    """Return the table ``[console]`` for a config in another directory, with the console of a labgrid place."""
+    values = {name: getattr(console, name) for name in ("serial", "address", "boot") if getattr(console, name)}
+    values |= {"command": list(console.command)} if console.command else {}
+    patterns = [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
+    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": patterns}
+
+
 def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys and power settings, as TOML."""
+    """Return the config without connection, keys, power and console settings, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover"):
+    for table in ("connection", "power", "recover", "console", "provision", "access"):
         document.pop(table, None)
     return tomlkit.dumps(document)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
@@ -17,7 +18,8 @@ from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.client.lease_session import describe_lease
 from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
-from hil.controller.farm.host.inventory import HostInfo, format_leased_config
+from hil.controller.farm.host.inventory import HostInfo, format_leased_config, get_guard_path
+from hil.controller.farm.host.other_boards import make_file_name, serve_other_boards
 from hil.controller.farm.host.tunnel_endpoint import LeaseGuard, TunnelEndpoint
 from hil.controller.farm.messages import Grant, JobResult, JobSpec, Kind
 from hil.controller.storage.isolation.isolated import Isolated
@@ -64,6 +66,7 @@ class Attempt:
     # For commands: config file of the leased board, and the address in the board's own config.
     config: Path | None = None
     address: str = ""
+    other_configs: tuple[Path, ...] = ()  # the same for the boards after the first
 
     @contextlib.contextmanager
     def measure_step(self, step: str) -> Iterator[None]:
@@ -156,7 +159,7 @@ class LeaseRunner:
             return make_check_error(results[-1])
 
         recovery = recover_board(BoardChoice(self.way.config), find_fault, say=tell)
-        if not recovery.steps:
+        if not recovery.steps or results[-1].outcome == Outcome.BOARD_BUSY.value:
             return results[-1]
         if recovery.is_working:
             problem = recovery.problem.message if recovery.problem else ""
@@ -213,9 +216,13 @@ class LeaseRunner:
         way, board = self.way, self.way.choice(grant)
         lent = way.config.runtime, way.site, folder, tell, ended, self._get_pool(), self._farm, timings
         try:
-            with self._serve_command(grant, folder) as config:
+            with (
+                self._serve_command(grant, folder) as config,
+                serve_other_boards(grant, folder / "board", way.site, self._farm, tell) as others,
+            ):
                 address = way.config.connection.address if config else ""
-                return self._use_board(Attempt(grant, board, *lent, config=config, address=address))
+                own: dict[str, Any] = {"config": config, "address": address, "other_configs": others}
+                return self._use_board(Attempt(grant, board, *lent, **own))
         finally:
             remove_tree(folder)
 
@@ -228,14 +235,15 @@ class LeaseRunner:
         if grant.spec.kind is not Kind.COMMAND:
             yield None
             return
+        (folder / "board").mkdir()
         target = self.way.target
         if target is None:
             yield self.way.post.config
             return
         self.way.release()
         with self._open_guard(target, grant) as address:
-            config = folder / "board" / f"{grant.board}.toml"
-            config.parent.mkdir()
+            name = make_file_name(grant.board) if grant.more else grant.board
+            config = folder / "board" / f"{name}.toml"
             lease = describe_lease(self.way.read_card(), grant)
             config.write_text(format_leased_config(self.way.config, address, grant.fence, lease))
             yield config
@@ -248,7 +256,7 @@ class LeaseRunner:
                 f"{grant.board} cannot be leased: the agent requires a token that only the host has",
                 hint="use a selector that excludes the board",
             )
-        guard = LeaseGuard(target, grant.fence, self.way.site.sockets / f"lease-{grant.lease}.sock")
+        guard = LeaseGuard(target, grant.fence, get_guard_path(self.way.site, grant.lease))
         try:
             yield guard.address
         finally:
@@ -288,8 +296,11 @@ def empty_folder(folder: Path) -> Path:
 
 
 def make_check_error(check: JobResult) -> HilError | None:
-    """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit."""
-    if check.exit_code == EXIT_OK:
+    """Return the error of a failed check: BoardLost for a silent board, otherwise BoardUnfit.
+
+    A board in use by others has no fault: a recovery step, such as a power cycle, would disturb its user.
+    """
+    if check.exit_code == EXIT_OK or check.outcome == Outcome.BOARD_BUSY.value:
         return None
     silent = (Outcome.BOARD_LOST.value, Outcome.BOARD_UNREACHABLE.value)
     kind = BoardLost if check.outcome in silent else BoardUnfit

@@ -24,6 +24,7 @@ from typing import TypeVar
 from hil.controller.farm import telemetry
 from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
@@ -34,7 +35,7 @@ from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobRes
 from hil.controller.farm.rpc import encode_result
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
+from hil.errors import EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
 # Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees
@@ -53,7 +54,6 @@ _REMEMBERED = 1000
 _START_S, _LOOK_S = 20.0, 0.05
 _EARLY_SECONDS = 5.0
 _STOPPED = "the board's host was stopped"
-_STOPPED_RESULT = JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, _STOPPED, infrastructure=True)
 
 
 class BoardWorker:
@@ -76,6 +76,7 @@ class BoardWorker:
         self._stopping = False
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
+        self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
         self._power = PowerSwitch(post.name, lambda: self._way.config, self.list_leases, self._attendance.report_power)
 
     def serve(self) -> None:
@@ -94,6 +95,7 @@ class BoardWorker:
             while not self._stopping:
                 self._run_next_job()
         finally:
+            self._console.close()
             self._power.close(_POWER_SECONDS)
             self._attendance.close(_LEAVE_SECONDS)
             self._duty.release_resources()
@@ -127,8 +129,17 @@ class BoardWorker:
         self._work.end(_probe_key(lease), reason)
 
     def open_dial(self, dial: pb.DialIn, gateway: str) -> None:
-        """Handle a connection request of a lease holder."""
+        """Handle a connection request of a lease holder, or of a user who reads the console."""
         serving = self._duty.serving
+        if dial.console:
+            lease = dial.lease
+
+            def may_write() -> bool:
+                holding = self._duty.serving
+                return bool(lease) and holding is not None and holding.lease == lease
+
+            self._console.open_dial(dial, gateway, may_write)
+            return
         if serving is not None and serving.lease == dial.lease:
             serving.open_dial(dial, gateway)
 
@@ -170,7 +181,9 @@ class BoardWorker:
         if self._work.why:
             result = self._handle_cancelled(grant)
         if result is not None:
-            self._report_result(grant, self._check_after_job(grant, result))
+            result = self._check_after_job(grant, result)
+        if result is not None:
+            self._report_result(grant, result)
         self._mark_ended(grant.lease, "done")
         self._attendance.flush_output(grant.lease)
 
@@ -187,8 +200,11 @@ class BoardWorker:
         finally:
             late.cancel()
 
-    def _check_after_job(self, grant: Grant, result: JobResult) -> JobResult:
-        """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``."""
+    def _check_after_job(self, grant: Grant, result: JobResult) -> JobResult | None:
+        """Check the board after a job that failed or hung. Returns the job's result, or ``BOARD_UNFIT``.
+
+        Returns None if the host stops. The farm then repeats the job.
+        """
         if not is_suspicious(grant.spec.kind, result) or grant.lease in self._over:
             return result
         self._attendance.queue_output(grant.lease, f"{result.outcome}: checking whether the board still runs programs")
@@ -204,22 +220,23 @@ class BoardWorker:
                 self._give_up()
             probe = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, too_long)
         if self._stopping:
-            return _STOPPED_RESULT
+            return None
         if grant.lease in self._over:
             return result  # the lease ended during the check
         return result if probe is None else judge_after_probe(result, probe)
 
-    def _handle_cancelled(self, grant: Grant) -> JobResult:
-        """Return the result of a job cancelled by the farm, a shutdown or the time limit."""
+    def _handle_cancelled(self, grant: Grant) -> JobResult | None:
+        """Return the result of a job cancelled by the farm or the time limit.
+
+        Returns None if the host stops: when the worker leaves, the farm requeues the job without counting the attempt.
+        """
         why = self._work.why
         self.print_message(f"job {grant.job} stopped: {why}")
         self._close_client()  # the job may have been cancelled in the middle of a call
         # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
-        if self._stopping:
-            return _STOPPED_RESULT
-        return JobResult(EXIT_STAGE, "TIMEOUT", why)
+        return None if self._stopping else JobResult(EXIT_STAGE, "TIMEOUT", why)
 
     def _report_result(self, grant: Grant, result: JobResult) -> None:
         """Report a job's result, with retries while the lease lasts."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.settings import InstallService, InstallSettings
 from hil.controller.farm.install.units import (
     list_gateway_words,
     list_host_words,
@@ -32,17 +32,26 @@ _README = "Configs of named boards (NAME.toml) for the container `host`. All use
 def make_containers(settings: InstallSettings) -> dict[str, str]:
     """Return file name -> content of the image's and the compose file, and their environment files."""
     inside = _move_inside(settings)
-    ca = _CA if settings.ca else None
     return {
         "Containerfile": _make_containerfile(),
         # The image must not contain the environment files, which have tokens.
         ".dockerignore": "*\n!*.whl\n",
         "compose.yaml": _make_compose(settings, inside),
-        **({} if settings.gateway else {"farm.env": make_gateway_environment(settings)}),
-        "host.env": make_client_environment(settings, "host", ca),
-        "web.env": make_client_environment(settings, "viewer", ca) + make_web_token(inside.web),
+        **_make_environments(settings, inside),
         **({f"{BOARDS_FOLDER}/README": _README} if _mounts_configs(settings) else {}),
     }
+
+
+def _make_environments(settings: InstallSettings, inside: InstallSettings) -> dict[str, str]:
+    ca = _CA if settings.ca else None
+    files = {}
+    if settings.has(InstallService.GATEWAY):
+        files["farm.env"] = make_gateway_environment(settings)
+    if settings.has(InstallService.HOST):
+        files["host.env"] = make_client_environment(settings, "host", ca)
+    if settings.has(InstallService.WEB):
+        files["web.env"] = make_client_environment(settings, "viewer", ca) + make_web_token(inside.web)
+    return files
 
 
 def _move_inside(settings: InstallSettings) -> InstallSettings:
@@ -52,8 +61,8 @@ def _move_inside(settings: InstallSettings) -> InstallSettings:
         settings,
         home=Path(_DATA / "farm"),
         listen=listen,
-        tls_cert=_CERT if listen and settings.tls_cert else None,
-        tls_key=_KEY if listen and settings.tls_key else None,
+        tls_cert=_CERT if settings.tls_cert else None,
+        tls_key=_KEY if settings.tls_key else None,
         metrics=f"0.0.0.0:{settings.metrics_address[1]}",
         web=f"0.0.0.0:{settings.web_address[1]}",
         boards=tuple(
@@ -78,7 +87,8 @@ def name_wheel() -> str:
 
 def _mounts_configs(settings: InstallSettings) -> bool:
     """Return True if the host's container reads the configs of named boards."""
-    return not all(map(is_file, settings.boards)) or not settings.boards
+    has_names = not all(map(is_file, settings.boards)) or not settings.boards
+    return has_names and settings.has(InstallService.HOST)
 
 
 def _make_containerfile() -> str:
@@ -104,45 +114,41 @@ ENTRYPOINT ["hil"]
 
 def _make_compose(settings: InstallSettings, inside: InstallSettings) -> str:
     data = f"farm:{_DATA}"
-    # Only the gateway may read the private key.
+    # Only servers may read the private key.
     keys = {settings.tls_cert: _CERT, settings.tls_key: _KEY} if inside.tls_cert else {}
     certificates = [f"{outside}:{target}:ro" for outside, target in keys.items()]
+    has_web_tls = settings.has_web_tls
     shared = [data, *([f"{settings.ca}:{_CA}:ro"] if settings.ca else [])]
     boards = [f"{folder}:{target}:ro" for folder, target in _place_configs(settings).items()]
     if _mounts_configs(settings):
         boards.append(f"./{BOARDS_FOLDER}:{_BOARDS}:ro")
-    local = not settings.gateway
+    local = settings.has(InstallService.GATEWAY)
     metrics_host, metrics_port = settings.metrics_address
     web_host, web_port = settings.web_address
     published = [_publish(settings.listen, inside.listen)] if inside.listen else []
-    services = [
-        *(
-            [
-                _make_service(
-                    "gateway",
-                    list_gateway_words(inside),
-                    "farm.env",
-                    [data, *certificates],
-                    ports=[*published, f"{_bracket(metrics_host)}{metrics_port}:{metrics_port}"],
-                    more=_HEALTH,
-                )
-            ]
-            if local
-            else []
+    services = {
+        InstallService.GATEWAY: _make_service(
+            "gateway",
+            list_gateway_words(inside),
+            "farm.env",
+            [data, *(certificates if inside.listen else [])],
+            ports=[*published, f"{_bracket(metrics_host)}{metrics_port}:{metrics_port}"],
+            more=_HEALTH,
         ),
-        _make_service(
+        InstallService.HOST: _make_service(
             "host", list_host_words(inside), "host.env", [*shared, *boards], more=_SHARED_MEMORY, waits=local
         ),
-        _make_service(
+        InstallService.WEB: _make_service(
             "web",
-            list_web_words(inside, str(_DATA)),
+            list_web_words(inside, str(_DATA), has_tls=has_web_tls),
             "web.env",
-            shared,
+            [*shared, *(certificates if has_web_tls else [])],
             ports=[f"{_bracket(web_host)}{web_port}:{web_port}"],
             waits=local,
         ),
-    ]
-    return "services:\n" + "".join(services) + "volumes:\n  farm: {}\n"
+    }
+    chosen = [text for service, text in services.items() if settings.has(service)]
+    return "services:\n" + "".join(chosen) + "volumes:\n  farm: {}\n"
 
 
 # The gateway's answer also shows that the database responds.

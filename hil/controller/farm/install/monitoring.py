@@ -52,6 +52,13 @@ ALERTS = (
         "board {{ $labels.board }} failed its checks: hil farm events --board {{ $labels.board }}",
     ),
     _Alert(
+        "HilCertificateExpires",
+        "hil_farm_certificate_expires_timestamp_seconds - time() < 7 * 86400",
+        "15m",
+        "warning",
+        "the certificate of gateway {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+    ),
+    _Alert(
         "HilJobsWait",
         "max by (priority) (hil_farm_oldest_job_seconds) > 3600",
         "5m",
@@ -127,6 +134,11 @@ PANELS = (
     _Panel("Failed calls", (("sum by (call, code) (rate(hil_farm_rpc_errors_total[5m]))", "{{call}} {{code}}"),)),
     _Panel("Attached boards by gateway", (("hil_farm_attending", "{{instance}}"),)),
     _Panel("Database", (("hil_farm_database_up", "{{instance}}"),)),
+    _Panel(
+        "Time until the certificate expires",
+        (("hil_farm_certificate_expires_timestamp_seconds - time()", "{{instance}}"),),
+        "s",
+    ),
 )
 
 

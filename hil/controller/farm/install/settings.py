@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from hil.errors import UsageError
-from hil.protocol.listening import check_listen, check_tls_files, parse_host_port
+from hil.protocol.listening import check_listen, check_tls_files, is_local, parse_host_port
 
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
@@ -21,14 +21,24 @@ class InstallPart(str, Enum):
     MONITORING = "monitoring"
 
 
+class InstallService(str, Enum):
+    """Service of a farm."""
+
+    GATEWAY = "gateway"
+    HOST = "host"
+    WEB = "web"
+
+
 @dataclass(frozen=True)
 class InstallSettings:
     """Settings of an installation. Each field corresponds to the option of the same name."""
 
     command: tuple[str, ...]  # program and arguments that run hil
+    services: tuple[InstallService, ...] = ()  # services of this machine; empty for all
     user: str = "hil"
     home: Path = Path("/var/lib/hil/farm")
     listen: str = ""  # address for other machines; "" for none
+    # PEM files for ``listen``, and for ``web`` if other machines can reach the pages.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     metrics: str = "127.0.0.1:9107"
@@ -57,10 +67,20 @@ class InstallSettings:
                 "--gateway excludes --listen, --db and --backups: this machine then runs no gateway",
                 hint="use these options on the gateway's machine",
             )
+        if self.gateway and InstallService.GATEWAY in self.services:
+            raise UsageError("--gateway excludes --service gateway: the gateway is on another machine")
+        if self.backups and not self.has(InstallService.GATEWAY):
+            raise UsageError("--backups needs the gateway", hint="add --service gateway, or leave out --backups")
         for option, words in (("--board", self.boards), ("--command", self.command)):
             if not all(one.isprintable() for one in words):
                 raise UsageError(f"{option} contains an unprintable character")
         self._check_addresses()
+
+    def has(self, service: InstallService) -> bool:
+        """Return True if this machine runs a service."""
+        if service is InstallService.GATEWAY and self.gateway:
+            return False
+        return not self.services or service in self.services
 
     @property
     def web_address(self) -> tuple[str, int]:
@@ -78,9 +98,14 @@ class InstallSettings:
         return self.home / "runs"
 
     @property
+    def has_web_tls(self) -> bool:
+        """Whether the pages use HTTPS."""
+        return bool(self.tls_cert and self.tls_key) and not is_local(self.web)
+
+    @property
     def ca(self) -> Path | None:
-        """CA certificate for hosts and pages. A self-signed certificate is its own CA."""
-        return self.tls_ca or self.tls_cert
+        """CA certificate of the gateway, for hosts and pages. A self-signed certificate is its own CA."""
+        return self.tls_ca or (None if self.gateway else self.tls_cert)
 
     def _list_paths(self) -> dict[str, Path | None]:
         certificates = {"--tls-cert": self.tls_cert, "--tls-key": self.tls_key, "--tls-ca": self.tls_ca}
@@ -90,7 +115,8 @@ class InstallSettings:
         for address in (self.web_address, self.metrics_address):
             if not address[1]:
                 raise UsageError("port 0 is not allowed here: other programs need a fixed port")
-        check_tls_files(cert=self.tls_cert, key=self.tls_key, ca_needs_cert=True, listens=[self.listen or "unix:"])
+        remote = [one for one in (self.listen, "" if is_local(self.web) else self.web) if one]
+        check_tls_files(cert=self.tls_cert, key=self.tls_key, ca_needs_cert=True, listens=remote or ["unix:"])
         if self.listen:
             protected = bool(self.tls_cert and self.tls_key)
             check_listen(self.listen, protected=protected, needs="TLS", hint="set --tls-cert and --tls-key")

@@ -8,11 +8,16 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.settings import InstallService, InstallSettings
 from hil.protocol.listening import is_local
 
 # Directory of the environment files, which contain secrets.
 ENVIRONMENT = Path("/etc/hil")
+UNITS = {
+    InstallService.GATEWAY: "hil-farm-gateway.service",
+    InstallService.HOST: "hil-farm-host.service",
+    InstallService.WEB: "hil-web.service",
+}
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 _HARDENING = """NoNewPrivileges=yes
 ProtectSystem=full
@@ -25,15 +30,15 @@ LockPersonality=yes"""
 def make_units(settings: InstallSettings) -> dict[str, str]:
     """Return file name -> content of the units and their environment files."""
     units = {}
-    if not settings.gateway:
-        units["hil-farm-gateway.service"] = _make_gateway_unit(settings)
+    if settings.has(InstallService.GATEWAY):
+        units[UNITS[InstallService.GATEWAY]] = _make_gateway_unit(settings)
         units["farm.env"] = make_gateway_environment(settings)
-    units |= {
-        "hil-farm-host.service": _make_host_unit(settings),
-        "hil-web.service": _make_web_unit(settings),
-        "host.env": make_client_environment(settings, "host", settings.ca),
-        "web.env": make_client_environment(settings, "viewer", settings.ca) + make_web_token(settings.web),
-    }
+    if settings.has(InstallService.HOST):
+        units[UNITS[InstallService.HOST]] = _make_host_unit(settings)
+        units["host.env"] = make_client_environment(settings, "host", settings.ca)
+    if settings.has(InstallService.WEB):
+        units[UNITS[InstallService.WEB]] = _make_web_unit(settings)
+        units["web.env"] = make_client_environment(settings, "viewer", settings.ca) + make_web_token(settings.web)
     if settings.backups:
         units["hil-farm-backup.service"] = _make_backup_unit(settings)
         units["hil-farm-backup.timer"] = _BACKUP_TIMER
@@ -86,7 +91,7 @@ def make_web_token(address: str) -> str:
 
 def list_gateway_words(settings: InstallSettings) -> list[str]:
     """Return the arguments of `hil` that run the gateway, and the embedded database if there is no other."""
-    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key}
+    files = {"--tls-cert": settings.tls_cert, "--tls-key": settings.tls_key} if settings.listen else {}
     given = {"--listen": settings.listen, "--metrics": settings.metrics}
     given |= {option: str(path) for option, path in files.items() if path}
     return ["farm", "up", *(word for option, value in given.items() if value for word in (option, value))]
@@ -100,10 +105,13 @@ def list_host_words(settings: InstallSettings) -> list[str]:
     return words + (["--sim", str(settings.sims)] if settings.sims else [])
 
 
-def list_web_words(settings: InstallSettings, runs: str) -> list[str]:
+def list_web_words(settings: InstallSettings, runs: str, *, has_tls: bool) -> list[str]:
     """Return the arguments of `hil` that serve the pages."""
     host, port = settings.web_address
-    return ["web", "--farm", settings.gateway or "local", "--host", host, "--port", str(port), "--runs", runs]
+    words = ["web", "--farm", settings.gateway or "local", "--host", host, "--port", str(port), "--runs", runs]
+    if has_tls:
+        words += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+    return words
 
 
 def _make_gateway_unit(settings: InstallSettings) -> str:
@@ -123,15 +131,19 @@ def _make_host_unit(settings: InstallSettings) -> str:
         "hil farm: boards of this machine",
         list_host_words(settings),
         "host.env",
-        after=["hil-farm-gateway.service"],
+        after=[UNITS[InstallService.GATEWAY]],
         more="KillMode=mixed\nTimeoutStopSec=60\n",
     )
 
 
 def _make_web_unit(settings: InstallSettings) -> str:
-    words = list_web_words(settings, str(settings.runs))
+    words = list_web_words(settings, str(settings.runs), has_tls=settings.has_web_tls)
     return _make_service(
-        settings, "hil: pages of the farm and of stored results", words, "web.env", after=["hil-farm-gateway.service"]
+        settings,
+        "hil: pages of the farm and of stored results",
+        words,
+        "web.env",
+        after=[UNITS[InstallService.GATEWAY]],
     )
 
 

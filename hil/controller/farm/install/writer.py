@@ -11,7 +11,7 @@ from pathlib import Path
 from hil.controller.farm.install.containers import make_containers, name_wheel
 from hil.controller.farm.install.monitoring import make_monitoring
 from hil.controller.farm.install.settings import InstallPart, InstallSettings
-from hil.controller.farm.install.units import ENVIRONMENT, make_units
+from hil.controller.farm.install.units import ENVIRONMENT, UNITS, make_units
 from hil.core.boards import BOARDS_FOLDER
 from hil.core.files import write_atomic
 from hil.core.installed import is_from_index
@@ -125,9 +125,7 @@ def _list_systemd_commands(settings: InstallSettings, folder: Path) -> list[str]
     here, user = shlex.quote(str(folder)), settings.user
     home = shlex.quote(str(settings.home))
     unreadable = [] if user == "root" else list_unreadable(settings.command)
-    units = ["hil-farm-host.service", "hil-web.service"]
-    if not settings.gateway:
-        units.insert(0, "hil-farm-gateway.service")
+    units = [name for service, name in UNITS.items() if settings.has(service)]
     if settings.backups:
         units.append("hil-farm-backup.timer")
     # Do not change the owner of an existing directory, which may have other files.

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import PROBE_SECONDS, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
-from hil.controller.farm.scheduler.policy import BoardRow, FreeBoard, WaitingJob
+from hil.controller.farm.scheduler.candidates import BoardRow, BoardUse, FreeBoard, WaitingJob
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_granted
-from hil.controller.farm.store.records import JOBS, LEASES, NAME, fetch_rows, read_board_rows
+from hil.controller.farm.store.records import JOBS, LEASES, NAME, fetch_rows, make_requests, read_board_rows
 
 # Extra jobs to read per lane, because a board may have cached data for one of them.
 _CHOICE = 16
@@ -40,7 +42,7 @@ _LANES = f"""
     from lanes
     cross join lateral (
         select 0 as id, job.lane, job.kind, job.avoid, submission.user_name as user, submission.project,
-            submission.priority, submission.selector, submission.board
+            submission.priority, submission.selector, submission.board, submission.more, submission.groups
         from {JOBS} where job.state = 'queued' and job.lane = lanes.lane order by job.queued_at, job.id limit 1
     ) as head
 """
@@ -64,7 +66,9 @@ _USE = f"""
     group by user_name, project
 """
 _LEASES = f"""
-    with chosen (job, board, key) as (select * from unnest(%(jobs)s::bigint[], %(boards)s::text[], %(keys)s::text[])),
+    with chosen (job, board, key, part) as (
+        select * from unnest(%(jobs)s::bigint[], %(boards)s::text[], %(keys)s::text[], %(parts)s::int[])
+    ),
     board as (
         update hil.boards set fence = fence + 1 from chosen where name = chosen.board
         returning name, fence, worker
@@ -74,13 +78,14 @@ _LEASES = f"""
         returning id, submission, number, attempts, kind
     ),
     lease as (
-        insert into hil.leases (job, board, worker, fence, attempt, key, expires_at, until, holder_until)
-        select job.id, board.name, board.worker, board.fence, job.attempts,
-            case when job.kind = 'lease' then chosen.key else '' end,
+        insert into hil.leases (job, part, board, worker, fence, attempt, key, expires_at, until, holder_until)
+        select job.id, chosen.part, board.name, board.worker, board.fence, job.attempts,
+            case when job.kind = 'lease' or chosen.part > 0 then chosen.key else '' end,
             clock_timestamp() + make_interval(secs => %(lease_s)s),
             clock_timestamp() + make_interval(secs => submission.timeout_s
                 + case when job.kind in ('lease', 'health') then 0 else %(probe_s)s end),
-            case when job.kind = 'lease' then clock_timestamp() + make_interval(secs => %(holder_s)s) end
+            case when job.kind = 'lease' and chosen.part = 0
+                then clock_timestamp() + make_interval(secs => %(holder_s)s) end
         from chosen
         join board on board.name = chosen.board
         join job on job.id = chosen.job
@@ -91,7 +96,9 @@ _LEASES = f"""
     from lease
     join job on job.id = lease.job
     join hil.submissions as submission on submission.id = job.submission
+    order by lease.job, lease.id
 """
+_SEVERAL = "select exists (select from hil.jobs where state = 'queued' and boards > 1) as waits"
 _QUEUE_IDS = """
     update hil.leases as lease set queue_id = brought.queue_id
     from unnest(%s::bigint[], %s::bigint[]) as brought (lease, queue_id)
@@ -117,10 +124,14 @@ async def grant_boards(
     if not free:
         return []
     lanes = await list_queued_lanes(tx)
-    if boards is not None and any(lane.avoid for lane in lanes):
+    several = any(lane.more for lane in lanes)
+    if boards is not None and (several or any(lane.avoid for lane in lanes)):
         known = await read_board_rows(tx, settings)
+        # A job with several boards may keep other free boards.
+        free = _list_free_boards(known) if several else free
     waiting = await _read_waiting_jobs(tx, free, [lane.without_avoid(known) for lane in lanes])
-    return await _assign_boards(tx, queue, settings, waiting, free)
+    busy = [board for one in known if (board := one.occupied) is not None] if several else []
+    return await _assign_boards(tx, queue, settings, waiting, free, busy)
 
 
 async def grant_new_jobs(
@@ -134,13 +145,18 @@ async def grant_new_jobs(
 ) -> None:
     """Grant free boards to the new jobs of a submission.
 
-    Giving these jobs precedence is fair, because no older job can use a board that is free now.
+    Giving these jobs precedence is fair, because no older job can use a board that is free now. This is not true if a
+    job with several boards waits, which may keep free boards.
 
     Args:
         jobs: job ids in the order of the specs.
         known: all boards. The function considers all free boards with cached data for the jobs, and at most one other
             board per job.
     """
+    [several] = await fetch_rows(tx, _SEVERAL)
+    if several["waits"]:
+        await grant_boards(tx, queue, settings)
+        return
     affinities = {spec.affinity for spec in order.specs}
     free = _list_free_boards(known)
     warm = [one for one in free if not one.warm.isdisjoint(affinities) and lane.takes(one)]
@@ -154,7 +170,13 @@ async def grant_new_jobs(
 async def list_queued_lanes(tx: Tx) -> list[WaitingJob]:
     """Return the lanes with waiting jobs."""
     rows = await fetch_rows(tx, _LANES)
-    read = {"kind": Kind, "priority": Priority, "avoid": frozenset}
+    read: dict[str, Callable[[Any], Any]] = {
+        "kind": Kind,
+        "priority": Priority,
+        "avoid": frozenset,
+        "more": make_requests,
+        "groups": frozenset,
+    }
     return [WaitingJob(**{**row, **{name: kind(row[name]) for name, kind in read.items()}}) for row in rows]
 
 
@@ -162,10 +184,10 @@ def _list_free_boards(boards: Iterable[BoardRow]) -> list[FreeBoard]:
     return [free for one in boards if (free := one.free) is not None]
 
 
-async def compute_shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], policy.BoardUse]:
+async def compute_shares(tx: Tx, settings: FarmSettings) -> dict[tuple[str, str], BoardUse]:
     """Return the current and past board use of every user and project."""
     rows = await fetch_rows(tx, _USE, {"half_life_s": settings.share_half_life_s})
-    return {(row["user_name"], row["project"]): policy.BoardUse(row["running"], row["board_s"]) for row in rows}
+    return {(row["user_name"], row["project"]): BoardUse(row["running"], row["board_s"]) for row in rows}
 
 
 async def list_waiting_jobs(tx: Tx, lanes: Sequence[WaitingJob], most: Sequence[int]) -> list[WaitingJob]:
@@ -188,16 +210,22 @@ async def _read_waiting_jobs(tx: Tx, free: Sequence[FreeBoard], lanes: Sequence[
 
 
 async def _assign_boards(
-    tx: Tx, queue: LeaseQueue, settings: FarmSettings, waiting: Sequence[WaitingJob], free: Sequence[FreeBoard]
+    tx: Tx,
+    queue: LeaseQueue,
+    settings: FarmSettings,
+    waiting: Sequence[WaitingJob],
+    free: Sequence[FreeBoard],
+    busy: Sequence[FreeBoard] = (),
 ) -> list[str]:
     """Assign boards by policy and create the leases."""
     if not waiting or not free:
         return []
     # The fair share only matters if there are several users or projects.
-    several = len({(one.user, one.project) for one in waiting}) > 1
+    has_several_users = len({(one.user, one.project) for one in waiting}) > 1
     limited = any(math.isfinite(settings.limits.get_limits(one.user).boards) for one in waiting)
-    use = await compute_shares(tx, settings) if several or limited else {}
-    pairs = policy.assign(waiting, free, use, settings.aging_s, settings.limits)
+    use = await compute_shares(tx, settings) if has_several_users or limited else {}
+    several: dict[str, Any] = {"busy": busy, "gather_s": settings.gather_s} if any(one.more for one in waiting) else {}
+    pairs = policy.assign(waiting, free, use, settings.aging_s, settings.limits, **several)
     return await _create_leases(tx, queue, settings, pairs)
 
 
@@ -207,7 +235,13 @@ async def _create_leases(
     """Insert the leases and queue them for the boards' workers."""
     if not pairs:
         return []
+    count: Counter[int] = Counter()
+    parts = []
+    for job, _ in pairs:
+        parts.append(count[job])
+        count[job] += 1
     values = {
+        "parts": parts,
         "jobs": [job for job, _ in pairs],
         "boards": [board for _, board in pairs],
         "keys": [secrets.token_urlsafe(24) for _ in pairs],

@@ -17,7 +17,7 @@ from hil.controller.farm.messages import POWER_ACTIONS, Principal, Right, Role
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board
-from hil.controller.farm.store.records import LEASES, fetch_rows, make_storable, serialize_calls
+from hil.controller.farm.store.records import LEASES, fetch_rows, make_storable, read_access, serialize_calls
 from hil.errors import AccessRefused, FarmError, UsageError
 
 OFF = "off"
@@ -62,6 +62,12 @@ async def begin_power_action(tx: Tx, who: Principal, name: str, action: str) -> 
         )
     await get_board_state(tx, name)
     [board] = await fetch_rows(tx, _BOARD, [name])
+    access = read_access(board["card"].get("access"))
+    if not access.allows(who.user, who.board_groups):
+        raise AccessRefused(
+            f"permission denied for {who.user}: {name} is restricted",
+            hint="hil farm access shows which boards you may use",
+        )
     _check_host(name, action, board["worker"], board["card"].get("power", []))
     leases = await fetch_rows(tx, _LEASE, [name])
     is_admin = who.role is Role.ADMIN

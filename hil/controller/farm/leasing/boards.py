@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
@@ -11,7 +11,15 @@ from hil.controller.farm.leasing.allocator import grant_boards, list_queued_lane
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.leasing.leases import find_ended, read_grants
 from hil.controller.farm.leasing.transitions import finish
-from hil.controller.farm.messages import MAX_FENCE, BoardCard, BoardState, Grant, JobResult, Principal
+from hil.controller.farm.messages import (
+    MAX_FENCE,
+    BoardCard,
+    BoardState,
+    Grant,
+    JobResult,
+    Kind,
+    Principal,
+)
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import presence
@@ -23,15 +31,17 @@ from hil.controller.farm.store.records import (
     lock_active_leases,
     lock_job_rows,
     make_storable,
+    read_access,
     read_board_rows,
     serialize_calls,
 )
-from hil.errors import EXIT_BOARD, UsageError, did_you_mean
+from hil.errors import EXIT_BOARD, EXIT_USAGE, UsageError, did_you_mean
 
+_MAX_REASON = 500
 _NEW = """
     insert into hil.boards (name, card, state, reason) values (%s, '{}', 'offline', 'new')
     on conflict (name) do update set name = excluded.name
-    returning host, worker, fence
+    returning host, worker, fence, coalesce(card -> 'access', '{}') as access
 """
 # The query locks rows, so it waits for concurrent heartbeats. now() is the transaction's start: see `.sweeper`.
 _SILENT = "select name, host from hil.boards where worker <> '' and owned_until < now() order by name for update"
@@ -75,6 +85,8 @@ async def attach_worker(
         # A restarted worker of the same host replaces the old worker immediately.
         await _set_offline(tx, queue, card.name, "the host started a new worker for the board", settings)
     await _store_board(tx, card, worker, settings)
+    if read_access(board["access"]) != card.access:
+        await _change_access(tx, card, settings)
     [presented] = await read_board_rows(tx, settings, [card.name])
     seen = health.Event(health.EventKind.ATTENDED, checked=not presented.unchecked)
     await transitions.change_board(tx, card.name, seen, settings)
@@ -86,11 +98,18 @@ async def attach_worker(
 
 @serialize_calls
 async def leave(tx: Tx, queue: LeaseQueue, name: str, worker: str, settings: FarmSettings) -> None:
-    """Detach a worker: set the board offline and requeue the job."""
+    """Detach a worker that an operator stopped: set the board offline and requeue the job."""
     for row in await fetch_rows(tx, "select host from hil.boards where name = %s and worker = %s", [name, worker]):
-        await _set_offline(tx, queue, name, "the worker was stopped", settings)
+        await _set_offline(tx, queue, name, f"the host {row['host']} was stopped", settings, interrupted=True)
         await presence.note_hosts_gone(tx, "stopped", [row["host"]], "shut down")
         await grant_boards(tx, queue, settings)
+
+
+@serialize_calls
+async def detach_all(tx: Tx, queue: LeaseQueue, reason: str, settings: FarmSettings) -> None:
+    """Detach all workers: set their boards offline and requeue their jobs, without counting the attempts."""
+    for row in await fetch_rows(tx, "select name from hil.boards where worker <> '' order by name"):
+        await _set_offline(tx, queue, row["name"], reason, settings, interrupted=True)
 
 
 @serialize_calls
@@ -119,6 +138,21 @@ async def resume(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     await grant_boards(tx, queue, settings)
 
 
+async def _change_access(tx: Tx, card: BoardCard, settings: FarmSettings) -> None:
+    """Record who may use a board from now on. Queued jobs that may no longer use any board end."""
+    allowed = [*card.access.users, *(f"group {group}" for group in card.access.groups)]
+    await note_board(tx, "access", card.name, f"open to {', '.join(allowed) or 'all users'}"[:_MAX_REASON])
+    known = await read_board_rows(tx, settings)
+    reason = f"the user may no longer use {card.name}, and no other board matches"
+    refused = [
+        lane.lane
+        for lane in await list_queued_lanes(tx)
+        if not lane.matches_all(known) and replace(lane, kind=Kind.HEALTH).matches_all(known)
+    ]
+    for job in await lock_job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [refused]):
+        await finish(tx, job, JobResult(EXIT_USAGE, reason=reason))
+
+
 async def set_silent_offline(tx: Tx, queue: LeaseQueue, settings: FarmSettings) -> int:
     """Set boards without heartbeats offline. Returns their number."""
     silent = await fetch_rows(tx, _SILENT)
@@ -129,10 +163,12 @@ async def set_silent_offline(tx: Tx, queue: LeaseQueue, settings: FarmSettings) 
     return len(silent)
 
 
-async def _set_offline(tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings) -> None:
+async def _set_offline(
+    tx: Tx, queue: LeaseQueue, name: str, reason: str, settings: FarmSettings, *, interrupted: bool = False
+) -> None:
     """Remove a board's owner and end the lease."""
     for lease in await lock_active_leases(tx, "lease.board = %(board)s", {"board": name}):
-        await transitions.lease_lost(tx, queue, lease, reason, settings)
+        await transitions.lease_lost(tx, queue, lease, reason, settings, interrupted=interrupted)
     await tx.execute("update hil.boards set worker = '', owned_until = clock_timestamp() where name = %s", [name])
     await transitions.change_board(tx, name, health.Event(health.EventKind.LOST, reason), settings)
 
@@ -203,8 +239,7 @@ async def _forget_boards(tx: Tx, names: Sequence[str], reason: str, settings: Fa
     lost = [
         lane.lane
         for lane in await list_queued_lanes(tx)
-        if any(lane.matches(one.name, one.labels) for one in gone)
-        and not any(lane.matches(one.name, one.labels) for one in left)
+        if any(lane.matches(one) for one in gone) and not lane.matches_all(left)
     ]
     ended = await lock_job_rows(tx, "job.state = 'queued' and job.lane = any(%s)", [lost])
     what = f"no board matches after the removal of {', '.join(names)}"

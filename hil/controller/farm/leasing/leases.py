@@ -10,13 +10,14 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
 from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, JobResult, JobSpec, Kind
+from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, GrantedLease, JobResult, JobSpec, Kind
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
 from hil.controller.farm.store.records import (
     LEASES,
     NAME,
     LeaseRow,
+    Row,
     as_json,
     fetch_rows,
     lease_row,
@@ -28,9 +29,14 @@ from hil.controller.records.base import make_record
 from hil.errors import EXIT_OK, AccessRefused
 
 _GRANT = f"""
-    select lease.id as lease, lease.job as job_id, lease.board, lease.fence, lease.attempt, {NAME} as job, job.spec,
-        submission.timeout_s, submission.user_name as user, submission.trace
+    select lease.id as lease, lease.job as job_id, lease.part, lease.board, lease.fence, lease.attempt, {NAME} as job,
+        job.spec, job.boards, submission.title, submission.timeout_s, submission.user_name as user, submission.trace
     from {LEASES} where lease.ended_at is null
+"""
+_PARTS = """
+    select lease.id as lease, lease.job, lease.key, lease.direct, board.card
+    from hil.leases as lease join hil.boards as board on board.name = lease.board
+    where lease.job = any(%s) and lease.part > 0 and lease.ended_at is null order by lease.part
 """
 # Heartbeats skip locked rows instead of waiting for the lock, because the next heartbeat follows soon.
 _KEEP = """
@@ -68,13 +74,18 @@ _STARTED = """
     with begun as (
         update hil.leases set started_at = clock_timestamp(), direct = %(direct)s
         where id = %(lease)s and worker = %(worker)s and ended_at is null and started_at is null
-        returning job
+        returning job, part
+    ),
+    job as (
+        update hil.jobs set started_at = clock_timestamp() from begun where id = begun.job and begun.part = 0
+        returning id
     )
-    update hil.jobs set started_at = clock_timestamp() from begun where id = begun.job returning id
+    select job from begun
 """
 _IS_SAME_RESULT = "select coalesce(result = %(result)s::jsonb, false) as same from hil.leases where id = %(lease)s"
 _HOLD = """
-    update hil.leases set holder_until = clock_timestamp() + make_interval(secs => %(holder_s)s)
+    update hil.leases
+    set holder_until = case when part = 0 then clock_timestamp() + make_interval(secs => %(holder_s)s) end
     where id = %(lease)s and key = %(key)s and key <> '' and ended_at is null
     returning id
 """
@@ -109,7 +120,7 @@ class LeaseStatus:
     card: BoardCard
     key: str  # secret of the holder
     direct: str  # agent address for processes on the board's host
-    started: bool  # True if the board session is open
+    started: bool  # True if the sessions of all boards of the job are open
 
 
 async def read_grant(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None:
@@ -120,19 +131,39 @@ async def read_grant(tx: Tx, lease: int, settings: FarmSettings) -> Grant | None
 async def read_grants(tx: Tx, leases: Collection[int], settings: FarmSettings) -> list[Grant]:
     """Return the grants of the active leases among ``leases``."""
     rows = await fetch_rows(tx, f"{_GRANT} and lease.id = any(%s) order by lease.id", [list(leases)])
-    return [Grant(**{**row, "spec": make_record(row["spec"], JobSpec), "ttl_s": settings.lease_s}) for row in rows]
+    several = [row["job_id"] for row in rows if row["boards"] > 1 and row["part"] == 0]
+    parts = await fetch_rows(tx, _PARTS, [several]) if several else []
+    others = (
+        {one.lease: one for one in await read_grants(tx, [part["lease"] for part in parts], settings)} if parts else {}
+    )
+    grants = []
+    for row in rows:
+        part, title, _ = row.pop("part"), row.pop("title"), row.pop("boards")
+        # The host only gives access to the boards after the first: the job runs on the first board's host.
+        spec = JobSpec(Kind.LEASE, {"purpose": title}) if part else make_record(row["spec"], JobSpec)
+        more = [] if part else [one for one in parts if one["job"] == row["job_id"]]
+        granted = tuple(_make_granted_lease(one, others[one["lease"]]) for one in more if one["lease"] in others)
+        grants.append(Grant(**{**row, "spec": spec, "ttl_s": settings.lease_s, "more": granted}))
+    return grants
+
+
+def _make_granted_lease(part: Row, grant: Grant) -> GrantedLease:
+    card = make_record(part["card"], BoardCard).replace(direct=part["direct"])
+    return GrantedLease(grant, card, part["key"])
 
 
 async def lease_of_job(tx: Tx, job_id: int) -> int | None:
     """Return the active lease of a job, or None."""
-    rows = await fetch_rows(tx, "select id from hil.leases where job = %s and ended_at is null", [job_id])
+    query = "select id from hil.leases where job = %s and ended_at is null and part = 0"
+    rows = await fetch_rows(tx, query, [job_id])
     return rows[0]["id"] if rows else None
 
 
 async def read_holding(tx: Tx, lease: int) -> LeaseStatus | None:
     """Return the lease data for the holder that the grant does not contain, or None if the lease has ended."""
     query = (
-        "select lease.key, lease.direct, lease.started_at is not null as started, board.card"
+        "select lease.key, lease.direct, board.card, not exists (select from hil.leases as part"
+        " where part.job = lease.job and part.ended_at is null and part.started_at is null) as started"
         " from hil.leases as lease join hil.boards as board on board.name = lease.board"
         " where lease.id = %s and lease.ended_at is null"
     )
@@ -211,7 +242,7 @@ async def report(
     await transitions.lease_reported(tx, queue, row, result, settings)
     # After an infrastructure failure, the job may move to any board. After a health job, jobs that had to avoid this
     # board may use it again. So look for grants on all boards.
-    everywhere = result.infrastructure or row.job.kind is Kind.HEALTH
+    everywhere = result.infrastructure or row.job.kind is Kind.HEALTH or row.job.boards > 1
     await grant_boards(tx, queue, settings, None if everywhere else [row.board])
     return True, ""
 
@@ -258,4 +289,4 @@ async def release(tx: Tx, queue: LeaseQueue, lease: int, key: str, reason: str, 
         raise AccessRefused(f"invalid key for lease {lease}")
     if row.ended_at is None:
         await transitions.lease_over(tx, queue, row, JobResult(EXIT_OK, reason=make_storable(reason)), settings)
-        await grant_boards(tx, queue, settings, [row.board])
+        await grant_boards(tx, queue, settings, [row.board] if row.job.boards == 1 else None)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.messages import BoardState, Principal, Role
-from hil.controller.farm.scheduler.policy import BoardRow
+from hil.controller.farm.scheduler.candidates import BoardRow
 from hil.controller.farm.selector import parse
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board
@@ -60,6 +60,12 @@ async def reserve(
     boards = [one for one in await read_board_rows(tx, settings) if wanted.matches(one.labels)]
     if not boards:
         raise NoSuchBoard(f"no board matches {selector!r}", hint="hil farm boards lists all boards")
+    boards = [one for one in boards if one.access.allows(who.user, who.board_groups)]
+    if not boards:
+        raise AccessRefused(
+            f"permission denied for {who.user}: all boards that match {selector!r} are restricted",
+            hint="hil farm access shows which boards you may use",
+        )
     [own] = await fetch_rows(tx, _OWN, [who.user])
     if own["many"] >= _MAX_OF_USER:
         raise FarmError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hil.controller.farm.database.database import Tx
@@ -14,6 +14,7 @@ from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
     COMMANDS_LABEL,
     LONGEST,
+    BoardRequest,
     JobResult,
     JobState,
     Kind,
@@ -25,7 +26,7 @@ from hil.controller.farm.messages import (
     format_job_name,
     parse_job,
 )
-from hil.controller.farm.scheduler.policy import BoardRow, WaitingJob
+from hil.controller.farm.scheduler.candidates import BoardRow, WaitingJob
 from hil.controller.farm.selector import find_nearest, parse, suggest_labels
 from hil.controller.farm.settings import FarmSettings, UserLimits
 from hil.controller.farm.store.event_log import note_job
@@ -44,6 +45,7 @@ from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, 
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
 _MAX_PROJECT_LENGTH = 100
+_MAX_SHOWN = 5
 _TIMEOUTS = f"above 0 s and at most {_LONGEST_S / 86400:.0f} days"
 
 # Maximum waiting submissions per user. Each submission may be a separate lane, and every grant reads all lanes.
@@ -58,7 +60,8 @@ _SENT = "select id, user_name, jobs from hil.submissions where key = %s"
 _PRIORITY = """
     with changed as (update hil.submissions set priority = %(priority)s where id = %(submission)s returning *)
     update hil.jobs as job set lane = hil.lane(
-        changed.user_name, changed.project, changed.priority, changed.selector, changed.board, job.checks, job.avoid)
+        changed.user_name, changed.project, changed.priority, changed.selector, changed.board, job.checks, job.avoid,
+        changed.more, changed.groups)
     from changed where job.submission = changed.id and job.state = 'queued'
 """
 
@@ -97,13 +100,23 @@ async def submit(
                 "a different user already used this submission key", hint="use a new key for each submission"
             )
         return QueuedSubmission(before["id"], _make_job_names(before["id"], before["jobs"]))
+    lane = WaitingJob(
+        0,
+        who.user,
+        project,
+        order.priority,
+        selector=order.selector,
+        board=order.board,
+        kind=order.specs[0].kind,
+        more=order.more,
+        groups=who.board_groups,
+    )
     _check_satisfiable(order, boards)
+    _check_access(lane, boards)
+    _check_board_count(who, order, settings.limits.get_limits(who.user))
     await _check_quota(tx, who, len(order.specs), settings.limits.get_limits(who.user))
     order = _limit_lease(who, order, settings.limits.get_limits(who.user))
-    submission, jobs = await queue_jobs(tx, order, who.user, project, trace)
-    lane = WaitingJob(
-        0, who.user, project, order.priority, selector=order.selector, board=order.board, kind=order.specs[0].kind
-    )
+    submission, jobs = await queue_jobs(tx, order, who.user, project, trace, groups=lane.groups)
     await grant_new_jobs(tx, queue, settings, order, lane, jobs, boards)
     return QueuedSubmission(submission, _make_job_names(submission, len(jobs)))
 
@@ -114,7 +127,8 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
     submission, number = await _find_own_job(tx, who, name)
     result = JobResult(EXIT_INTERRUPTED, reason=f"cancelled by {who.user}")
     leases = {
-        lease.job.id: lease for lease in await lock_active_leases(tx, "submission.id = %(id)s", {"id": submission})
+        lease.job.id: lease
+        for lease in await lock_active_leases(tx, "submission.id = %(id)s and lease.part = 0", {"id": submission})
     }
     jobs = await _open_jobs(tx, submission, number)
     for job in jobs:
@@ -123,8 +137,8 @@ async def cancel(tx: Tx, queue: LeaseQueue, who: Principal, name: str, settings:
         else:
             await finish(tx, job, result, state=JobState.CANCELLED)
     freed = [leases[job.id].board for job in jobs if job.id in leases]
-    if freed:
-        await grant_boards(tx, queue, settings, freed)
+    if freed or any(job.boards > 1 for job in jobs):
+        await grant_boards(tx, queue, settings, freed if all(job.boards == 1 for job in jobs) else None)
     return [job.name for job in jobs]
 
 
@@ -166,7 +180,14 @@ def _check_submission(order: Submission) -> None:
         raise UsageError("a lease must be the only job of the submission")
     if Kind.COMMAND in kinds and len(kinds) > 1:
         raise UsageError("commands cannot be in a submission with other jobs")
-    parse(order.selector)
+    for request in order.requests:
+        parse(request.selector)
+    if order.more and kinds - {Kind.COMMAND, Kind.LEASE}:
+        raise UsageError(
+            "only commands and leases can use several boards", hint="hil farm submit --board A --board B -- CMD..."
+        )
+    if order.more and len(order.specs) > 1:
+        raise UsageError("a submission with several boards must have one job")
 
 
 def _restrict_commands(who: Principal, order: Submission) -> Submission:
@@ -181,7 +202,38 @@ def _restrict_commands(who: Principal, order: Submission) -> Submission:
             f"permission denied for {who.user}: the token lacks the right {Right.COMMANDS.value}",
             hint=f"an admin creates such a token: hil farm token add {who.user} --role submitter --right commands",
         )
+    # The command runs on the host of the first board.
     return replace(order, selector=f"({order.selector}), {COMMANDS_LABEL}" if order.selector else COMMANDS_LABEL)
+
+
+def _check_board_count(who: Principal, order: Submission, limits: UserLimits) -> None:
+    """Raise FarmError if a job needs more boards than its user may use at once."""
+    if order.more and len(order.requests) > limits.boards:
+        raise FarmError(
+            f"the limit of {who.user} is {limits.boards:.0f} boards at once, the job needs {len(order.requests)}",
+            hint="use fewer boards, or ask an admin for a higher limit",
+        )
+
+
+def _check_access(job: WaitingJob, known: Sequence[BoardRow]) -> None:
+    """Raise AccessRefused if the boards that match a job are restricted to other users."""
+    if job.matches_all(known):
+        return
+    for part in job.parts:
+        match = replace(part, kind=Kind.HEALTH)  # matches boards without access
+        fit = [one for one in known if match.matches_first(one)]
+        if fit and not any(part.matches_first(one) for one in fit):
+            names = ", ".join(one.name for one in fit[:_MAX_SHOWN]) + (", ..." if len(fit) > _MAX_SHOWN else "")
+            allowed = sorted({f"group {group}" for one in fit for group in one.access.groups})
+            allowed += sorted({f"user {user}" for one in fit for user in one.access.users})
+            raise AccessRefused(
+                f"permission denied for {job.user}: restricted boards: {names}",
+                hint=f"open to {', '.join(allowed[:_MAX_SHOWN])}; ask an admin for a token with a group",
+            )
+    raise AccessRefused(
+        f"permission denied for {job.user}: fewer than {len(job.parts)} matching boards are open to you",
+        hint="hil farm access shows which boards you may use",
+    )
 
 
 def _limit_lease(who: Principal, order: Submission, limits: UserLimits) -> Submission:
@@ -235,13 +287,29 @@ def _choose_project(who: Principal, order: Submission) -> str:
 
 def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
     """Raise NoSuchBoard if no known board matches, regardless of the boards' states."""
+    rows = list(known)
+    for request in order.requests:
+        _check_request(order, request, rows)
+    pinned = [request.board for request in order.requests if request.board]
+    if twice := next((name for name in pinned if pinned.count(name) > 1), ""):
+        raise UsageError(f"board {twice!r} is requested twice", hint="each board can be used once in a job")
+    job = WaitingJob(0, "", selector=order.selector, board=order.board, more=order.more, kind=Kind.HEALTH)
+    if not job.matches_all(rows):
+        raise NoSuchBoard(
+            f"the job needs {len(order.requests)} different boards, but fewer boards of the farm match",
+            hint="hil farm boards lists all boards",
+        )
+
+
+def _check_request(order: Submission, request: BoardRequest, known: Iterable[BoardRow]) -> None:
+    """Raise NoSuchBoard if no known board matches a request."""
     boards = {one.name: one.labels for one in known}
-    selector = parse(order.selector)
-    if order.board:
-        if order.board not in boards:
-            hint = did_you_mean(order.board, boards) + "hil farm boards lists all boards"
-            raise NoSuchBoard(f"board {order.board!r} not found", hint=hint)
-        boards = {order.board: boards[order.board]}
+    selector = parse(request.selector)
+    if request.board:
+        if request.board not in boards:
+            hint = did_you_mean(request.board, boards) + "hil farm boards lists all boards"
+            raise NoSuchBoard(f"board {request.board!r} not found", hint=hint)
+        boards = {request.board: boards[request.board]}
     if any(selector.matches(labels) for labels in boards.values()):
         return
     if order.specs[0].kind is Kind.COMMAND and not any(labels.get(COMMANDS_LABEL) for labels in boards.values()):
@@ -252,7 +320,7 @@ def _check_satisfiable(order: Submission, known: Iterable[BoardRow]) -> None:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")
     close = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in find_nearest(selector, boards))
     similar = suggest_labels(selector, boards.values())
-    raise NoSuchBoard(f"no board matches {order.selector!r}", hint=f"{similar}nearest: {close}")
+    raise NoSuchBoard(f"no board matches {request.selector!r}", hint=f"{similar}nearest: {close}")
 
 
 async def _find_own_job(tx: Tx, who: Principal, name: str) -> tuple[int, int | None]:

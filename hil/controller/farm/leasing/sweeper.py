@@ -104,6 +104,7 @@ _OF_THEM = {"jobs": "hil.jobs"} | {
 }
 _DELETED = {
     "submissions": "delete from hil.submissions where id = any(%(old)s)",
+    "messages": "delete from hil.outbox where coalesce(sent_at, failed_at) < now() - make_interval(secs => %(keep_s)s)",
     "events": "delete from hil.events where at < now() - make_interval(secs => %(keep_s)s)",
     "reservations": "delete from hil.reservations where ends_at < now() - make_interval(secs => %(keep_s)s)",
 }

@@ -6,42 +6,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
+from hil.controller.farm.messages import FARM_USER, BoardState, JobResult, JobSpec, JobState, Kind, Priority, Submission
 from hil.controller.farm.scheduler import health, policy
+from hil.controller.farm.scheduler.candidates import WaitingJob
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results
 from hil.controller.farm.store.event_log import note_board, note_ended, note_job, note_queued
-from hil.controller.farm.store.records import JobRow, LeaseRow, Row, as_json, fetch_rows, lock_job_rows, read_board_rows
+from hil.controller.farm.store.records import (
+    JobRow,
+    LeaseRow,
+    Row,
+    as_json,
+    fetch_rows,
+    lock_active_leases,
+    lock_job_rows,
+    make_requests,
+    read_board_rows,
+)
+from hil.core.results import Outcome
 from hil.errors import EXIT_BOARD, EXIT_OK, EXIT_STAGE
-
-# User of health jobs; no token can have this name.
-FARM = "farm"
 
 _NEW = """
     with new as (
         insert into hil.submissions
-            (user_name, project, title, selector, board, priority, timeout_s, max_attempts, trace, key, jobs)
+            (user_name, project, title, selector, board, priority, timeout_s, max_attempts, trace, key, jobs, more,
+            groups)
         values (%(user)s, %(project)s, %(title)s, %(selector)s, %(board)s, %(priority)s, %(timeout_s)s,
-            %(max_attempts)s, %(trace)s, %(key)s, %(jobs)s)
+            %(max_attempts)s, %(trace)s, %(key)s, %(jobs)s, %(more)s, %(groups)s)
         returning *
     )
-    insert into hil.jobs (submission, number, kind, spec, affinity, title, checks, state, lane)
+    insert into hil.jobs (submission, number, kind, spec, affinity, title, checks, state, boards, lane)
     select new.id, given.number, given.spec ->> 'kind', given.spec, given.spec ->> 'affinity',
-        coalesce(given.spec ->> 'title', ''), %(checks)s, 'queued',
-        hil.lane(new.user_name, new.project, new.priority, new.selector, new.board, %(checks)s, '{}')
+        coalesce(given.spec ->> 'title', ''), %(checks)s, 'queued', 1 + jsonb_array_length(new.more),
+        hil.lane(new.user_name, new.project, new.priority, new.selector, new.board, %(checks)s, '{}', new.more,
+            new.groups)
     from new cross join jsonb_array_elements(%(specs)s::jsonb) with ordinality as given (spec, number)
     order by given.number
     returning id, submission
 """
 _AGAIN = """
     update hil.jobs as job
-    set state = 'queued', avoid = %(avoid)s, started_at = null, lane = hil.lane(
+    set state = 'queued', avoid = %(avoid)s, started_at = null, attempts = attempts - %(uncounted)s, lane = hil.lane(
         submission.user_name, submission.project, submission.priority, submission.selector, submission.board,
-        job.checks, %(avoid)s)
+        job.checks, %(avoid)s, submission.more, submission.groups)
     from hil.submissions as submission
     where submission.id = job.submission and job.id = %(job)s
 """
@@ -55,27 +67,42 @@ _RESULT = """
 
 
 async def queue_jobs(
-    tx: Tx, order: Submission, user: str, project: str, trace: str = "", *, checks: str | None = None
+    tx: Tx,
+    order: Submission,
+    user: str,
+    project: str,
+    trace: str = "",
+    *,
+    groups: Iterable[str] = (),
+    checks: str | None = None,
 ) -> tuple[int, list[int]]:
     """Queue the jobs of a submission. Returns the submission's number and the job ids.
 
     Args:
+        groups: groups of the user, which give access to restricted boards.
         checks: board of a health job.
     """
     same = ("title", "selector", "board", "timeout_s", "max_attempts", "key")
     values = {name: getattr(order, name) for name in same} | {"user": user, "project": project, "trace": trace}
     specs = as_json([spec.to_json() for spec in order.specs])
     values |= {"priority": order.priority.value, "jobs": len(order.specs), "specs": specs, "checks": checks}
+    values |= {"more": as_json([asdict(one) for one in order.more]), "groups": sorted(groups)}
     rows = await fetch_rows(tx, _NEW, values)
     submission, jobs = rows[0]["submission"], sorted(row["id"] for row in rows)
     await note_queued(tx, submission, jobs, order.title)
     return submission, jobs
 
 
-async def queue_again(tx: Tx, job: JobRow, failed_on: str, reason: str) -> None:
-    """Requeue a job at its old queue position, and exclude the board of the failure."""
-    await tx.execute(_AGAIN, {"job": job.id, "avoid": sorted({*job.avoid, failed_on})})
-    await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=failed_on)
+async def queue_again(tx: Tx, job: JobRow, board: str, reason: str, *, interrupted: bool = False) -> None:
+    """Requeue a job at its old queue position.
+
+    Args:
+        board: board of the attempt.
+        interrupted: the board did not fail, so the attempt does not count, and the job may use the board again.
+    """
+    avoid = sorted({*job.avoid, *([] if interrupted else [board])})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(interrupted)})
+    await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=board)
 
 
 async def finish(
@@ -129,7 +156,7 @@ async def change_board(tx: Tx, board: str, event: health.Event, settings: FarmSe
         }
         await tx.execute(_CHANGE, values)
     if to.state is not state or to.failures != failures:
-        await note_board(tx, to.state.value, board, to.reason)
+        await note_board(tx, to.state.value, board, to.reason, is_new=to.state is not state)
     if to.state is BoardState.OFFLINE:
         await call_off_check(tx, board, to.reason)
     await order_checks(tx, [board])
@@ -149,7 +176,7 @@ async def order_checks(tx: Tx, boards: Sequence[str] | None = None) -> int:
             timeout_s=_CHECK_TIMEOUT_SECONDS,
             max_attempts=1,
         )
-        await queue_jobs(tx, order, FARM, "", checks=row["name"])
+        await queue_jobs(tx, order, FARM_USER, "", checks=row["name"])
     return len(found)
 
 
@@ -184,9 +211,14 @@ async def _end_lease(
 ) -> None:
     """End a lease: free the board, add the time to the user's share, and notify listeners.
 
+    If the job runs with this lease, the leases of its other boards end as well.
+
     Args:
         result: report of the worker, if any.
     """
+    if lease.job.boards > 1 and lease.part == 0:
+        for other in await lock_active_leases(tx, "job.id = %(job)s and lease.part > 0", {"job": lease.job.id}):
+            await _end_lease(tx, queue, other, f"job {lease.job.name} no longer uses the board", settings)
     stored = None if result is None else as_json(result.to_json())
     await tx.execute(_END, {"lease": lease.id, "reason": reason, "result": stored})
     share: Row = {"user": lease.job.user, "project": lease.job.project, "granted_at": lease.granted_at}
@@ -198,10 +230,19 @@ async def _end_lease(
         await note_board(tx, "maintenance", lease.board, "drained and idle")
 
 
-async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings) -> None:
-    """End a lease because the board was lost. Retry the job, or finish the job with ``BOARD_LOST``."""
+async def lease_lost(
+    tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, settings: FarmSettings, *, interrupted: bool = False
+) -> None:
+    """End a lease because the board was lost. Retry the job, or finish the job with ``BOARD_LOST``.
+
+    Args:
+        interrupted: an operator stopped the board's host or the farm, so the attempt does not count.
+    """
+    if not await _is_active(tx, lease):
+        return
     await _end_lease(tx, queue, lease, reason, settings)
-    await _retry_or_finish(tx, lease, JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True), settings)
+    lost = JobResult(EXIT_BOARD, "BOARD_LOST", reason, infrastructure=True)
+    await _end_job(tx, queue, lease, lost, settings, interrupted=interrupted)
     what = health.EventKind.CHECK_LOST if lease.job.kind is Kind.HEALTH else health.EventKind.INFRASTRUCTURE
     doubt = health.Event(what, f"job {lease.job.name} was lost: {reason}")
     await change_board(tx, lease.board, doubt, settings)
@@ -209,6 +250,9 @@ async def lease_lost(tx: Tx, queue: LeaseQueue, lease: LeaseRow, reason: str, se
 
 async def lease_timed_out(tx: Tx, queue: LeaseQueue, lease: LeaseRow, settings: FarmSettings) -> None:
     """End a lease at the time limit. A job gets the result ``TIMEOUT``. A user's lease ends normally."""
+    if not await _is_active(tx, lease):
+        return None
+    lease = await _find_main_lease(tx, lease)
     if lease.job.kind is Kind.LEASE:
         return await lease_over(tx, queue, lease, JobResult(EXIT_OK, reason="time limit reached"), settings)
     reason = "time limit exceeded"
@@ -228,6 +272,9 @@ async def lease_over(
     state: JobState = JobState.DONE,
 ) -> None:
     """End a lease and the job on request, with a given result."""
+    if not await _is_active(tx, lease):
+        return
+    lease = await _find_main_lease(tx, lease)
     await _end_lease(tx, queue, lease, result.reason, settings)
     await finish(tx, lease.job, result, lease.id, state=state)
     if lease.job.kind is Kind.COMMAND:
@@ -237,29 +284,87 @@ async def lease_over(
 async def lease_reported(tx: Tx, queue: LeaseQueue, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
     """End a lease with the worker's report, and update job and board."""
     await _end_lease(tx, queue, lease, result.reason or result.outcome, settings, result)
-    await _retry_or_finish(tx, lease, result, settings)
+    await _end_job(tx, queue, lease, result, settings)
     await _update_board(tx, lease, result, settings)
+
+
+async def _end_job(
+    tx: Tx,
+    queue: LeaseQueue,
+    lease: LeaseRow,
+    result: JobResult,
+    settings: FarmSettings,
+    *,
+    interrupted: bool = False,
+) -> None:
+    """Retry or finish a job after the end of one of its leases. The leases of its other boards end."""
+    if lease.part == 0:
+        return await _retry_or_finish(tx, lease, result, settings, interrupted=interrupted)
+    text = f"board {lease.board}: {result.reason or result.outcome or 'the lease ended'}"
+    result = result.replace(reason=text)
+    for main in await lock_active_leases(tx, "job.id = %(job)s and lease.part = 0", {"job": lease.job.id}):
+        await _end_lease(tx, queue, main, text, settings)
+        await _retry_or_finish(tx, main, result, settings, failed_on=lease.board, interrupted=interrupted)
+        if main.job.kind is Kind.COMMAND:
+            await _doubt_after_command(tx, main, settings)
+
+
+async def _is_active(tx: Tx, lease: LeaseRow) -> bool:
+    """Return False if a lease of a job with several boards has ended with the job since it was read."""
+    if lease.job.boards == 1:
+        return True
+    return bool(await fetch_rows(tx, "select id from hil.leases where id = %s and ended_at is null", [lease.id]))
+
+
+async def _find_main_lease(tx: Tx, lease: LeaseRow) -> LeaseRow:
+    """Return the lease with which the job of a lease runs."""
+    if lease.part == 0:
+        return lease
+    found = await lock_active_leases(tx, "job.id = %(job)s and lease.part = 0", {"job": lease.job.id})
+    return next(iter(found), lease)
 
 
 async def _has_others(tx: Tx, job: JobRow, board: str, settings: FarmSettings) -> bool:
     """Return True if the job can run on another board on which it has not failed yet."""
-    [order] = await fetch_rows(tx, "select selector from hil.submissions where id = %s", [job.submission])
-    wanted = policy.WaitingJob(job.id, job.user, selector=order["selector"], board=job.pinned)
-    avoid = {*job.avoid, board}
-    return any(
-        one.may_serve and one.name not in avoid and wanted.matches(one.name, one.labels)
-        for one in await read_board_rows(tx, settings)
+    query = "select selector, more, groups from hil.submissions where id = %s"
+    [order] = await fetch_rows(tx, query, [job.submission])
+    wanted = WaitingJob(
+        job.id,
+        job.user,
+        selector=order["selector"],
+        board=job.pinned,
+        more=make_requests(order["more"]),
+        groups=frozenset(order["groups"]),
     )
+    avoid = {*job.avoid, board}
+    known = await read_board_rows(tx, settings)
+    return wanted.matches_all(one for one in known if one.may_serve and one.name not in avoid)
 
 
-async def _retry_or_finish(tx: Tx, lease: LeaseRow, result: JobResult, settings: FarmSettings) -> None:
-    """Retry or finish a job after an attempt."""
-    job = lease.job
+async def _retry_or_finish(
+    tx: Tx,
+    lease: LeaseRow,
+    result: JobResult,
+    settings: FarmSettings,
+    *,
+    failed_on: str = "",
+    interrupted: bool = False,
+) -> None:
+    """Retry or finish a job after an attempt.
+
+    Args:
+        failed_on: board of an infrastructure failure; "" for the board of the lease.
+        interrupted: an operator stopped the board's host or the farm, so the attempt does not count.
+    """
+    job, failed_on = lease.job, failed_on or lease.board
     held = lease.started_at is not None and job.kind is Kind.LEASE
-    others = result.infrastructure and await _has_others(tx, job, lease.board, settings)
-    final = policy.decide_after_attempt(result, job.kind, job.attempts, job.max_attempts, held=held, others=others)
+    others = result.infrastructure and await _has_others(tx, job, failed_on, settings)
+    final = policy.decide_after_attempt(
+        result, job.kind, job.attempts, job.max_attempts, held=held, others=others, interrupted=interrupted
+    )
     if final is None:
-        await queue_again(tx, job, lease.board, result.reason or "infrastructure failure")
+        reason = result.reason or "infrastructure failure"
+        await queue_again(tx, job, failed_on, reason, interrupted=interrupted)
     else:
         await finish(tx, job, final, lease.id)
 
@@ -271,8 +376,9 @@ async def _update_board(tx: Tx, lease: LeaseRow, result: JobResult, settings: Fa
     """
     job, what = lease.job, health.EventKind
     if job.kind is Kind.HEALTH:
-        event = health.Event(what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY, result.reason)
-        return await change_board(tx, lease.board, event, settings)
+        kind = what.HEALTHY if result.exit_code == EXIT_OK else what.UNHEALTHY
+        kind = what.BUSY if result.outcome == Outcome.BOARD_BUSY.value else kind
+        return await change_board(tx, lease.board, health.Event(kind, result.reason), settings)
     if result.infrastructure:
         reason = f"job {job.name} failed: {result.reason or 'infrastructure failure'}"
         return await change_board(tx, lease.board, health.Event(what.INFRASTRUCTURE, reason), settings)

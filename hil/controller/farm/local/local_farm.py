@@ -21,6 +21,7 @@ import filelock
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.local.processes import SupervisedProcess, end_noted, start_time
 from hil.controller.farm.messages import BoardState, Role
+from hil.controller.farm.oidc.oidc_settings import load_oidc
 from hil.controller.farm.paths import (
     CA_VARIABLE,
     DB_VARIABLE,
@@ -35,6 +36,7 @@ from hil.controller.farm.paths import (
     read_sheet,
 )
 from hil.controller.farm.settings import load_history, load_settings
+from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 from hil.core.files import read_text, write_atomic
 from hil.core.processes import make_module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
@@ -153,6 +155,8 @@ class LocalFarm:
         # Report invalid settings before anything starts.
         load_settings(self.home / "farm.toml")
         load_history(self.home / "farm.toml", "")
+        load_webhooks(self.home / "farm.toml")
+        load_oidc(self.home / "farm.toml")
         try:
             self._lock.acquire()
         except filelock.Timeout:

@@ -2,8 +2,9 @@
 
 An infrastructure error makes a board suspect, regardless of the cause (LAVA's rule). A suspect board only receives a
 health job. If the job passes, the board is online. If the job fails, the board is quarantined and checked at increasing
-intervals. A board without a worker is offline. When the worker returns, a board that was healthy recently and had no
-events since is online. Otherwise the board is suspect.
+intervals. A board that a user outside of the farm has is quarantined and checked at constant intervals. A board without
+a worker is offline. When the worker returns, a board that was healthy recently and had no events since is online.
+Otherwise the board is suspect.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class EventKind(str, Enum):
     HEALTHY = "healthy"  # health job passed
     UNHEALTHY = "unhealthy"  # health job failed
     CHECK_LOST = "check lost"  # health job without a result: the worker dropped it or was lost
+    BUSY = "busy"  # health job without a check: a user outside of the farm has the board
     INFRASTRUCTURE = "infrastructure"  # a job failed because of the board or the farm
     LOST = "lost"  # no heartbeat of the worker
     UNCHECKED = "unchecked"  # no recent health result
@@ -70,6 +72,9 @@ def apply_event(state: BoardState, failures: int, event: Event, settings: FarmSe
         # A board without a worker stays offline.
         now = BoardState.OFFLINE if state is BoardState.OFFLINE else BoardState.ONLINE
         return HealthChange(now, 0, None, why or "health check passed")
+    if what is EventKind.BUSY and state is not BoardState.OFFLINE:
+        # A board in use has no fault: the number of failures and the delay do not increase, and jobs keep waiting.
+        return HealthChange(BoardState.QUARANTINED, failures, settings.quarantine_s, why or "the board is in use")
     if (
         what is EventKind.CHECK_LOST
         and failures + 1 < GIVEN_UP

@@ -7,15 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hil.controller.farm.messages import BoardState
-from hil.controller.farm.scheduler.policy import (
-    NO_LIMITS,
-    BoardRow,
-    BoardUse,
-    FreeBoard,
-    WaitingJob,
-    order_turns,
-)
+from hil.controller.farm.messages import BoardRequest, BoardState, Kind
+from hil.controller.farm.scheduler.candidates import BoardRow, BoardUse, FreeBoard, WaitingJob
+from hil.controller.farm.scheduler.policy import NO_LIMITS, order_turns
 from hil.controller.farm.selector import find_nearest, parse
 from hil.controller.farm.settings import FarmLimits
 from hil.controller.records.lab.farm import FarmJob
@@ -53,17 +47,21 @@ def list_outlooks(
     for (user, _), had in use.items():
         used[user] += had.running
 
-    @functools.cache
-    def find_fitting(selector: str, pinned: str) -> frozenset[str]:
-        wanted = parse(selector)
-        return frozenset(one.name for one in boards if pinned in ("", one.name) and wanted.matches(one.labels))
+    fitting: dict[str, frozenset[str]] = {}
+
+    def find_fitting(job: WaitingJob) -> frozenset[str]:
+        key = job.lane or str(job.id)
+        if key not in fitting:
+            fitting[key] = frozenset(one.name for one in boards if job.matches(one))
+        return fitting[key]
 
     by_id = {job.id: job for job in waiting}
-    order = order_turns(waiting, [FreeBoard(one.name, one.labels, one.warm) for one in boards], use, aging_s)
+    every = [FreeBoard(one.name, one.labels, one.warm, access=one.access) for one in boards]
+    order = order_turns(waiting, every, use, aging_s)
     before: Counter[frozenset[str]] = Counter()
     found = []
     for job in (by_id[number] for number in order[:most]):
-        fit = find_fitting(job.selector, job.board)
+        fit = find_fitting(job)
         ahead = sum(count for others, count in before.items() if others & fit)
         why = explain_waiting(job, [one for one in boards if one.name in fit], ahead)
         most_boards = limits.get_limits(job.user).boards
@@ -94,7 +92,8 @@ def explain_waiting(job: WaitingJob, boards: Sequence[BoardRow], ahead: int) -> 
         f"{_format_names(names)} {state if len(names) == 1 else _make_plural(state)}" for state, names in states.items()
     ]
     jobs = f"{ahead} {'job' if ahead == 1 else 'jobs'} ahead"
-    return "; ".join([*said, *([jobs] if ahead else [])])
+    needs = f"needs {len(job.parts)} boards at once" if job.more else ""
+    return "; ".join(filter(None, [needs, *said, jobs if ahead else ""]))
 
 
 def find_blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[str, str]:
@@ -106,15 +105,20 @@ def find_blocked(jobs: Iterable[FarmJob], boards: Sequence[BoardRow]) -> dict[st
     """
 
     @functools.cache
-    def find_reason(selector: str, pinned: str) -> str:
-        job = WaitingJob(0, "", selector=selector, board=pinned)
-        fit = [one for one in boards if job.matches(one.name, one.labels)]
-        if any(one.may_serve for one in fit):
+    def find_reason(selector: str, pinned: str, more: tuple[tuple[str, str], ...]) -> str:
+        others = tuple(BoardRequest(*one) for one in more)
+        job = WaitingJob(0, "", selector=selector, board=pinned, more=others, kind=Kind.HEALTH)
+        fit = [one for one in boards if job.matches(one)]
+        if job.matches_all(one for one in fit if one.may_serve):
             return ""
         return explain_waiting(job, fit, 0) if fit else _explain_no_match(job, boards)
 
-    reasons = {job.name: find_reason(job.selector, job.pinned) for job in jobs}
+    reasons = {job.name: find_reason(job.selector, job.pinned, _list_more(job)) for job in jobs}
     return {name: why for name, why in reasons.items() if why}
+
+
+def _list_more(job: FarmJob) -> tuple[tuple[str, str], ...]:
+    return tuple((one.selector, one.board) for one in job.more)
 
 
 _HELD = "is drained"
@@ -133,6 +137,8 @@ def _describe_state(job: WaitingJob, board: BoardRow) -> str:
         return "is quarantined"
     if board.name in job.avoid:
         return "failed this job before"
+    if not board.access.allows(job.user, job.groups) and job.kind is not Kind.HEALTH:
+        return f"is not open to {job.user}"
     if board.reserved_by not in ("", job.user):
         return f"is reserved for {board.reserved_by}"
     if board.busy:
@@ -146,7 +152,10 @@ def _format_names(names: Sequence[str]) -> str:
 
 
 def _explain_no_match(job: WaitingJob, boards: Sequence[BoardRow]) -> str:
-    if job.board and all(one.name != job.board for one in boards):
-        return f"board {job.board} not found"
+    known = {one.name for one in boards}
+    if missing := [part.board for part in job.parts if part.board and part.board not in known]:
+        return f"board {missing[0]} not found"
+    if job.more:
+        return f"fewer than {len(job.parts)} boards match the requests"
     close = find_nearest(parse(job.selector), {one.name: one.labels for one in boards if job.board in ("", one.name)})
     return "; ".join(["no board matches", *(f"{name}: {', '.join(misses)}" for name, misses in close if misses)])

@@ -16,6 +16,10 @@ Within a project, a later job may overtake the first job if a board is warm for 
 first job has waited ``aging_s``. A job never receives a board in ``avoid``. Callers leave ``avoid`` empty if no other
 board matches.
 
+A job with several boards gets all of them or none. While some of them are busy, other jobs may use the free ones. After
+``gather_s`` of waiting, the job keeps matching free boards at its turn, until all of them are free. The turns are the
+same as above, so such jobs cannot block each other: the job with the earlier turn gets the board.
+
 After an infrastructure failure, a job is retried on a different board. A wrong result, a compile error or a timeout
 is a final result.
 """
@@ -25,12 +29,14 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
 
 from hil.controller.farm.messages import BoardState, JobResult, Kind, Priority
+from hil.controller.farm.scheduler.board_matching import iterate_bits, match_requests
+from hil.controller.farm.scheduler.candidates import EVERYONE, BoardUse, FreeBoard, WaitingJob
 from hil.controller.farm.scheduler.health import GIVEN_UP
 from hil.controller.farm.selector import parse
 from hil.controller.farm.settings import FarmLimits
@@ -45,81 +51,35 @@ NO_LIMITS = FarmLimits()
 _LOOK = 32
 
 
-@dataclass(frozen=True)
-class WaitingJob:
-    """Queued job, or the common properties of a lane's jobs."""
-
-    id: int  # 0 for a lane
-    # Owner for fair sharing.
-    user: str
-    project: str = ""
-    priority: Priority = Priority.NORMAL
-    waits_s: float = 0.0  # seconds in the queue
-    selector: str = ""  # board selector (:mod:`.selector`); "" matches any board
-    board: str = ""
-    avoid: frozenset[str] = frozenset()  # boards that the job must not receive
-    affinity: str = ""  # cache affinity key; "" for none
-    kind: Kind = Kind.RUN  # health jobs are scheduled separately
-    lane: str = ""
-
-    def matches(self, name: str, labels: Mapping[str, Any]) -> bool:
-        """Return True if the job can ever use this board."""
-        return self.board in ("", name) and parse(self.selector).matches(labels)
-
-    def takes(self, free: FreeBoard) -> bool:
-        """Return True if the job can use this board now."""
-        if (free.health_only and self.kind is not Kind.HEALTH) or free.name in self.avoid:
-            return False
-        if free.reserved_by not in ("", self.user) and self.kind is not Kind.HEALTH:
-            return False
-        return self.matches(free.name, free.labels)
-
-    def without_avoid(self, boards: Iterable[BoardRow]) -> WaitingJob:
-        """Return the job, with an empty ``avoid`` set if no other board can serve the job."""
-        others = (one for one in boards if one.may_serve and one.name not in self.avoid)
-        if not self.avoid or any(self.matches(one.name, one.labels) for one in others):
-            return self
-        return replace(self, avoid=frozenset())
-
-
-@dataclass(frozen=True)
-class FreeBoard:
-    """Board without a job."""
-
-    name: str
-    labels: Mapping[str, Any] = field(default_factory=dict)  # labels for selectors
-    warm: frozenset[str] = frozenset()  # affinity keys of data cached on the board
-    health_only: bool = False  # True if the board must be checked first
-    reserved_by: str = ""  # the only user who may use the board now; "" for all
-
-
-@dataclass(frozen=True)
-class BoardUse:
-    """Board use of a user's project."""
-
-    running: int = 0  # number of boards in use now
-    board_s: float = 0.0  # past board time in seconds, with older use weighted less
-
-
 def assign(
     waiting: Sequence[WaitingJob],
     free: Sequence[FreeBoard],
     use: Mapping[tuple[str, str], BoardUse],
     aging_s: float,
     limits: FarmLimits = NO_LIMITS,
+    *,
+    busy: Sequence[FreeBoard] = (),
+    gather_s: float = 0.0,
 ) -> list[tuple[int, str]]:
-    """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first, without duplicates.
+    """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first.
+
+    A job with several boards has a pair for each of its boards, in the order of its requests.
 
     Args:
         use: board use of every user and project.
         aging_s: a job moves up one priority class for every such period of waiting.
         limits: limits of users.
+        busy: boards in service with a job. No job keeps a free board unless its other boards are free or busy.
+        gather_s: a job with several boards that has waited so long keeps free boards.
     """
     given = _assign_health_jobs(waiting, free)
     taken = {board for _, board in given}
     boards = [board for board in free if not board.health_only and board.name not in taken]
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return given + (_AssignmentRound(jobs, boards, use, aging_s, limits).assign_boards() if jobs and boards else [])
+    if not jobs or not boards:
+        return given
+    gathering = _Gathering(tuple(busy), gather_s)
+    return given + _AssignmentRound(jobs, boards, use, aging_s, limits, gathering=gathering).assign_boards()
 
 
 def order_turns(
@@ -130,7 +90,8 @@ def order_turns(
     The result omits health jobs and jobs without a matching board.
     """
     jobs = [job for job in waiting if job.kind is not Kind.HEALTH]
-    return [job for job, _ in _AssignmentRound(jobs, boards, use, aging_s, endless=True).assign_boards()]
+    turns = _AssignmentRound(jobs, boards, use, aging_s, endless=True).assign_boards()
+    return list(dict.fromkeys(job for job, _ in turns))
 
 
 def _assign_health_jobs(waiting: Iterable[WaitingJob], free: Iterable[FreeBoard]) -> list[tuple[int, str]]:
@@ -169,6 +130,14 @@ class _Shares:
         return (*self._of.get((job.user,), (0, 0.0)), *self._of.get((job.user, job.project), (0, 0.0)))
 
 
+@dataclass(frozen=True)
+class _Gathering:
+    """Terms for jobs with several boards."""
+
+    busy: tuple[FreeBoard, ...] = ()
+    after_s: float = 0.0
+
+
 class _AssignmentRound:
     """One round of assignments. With ``endless``, a board becomes free right after every assignment.
 
@@ -184,13 +153,15 @@ class _AssignmentRound:
         limits: FarmLimits = NO_LIMITS,
         *,
         endless: bool = False,
+        gathering: _Gathering = _Gathering(),
     ) -> None:
-        self._boards, self._endless, self._limits = boards, endless, limits
+        self._boards, self._endless, self._limits, self._gathering = boards, endless, limits, gathering
         self._is_reserved = any(board.reserved_by for board in boards)
         self._left = (1 << len(boards)) - 1
         self._aging_s = aging_s
         self._shares = _Shares(use)
-        self._masks: dict[tuple[str, str, frozenset[str], str], int] = {}
+        self._masks: dict[tuple[object, ...], int] = {}
+        self._is_restricted = any(board.access != EVERYONE for board in boards)
         self._matching: dict[str, int] = {}
         self._warm: dict[str, int] = defaultdict(int)
         for number, board in enumerate(boards):
@@ -204,7 +175,7 @@ class _AssignmentRound:
                 queues[_CLASS[job.priority], job.user, job.project].append(job)
                 many[mask] += 1
         for mask, count in many.items():
-            for number in _iterate_bits(mask):
+            for number in iterate_bits(mask):
                 self._wanted[number] += count
         # Class -> heap of projects with their jobs, ordered by the last computed sort key. A key can only increase.
         self._heaps: dict[int, list[tuple[_Turn, deque[WaitingJob]]]] = defaultdict(list)
@@ -216,13 +187,40 @@ class _AssignmentRound:
         given: list[tuple[int, str]] = []
         while self._left and (queue := self._select_queue()):
             job = self._select_job(queue)
-            number = self._select_board(job)
+            numbers = self._select_boards(job) if job.more else [self._select_board(job)]
             queue.remove(job)
             if not self._endless:
-                self._left &= ~(1 << number)
-            self._shares.add(job.user, job.project, BoardUse(running=1))
-            given.append((job.id, self._boards[number].name))
+                for number in numbers:
+                    self._left &= ~(1 << number)
+            if numbers:
+                self._shares.add(job.user, job.project, BoardUse(running=len(numbers)))
+            given += [(job.id, self._boards[number].name) for number in numbers]
         return given
+
+    def _select_boards(self, job: WaitingJob) -> list[int]:
+        """Return the boards of a job with several boards, or an empty list if some of them are not free.
+
+        After a long wait, the free ones are kept: other jobs of this round cannot use them.
+        """
+        if self._shares.count_boards(job.user) + len(job.parts) > self._limits.get_limits(job.user).boards:
+            return []
+        warm = self._warm.get(job.affinity, 0)
+        masks = [self._get_part_mask(part) & self._left for part in job.parts]
+        free = sorted(
+            iterate_bits(self._left), key=lambda number: (self._wanted[number], not warm >> number & 1, number)
+        )
+        found = match_requests(masks, free)
+        numbers = [number for number in found if number is not None]
+        if len(numbers) == len(masks):
+            return numbers
+        if job.waits_s >= self._gathering.after_s and job.matches_all(self._list_obtainable(job)):
+            for number in numbers:
+                self._left &= ~(1 << number)
+        return []
+
+    def _list_obtainable(self, job: WaitingJob) -> list[FreeBoard]:
+        """Return the boards that a job can get, now or when they are free."""
+        return [one for one in (*self._boards, *self._gathering.busy) if job.takes(one)]
 
     def _select_queue(self) -> deque[WaitingJob] | None:
         """Return the jobs of the project with the next turn."""
@@ -272,17 +270,32 @@ class _AssignmentRound:
     def _select_board(self, job: WaitingJob) -> int:
         """Return the number of the best board for a job."""
         warm = self._warm.get(job.affinity, 0)
-        free = _iterate_bits(self._get_board_mask(job) & self._left)
+        free = iterate_bits(self._get_board_mask(job) & self._left)
         return min(free, key=lambda number: (self._wanted[number], not warm >> number & 1, number))
 
     def _get_board_mask(self, job: WaitingJob) -> int:
         """Return the boards that match a job, as a bit mask."""
-        key = (job.selector, job.board, job.avoid, job.user if self._is_reserved else "")
+        if not job.more:
+            return self._get_part_mask(job)
+        mask = 0
+        for part in job.parts:
+            mask |= self._get_part_mask(part)
+        return mask
+
+    def _get_part_mask(self, job: WaitingJob) -> int:
+        """Return the boards that match a job with one board."""
+        owner = job.user if self._is_reserved or self._is_restricted else ""
+        key = (job.selector, job.board, job.avoid, owner, job.groups if self._is_restricted else frozenset())
         if key not in self._masks:
             mask = self._get_selector_mask(job.selector)
-            for number in _iterate_bits(mask):
-                name, reserved_by = self._boards[number].name, self._boards[number].reserved_by
-                if name in job.avoid or job.board not in ("", name) or reserved_by not in ("", job.user):
+            for number in iterate_bits(mask):
+                board = self._boards[number]
+                if not (
+                    board.name not in job.avoid
+                    and job.board in ("", board.name)
+                    and board.reserved_by in ("", job.user)
+                    and board.access.allows(job.user, job.groups)
+                ):
                     mask &= ~(1 << number)
             self._masks[key] = mask
         return self._masks[key]
@@ -295,15 +308,15 @@ class _AssignmentRound:
         return self._matching[text]
 
 
-def _iterate_bits(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
-
-
 def decide_after_attempt(
-    result: JobResult, kind: Kind, attempts: int, max_attempts: int, *, held: bool = False, others: bool = False
+    result: JobResult,
+    kind: Kind,
+    attempts: int,
+    max_attempts: int,
+    *,
+    held: bool = False,
+    others: bool = False,
+    interrupted: bool = False,
 ) -> JobResult | None:
     """Return a job's final result after an attempt, or None to retry.
 
@@ -312,47 +325,17 @@ def decide_after_attempt(
     Args:
         others: True if other matching boards exist on which the job has not failed. ``BOARD_UNFIT`` results then do not
             count as attempts.
+        interrupted: True if an operator stopped the board's host. The attempt then does not count, except for a
+            command, which may have changed something.
     """
     if not result.infrastructure or kind is Kind.HEALTH or held:
         return result
+    if interrupted and kind is not Kind.COMMAND:
+        return None
     if attempts < max_attempts or (others and result.outcome == Outcome.BOARD_UNFIT.value):
         return None
     reason = f"{result.reason or 'infrastructure failure'} (attempt {attempts} of {max_attempts})"
     return result.replace(reason=reason)
-
-
-@dataclass(frozen=True)
-class BoardRow:
-    """Board with the properties needed for scheduling."""
-
-    name: str
-    labels: Mapping[str, Any]  # including name, site, host and hardware type
-    state: BoardState
-    held: bool  # True if the board is drained
-    attended: bool  # True if the worker sends heartbeats
-    busy: bool  # True if it has an active lease
-    unchecked: bool  # True if a health check is overdue
-    warm: frozenset[str]
-    hold_reason: str = ""  # user who drained it, and the reason
-    reserved_by: str = ""  # user with a reservation now or soon
-
-    @property
-    def may_serve(self) -> bool:
-        """Whether jobs may use the board, now or after the current job or check."""
-        return self.attended and not self.held and self.state in (BoardState.ONLINE, BoardState.SUSPECT)
-
-    @property
-    def free(self) -> FreeBoard | None:
-        """The board as input for the assignment, or None if the board is not free. May be restricted to health jobs."""
-        if self.busy or self.held or not self.attended or self.state is BoardState.OFFLINE:
-            return None
-        healthy = self.state is BoardState.ONLINE and not self.unchecked
-        return FreeBoard(self.name, self.labels, self.warm, health_only=not healthy, reserved_by=self.reserved_by)
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the board is free and online, but a health check is overdue."""
-        return self.free is not None and self.state is BoardState.ONLINE and self.unchecked
 
 
 def find_unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -369,5 +352,8 @@ def find_unrunnable(jobs: Iterable[FarmJob], boards: Sequence[Mapping[str, Any]]
         failed = [one for one in fit if one["state"] == BoardState.QUARANTINED.value and one["failures"] >= GIVEN_UP]
         return "; ".join(f"{one['name']}: {one['reason']}" for one in failed[:3]) if len(failed) == len(fit) else ""
 
-    reasons = {job.name: find_reason(job.selector, job.pinned) for job in jobs}
+    reasons = {}
+    for job in jobs:
+        requests = [(job.selector, job.pinned), *((one.selector, one.board) for one in job.more)]
+        reasons[job.name] = next(filter(None, (find_reason(*request) for request in requests)), "")
     return {name: why for name, why in reasons.items() if why}

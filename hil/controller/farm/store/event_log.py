@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.database.notifications import publish_change
-from hil.controller.farm.messages import JobState
+from hil.controller.farm.database.notifications import CHANNEL, publish_change
+from hil.controller.farm.messages import JobState, Kind
 from hil.controller.farm.store.records import NAME, JobRow, LeaseRow, Row, fetch_rows, make_storable
 from hil.controller.records.lab.farm import LogPiece
 
@@ -22,19 +22,53 @@ async def _add_event(
     await tx.execute(query, [what, board, job, lease, host, reason])
 
 
+# Event of the log -> event of webhooks.
+_ANNOUNCED = {
+    "job.done": "job_ended",
+    "job.cancelled": "job_ended",
+    "board.quarantined": "board_quarantined",
+    "host.lost": "host_lost",
+}
+_ANNOUNCE = """
+    with added as (
+        insert into hil.outbox (webhook, event, board, job, host, reason)
+        select name, %(event)s, %(board)s, %(job)s, %(host)s, %(reason)s from hil.webhooks where %(event)s = any(events)
+        returning id
+    )
+    select pg_notify(%(channel)s, %(change)s) from added limit 1
+"""
+
+
+async def _announce_event(
+    tx: Tx, what: str, *, board: str = "", job: str = "", host: str = "", reason: str = ""
+) -> None:
+    """Add a message for each webhook that wants an event. Gateways deliver it after this transaction."""
+    if (event := _ANNOUNCED.get(what)) is not None:
+        values = {"event": event, "board": board, "job": job, "host": host, "reason": reason}
+        await tx.execute(_ANNOUNCE, {**values, "channel": CHANNEL, "change": '{"kind": "webhook"}'})
+
+
 async def _notify_job(tx: Tx, submission: int, job: int, name: str, state: JobState) -> None:
     await publish_change(tx, {"kind": "job", "submission": submission, "job": job, "name": name, "state": state.value})
 
 
-async def note_board(tx: Tx, what: str, board: str, reason: str = "") -> None:
-    """Record a change of a board. ``what`` is the event name without prefix, such as ``suspect``."""
+async def note_board(tx: Tx, what: str, board: str, reason: str = "", *, is_new: bool = True) -> None:
+    """Record a change of a board.
+
+    Args:
+        what: event name without prefix, such as ``suspect``.
+        is_new: False if the board was in this state before, so that webhooks do not repeat it.
+    """
     await _add_event(tx, f"board.{what}", board=board, reason=reason)
+    if is_new:
+        await _announce_event(tx, f"board.{what}", board=board, reason=reason)
     await publish_change(tx, {"kind": "board", "board": board})
 
 
 async def note_host(tx: Tx, what: str, host: str, reason: str = "", *, kind: str = "host") -> None:
     """Record that a host or gateway (``kind``) started, stopped or failed. ``what`` is the event, such as ``lost``."""
     await _add_event(tx, f"{kind}.{what}", host=host, reason=reason)
+    await _announce_event(tx, f"{kind}.{what}", host=host, reason=reason)
 
 
 async def note_queued(tx: Tx, submission: int, jobs: Sequence[int], reason: str = "") -> None:
@@ -46,6 +80,8 @@ async def note_queued(tx: Tx, submission: int, jobs: Sequence[int], reason: str 
 async def note_job(tx: Tx, what: str, job: JobRow, state: JobState, *, reason: str = "", board: str = "") -> None:
     """Record a change of a job. ``what`` is the event name without prefix, such as ``done``."""
     await _add_event(tx, f"job.{what}", board=board, job=job.name, reason=reason)
+    if job.kind is not Kind.HEALTH:
+        await _announce_event(tx, f"job.{what}", job=job.name, reason=reason)
     await _notify_job(tx, job.submission, job.id, job.name, state)
 
 

@@ -16,9 +16,14 @@ from hil.controller.farm.messages import BoardState, JobState, Principal, Priori
 from hil.controller.farm.scheduler import outlook, policy
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store import case_results, event_log
+from hil.controller.farm.store.board_access import list_permissions
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_storable, read_board_rows
+from hil.controller.farm.webhooks.outbox import list_webhooks
+from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
+from hil.controller.records.base import make_record
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardUsers,
     FarmAttempt,
     FarmBoard,
     FarmCases,
@@ -32,6 +37,7 @@ from hil.controller.records.lab.farm import (
     LogPiece,
     QueuedJob,
     QueuePercentiles,
+    RequestedBoard,
     UserStats,
 )
 from hil.errors import UsageError, did_you_mean
@@ -50,31 +56,43 @@ _QUERY = f"""
         submission.priority, submission.selector, job.state, job.attempts, submission.user_name as user,
         coalesce(lease.board, '') as board, submission.board as pinned, job.queued_at, job.started_at, job.finished_at,
         result.exit_code, coalesce(result.outcome, '') as outcome,
-        coalesce(result.result ->> 'reason', lease.reason, '') as reason
+        coalesce(result.result ->> 'reason', lease.reason, '') as reason, submission.more,
+        case when job.boards = 1 then '{{}}' else array(
+            select board from hil.leases
+            where leases.job = job.id and leases.attempt = lease.attempt order by leases.part
+        ) end as boards
     from {JOBS}
     left join hil.results as result on result.job = job.id
     left join lateral (
-        select board, reason from hil.leases where leases.job = job.id order by leases.id desc limit 1
+        select board, reason, attempt from hil.leases
+        where leases.job = job.id and leases.part = 0 order by leases.id desc limit 1
     ) as lease on true
 """
 
 
 async def ask(
-    tx: Tx, what: str, arguments: Mapping[str, Any], settings: FarmSettings, who: Principal | None = None
+    tx: Tx,
+    what: str,
+    arguments: Mapping[str, Any],
+    settings: FarmSettings,
+    who: Principal | None = None,
+    webhooks: Sequence[FarmWebhook] = (),
 ) -> Any:
     """Run a query named by a field of ``AskRequest``. Raises UsageError for an unknown job or an invalid argument."""
     for name, value in arguments.items():
         if isinstance(value, str) and make_storable(value) != value:
             raise UsageError(f"unknown {name} {value!r}")
     more: dict[str, Any] = {"settings": settings} if what in ("stats", "queue") else {}
-    return await _ANSWERS[what](tx, **arguments, **(more if what != "me" else {"who": who}))
+    more |= {"who": who} if what in ("me", "access") else {}
+    more |= {"webhooks": webhooks} if what == "webhooks" else {}
+    return await _ANSWERS[what](tx, **arguments, **more)
 
 
 async def me(tx: Tx, who: Principal | None) -> FarmUser:
     """Return the caller's user, role and project."""
     assert who is not None
     rights = sorted(right.value for right in Right if who.has_right(right))
-    return FarmUser(user=who.user, role=who.role.value, project=who.project, rights=rights)
+    return FarmUser(user=who.user, role=who.role.value, project=who.project, rights=rights, groups=sorted(who.groups))
 
 
 async def jobs(
@@ -159,7 +177,7 @@ async def job(tx: Tx, name: str) -> JobDetails:
             f"{name} has {len(found)} jobs", hint=f"use a job name from {found[0]['name']} to {found[-1]['name']}"
         )
     query = (
-        "select id as lease, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
+        "select id as lease, part, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
         " where job = %s order by id"
     )
     attempts = await fetch_rows(tx, query, [found[0]["id"]])
@@ -241,10 +259,11 @@ async def boards(tx: Tx) -> list[FarmBoard]:
         select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
             board.failures, board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at,
-            coalesce(board.card -> 'power', '[]') as power
+            coalesce(board.card -> 'power', '[]') as power, coalesce(board.card -> 'access', '{{}}') as access
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
-    return [FarmBoard(**_format_row(row)) for row in await fetch_rows(tx, query)]
+    rows = await fetch_rows(tx, query)
+    return [FarmBoard(**{**_format_row(row), "access": _make_users(row["access"])}) for row in rows]
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[FarmEvent]:
@@ -271,7 +290,7 @@ async def audit(tx: Tx, limit: int = _USUAL) -> list[AuditEntry]:
 async def tokens(tx: Tx) -> list[FarmToken]:
     """Return all tokens with their users, but without the secrets."""
     query = (
-        'select id, user_name as "user", project, role, rights, note, made_at, expires_at, revoked_at,'
+        'select id, user_name as "user", project, role, rights, groups, note, made_at, expires_at, revoked_at,'
         " revoked_at is null and (expires_at is null or expires_at > now()) as good from hil.tokens order by id"
     )
     return [FarmToken(**_format_row(row)) for row in await fetch_rows(tx, query)]
@@ -363,6 +382,8 @@ _ANSWERS: dict[str, Callable[..., Awaitable[Any]]] = {
     "queue": queue,
     "cases": cases,
     "reservations": list_reservations,
+    "access": list_permissions,
+    "webhooks": list_webhooks,
 }
 
 
@@ -387,11 +408,16 @@ def _check_limit(limit: int) -> int:
 
 
 def _format_job(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _format_row({key: value for key, value in row.items() if key not in ("id", "number")})
+    more = [RequestedBoard(**one) for one in row["more"]]
+    return _format_row({key: value for key, value in row.items() if key not in ("id", "number")}) | {"more": more}
 
 
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in row.items()}
+
+
+def _make_users(access: Any) -> BoardUsers:
+    return make_record(access, BoardUsers)
 
 
 _CANDIDATE_BOARDS = """

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import BoardState, JobState, Kind
-from hil.controller.farm.scheduler.policy import BoardRow
+from hil.controller.farm.messages import BoardAccess, BoardRequest, BoardState, JobState, Kind
+from hil.controller.farm.scheduler.candidates import EVERYONE, BoardRow
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.records.base import Record, make_record
 from hil.errors import UsageError
@@ -37,11 +37,12 @@ LEASES = (
 )
 _JOB = f"""
     job.id as job_id, {NAME} as name, job.submission, job.kind, job.state, job.attempts, job.affinity, job.avoid,
+    job.boards,
     submission.user_name as user, submission.project, submission.board as pinned, submission.max_attempts
 """
 _LEASE = f"""
-    select lease.id, lease.board, lease.worker, lease.queue_id, lease.key, lease.granted_at, lease.started_at,
-        lease.ended_at, lease.reason, lease.result, board.hold <> '' as held_back, {_JOB}
+    select lease.id, lease.part, lease.board, lease.worker, lease.queue_id, lease.key, lease.granted_at,
+        lease.started_at, lease.ended_at, lease.reason, lease.result, board.hold <> '' as held_back, {_JOB}
     from {LEASES} join hil.boards as board on board.name = lease.board
 """
 
@@ -52,6 +53,7 @@ _labels: dict[str, Mapping[str, Any]] = {}
 
 _BOARDS = """
     select name, labels_digest, state, hold <> '' as held, hold_reason, warm,
+        coalesce(card -> 'access', '{}') as access,
         coalesce((
             select user_name from hil.reservations
             where board = name and ends_at > clock_timestamp()
@@ -74,13 +76,14 @@ class JobRow:
     submission: int
     kind: Kind
     state: JobState
-    attempts: int  # number of leases so far
+    attempts: int  # number of counted leases so far
     max_attempts: int  # limit for leases
     user: str
     project: str
     pinned: str  # required board; "" for any
     affinity: str  # cache affinity key
     avoid: tuple[str, ...]  # boards on which this job had an infrastructure failure
+    boards: int  # number of boards that the job uses at the same time
 
     @classmethod
     def of(cls, row: Row) -> JobRow:
@@ -96,6 +99,7 @@ class LeaseRow:
 
     id: int
     job: JobRow
+    part: int  # place of the board among the boards of the job; the job runs with the lease of part 0
     board: str
     worker: str
     queue_id: int | None
@@ -167,8 +171,19 @@ async def read_board_rows(tx: Tx, settings: FarmSettings, names: Sequence[str] |
     found = []
     for row in rows:
         labels, state, warm = _labels[row.pop("labels_digest")], BoardState(row["state"]), frozenset(row["warm"])
-        found.append(BoardRow(**{**row, "labels": labels, "state": state, "warm": warm}))
+        access = read_access(row["access"])
+        found.append(BoardRow(**{**row, "labels": labels, "state": state, "warm": warm, "access": access}))
     return found
+
+
+def read_access(access: Mapping[str, Any] | None) -> BoardAccess:
+    """Convert the stored access list of a board. Boards of older hosts have none."""
+    return BoardAccess(tuple(access.get("users", ())), tuple(access.get("groups", ()))) if access else EVERYONE
+
+
+def make_requests(more: Sequence[Mapping[str, Any]]) -> tuple[BoardRequest, ...]:
+    """Convert the stored requests for the boards after a job's first board."""
+    return tuple(BoardRequest(one["selector"], one["board"]) for one in more)
 
 
 async def _cache_labels(tx: Tx, digests: set[str]) -> None:

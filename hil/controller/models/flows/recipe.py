@@ -80,13 +80,16 @@ class Flow:
     description: str = ""
 
     def with_runtime(self, runtime: str) -> Flow:
-        """Return the flow for a different runtime. The name contains the runtime.
+        """Return the flow for a different runtime.
 
-        The new flow has no compiler, flags or arithmetic, because these settings apply to the original runtime.
+        The new flow has no compiler, flags or arithmetic, because these settings apply to the original runtime. Its
+        name contains the flow and the runtime. For a flow without settings that is named like its runtime, the name is
+        only the new runtime.
         """
         if runtime in ("", self.runtime):
             return self
-        name = f"{self.name}-{runtime}"
+        is_plain = replace(self, description="") == Flow(self.runtime, self.runtime)
+        name = runtime if is_plain else f"{self.name}-{runtime}"
         return replace(self, name=name, runtime=runtime, compiler="", compile_flags=(), arithmetic="")
 
 

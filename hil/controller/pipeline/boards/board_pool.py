@@ -6,14 +6,22 @@ import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice, pin_choice
+from hil.controller.devices.board_choice import TARGET_SECONDS, BoardChoice, pin_choice
 from hil.controller.devices.choosing.board_factory import open_board, reconnect
+from hil.controller.devices.console.board_console import BoardConsole, open_console
 from hil.controller.pipeline.boards.board_session import BoardSession
+from hil.controller.records.console import StoredConsole
+from hil.controller.storage.runs import make_safe_name
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnfit
+
+# Directory of a record with the boards' console lines.
+CONSOLES = "consoles"
 
 
 @dataclass
@@ -24,6 +32,8 @@ class _PoolEntry:
     runtimes: tuple[str, ...]
     faults: tuple[str, ...]
     session: BoardSession | None = None
+    console: BoardConsole | None = None
+    console_file: str = ""
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -31,9 +41,11 @@ class BoardPool:
     """Pool of boards. The first request opens a board, which then stays open. Context manager; thread-safe.
 
     Args:
+        timeout_s: Time limit in seconds for a package's choice of the compile target.
         opened: Called with each board after opening, before the first use. If the function raises, the pool closes the
             board.
         most_loaded: Maximum number of programs that stay loaded on a board between runs.
+        record_folder: Directory of the run's record, for the boards' console lines; None stores no lines.
     """
 
     def __init__(
@@ -41,15 +53,19 @@ class BoardPool:
         purpose: str,
         *,
         wait_s: float = 60.0,
+        timeout_s: float = TARGET_SECONDS,
         say: TextSink = lambda text: None,
         opened: Callable[[Board], None] = lambda board: None,
         most_loaded: int = 0,
+        record_folder: Path | None = None,
     ) -> None:
         self._purpose = purpose
-        self._wait_s = wait_s
+        self._wait_s, self._timeout_s = wait_s, timeout_s
         self._say = say
         self._opened = opened
         self._most_loaded = most_loaded
+        self._record_folder = record_folder
+        self._consoles: list[StoredConsole] = []  # of closed boards
         self._entries: dict[Hashable, _PoolEntry] = {}
         self._mutex = threading.Lock()
         self._closed = False
@@ -112,8 +128,11 @@ class BoardPool:
             entry = self._entries.pop(_make_board_key(choice, faults), None)
         if entry is not None:
             session, entry.session = entry.session, None
-            if session is not None:
-                session.close()
+            try:
+                if session is not None:
+                    session.close()
+            finally:
+                self._close_console(entry)
 
     def close(self) -> None:
         """Close all boards. Further boards cannot be opened. May be called from any thread."""
@@ -121,6 +140,8 @@ class BoardPool:
             self._closed = True
             entries, self._entries = list(self._entries.values()), {}
         with contextlib.ExitStack() as stack:
+            for entry in entries:
+                stack.callback(self._close_console, entry)
             for entry in entries:
                 # Boards of this thread are idle. Other threads may still use theirs; closing ends this use.
                 if entry.session is not None:
@@ -135,7 +156,40 @@ class BoardPool:
                 _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults)),
             )
 
+    def save_consoles(self) -> list[StoredConsole]:
+        """Write the boards' console lines to the record's directory. Return the consoles for the record.
+
+        Raises StorageError.
+        """
+        with self._mutex:
+            entries, closed = list(self._entries.values()), list(self._consoles)
+        return [*closed, *(found for entry in entries if (found := self._save_console(entry)) is not None)]
+
+    def _save_console(self, entry: _PoolEntry, *, is_last: bool = False) -> StoredConsole | None:
+        if entry.console is None or self._record_folder is None:
+            return None
+        board = entry.choice.config.name
+        if not entry.console_file:
+            ends = chain([""], (f"-{number}" for number in count(2)))
+            names = (f"{CONSOLES}/{make_safe_name(board)}{end}.jsonl" for end in ends)
+            entry.console_file = next(name for name in names if not (self._record_folder / name).exists())
+        return entry.console.save(self._record_folder, entry.console_file, board, is_last=is_last)
+
+    def _open_console(self, entry: _PoolEntry) -> None:
+        if entry.console is None:
+            entry.console = open_console(entry.choice.config, self._say)
+
+    def _close_console(self, entry: _PoolEntry) -> None:
+        if entry.console is not None:
+            entry.console.close()
+            stored = self._save_console(entry, is_last=True)
+            with self._mutex:
+                entry.console = None
+                if stored is not None:
+                    self._consoles.append(stored)
+
     def _open_board(self, entry: _PoolEntry) -> Board:
+        self._open_console(entry)
         first, *others = entry.runtimes
         board = self._connect_for_runtime(entry, first)
         for runtime in others:
@@ -155,13 +209,14 @@ class BoardPool:
         return board
 
     def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
-        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "say": self._say}
-        return open_board(replace(entry.choice, runtime=runtime, faults=entry.faults, **how))
+        how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "timeout_s": self._timeout_s}
+        choice = replace(entry.choice, runtime=runtime, faults=entry.faults, say=self._say, **how)
+        return open_board(choice, console=entry.console)
 
     def _start_session(self, entry: _PoolEntry, board: Board) -> None:
         with self._mutex:
             if not self._closed:
-                entry.session = BoardSession(board, self._most_loaded)
+                entry.session = BoardSession(board, self._most_loaded, entry.console)
                 return
         board.close()
         raise BoardLost("the boards were released", board=board.name)

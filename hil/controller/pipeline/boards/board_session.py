@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.console.board_console import BoardConsole
 from hil.core.results import Artifact
 from hil.errors import BoardError, HilError
 
@@ -14,10 +15,12 @@ class BoardSession:
 
     Args:
         most_loaded: Maximum number of programs that stay loaded between runs. 0 unloads each program after its run.
+        console: The board's console; None if the board has no console, or hil cannot read it.
     """
 
-    def __init__(self, board: Board, most_loaded: int = 0) -> None:
+    def __init__(self, board: Board, most_loaded: int = 0, console: BoardConsole | None = None) -> None:
         self.board = board
+        self.console = console
         self._most_loaded = most_loaded
         self._loaded: dict[Hashable, LoadedProgram] = {}
         # The last program that failed to load, with the error. A second load would fail too.
@@ -82,6 +85,12 @@ class BoardSession:
         """Unload a program if it is loaded."""
         if (program := self._loaded.pop(_make_program_key(artifact), None)) is not None:
             program.unload()
+
+    def explain(self, error: HilError) -> None:
+        """Add console lines to the error of a lost board or a crashed program: see :meth:`BoardConsole.explain`."""
+        if self.console is not None:
+            self.console.set_clock(self.board.get_clock_fit())
+            self.console.explain(error)
 
     def close(self) -> None:
         """Unload all programs and close the board."""

@@ -27,6 +27,7 @@ def make_case_fields(case: RunCase) -> dict[str, Any]:
         "message": case.reason,
         "hint": make_case_hint(case),
         "detail": case.error.detail if case.error else "",
+        "console": case.error.console if case.error else [],
         "timings": case.timings.to_json(),
         "device_p50_ns": device.p50_ns,
         "device_p90_ns": device.p90_ns,

@@ -18,6 +18,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import summarise_counts
 from hil.controller.pipeline.verdicts.repetition import find_worst_answer
 from hil.controller.records.base import make_record
+from hil.controller.records.console import ConsoleQuoteRecord
 from hil.controller.records.outputs import FailedReference, StoredComparison, StoredVerdict
 from hil.controller.records.run import (
     CachedStage,
@@ -144,7 +145,8 @@ def _record_error(case: Case) -> CaseError | None:
     error = case.error
     if error is None:
         return None
-    return CaseError(kind=type(error).__name__, **_pick_fields(error, "hint", "board", "detail"))
+    quotes = [ConsoleQuoteRecord(**vars(quote)) for quote in error.console]
+    return CaseError(kind=type(error).__name__, console=quotes, **_pick_fields(error, "hint", "board", "detail"))
 
 
 def _record_artifact(case: Case) -> StoredArtifact | None:

@@ -31,7 +31,8 @@ COMMAND_KEYS: Mapping[str, CommandKey] = {
     ),
     "flow": CommandKey("Flow of suites and of pytest.", "`iree`", "a file"),
     "out": CommandKey("Directory for runs.", "`hil-runs`", "a directory outside of the project"),
-    "web_url": CommandKey("Address of a hil web server, for hil publish.", "", "yes"),
+    "web_url": CommandKey("Address of a hil web server, for hil publish, and for links of hil notify.", "", "yes"),
+    "notify_github": CommandKey("Repository on GitHub in which hil notify opens issues: OWNER/REPO.", "", "yes"),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Record, note
+from hil.controller.records.console import ConsoleEntry
 
 
 class ListedBoard(Record, kw_only=True):
@@ -76,6 +77,35 @@ class RecoverSettings(Record, kw_only=True):
     timeout_s: float
 
 
+class ConsolePatternSettings(Record, kw_only=True):
+    """A table of [[console.patterns]]."""
+
+    name: str
+    pattern: Annotated[str, note("regular expression")]
+    meaning: str
+
+
+class ConsoleSettings(Record, kw_only=True):
+    """The table [console]."""
+
+    serial: str
+    baud: int
+    command: list[str]
+    address: Annotated[str, note("`tcp://HOST:PORT` or `telnet://HOST:PORT`")]
+    labgrid: Annotated[str, note("`NetworkSerialPort` of the labgrid place")]
+    boot: Annotated[str, note("pattern of the line that ends the boot")]
+    boot_s: float
+    patterns: list[ConsolePatternSettings]
+
+
+class ProvisionSettings(Record, kw_only=True):
+    """The table [provision]."""
+
+    command: list[str]
+    timeout_s: float
+    boot_s: float
+
+
 class SimulatorSettings(Record, kw_only=True):
     """The table [simulator]."""
 
@@ -109,6 +139,8 @@ class BoardSettings(Record, kw_only=True):
     command: RuntimeSettings
     power: PowerSettings
     recover: RecoverSettings
+    console: ConsoleSettings
+    provision: ProvisionSettings
     simulator: SimulatorSettings | None
     labgrid: LabgridSettings
     path: str
@@ -255,6 +287,31 @@ class ResetReport(Record, kw_only=True):
     answers: Annotated[bool, note("true if hil waited until the board responded")]
     seconds: float
     output: Annotated[str, note("output of the hook")]
+    boot_s: Annotated[
+        float | None, note("from the action to the boot pattern on the console; null without [console] boot")
+    ] = None
+
+
+class ConsoleDocument(Record, kw_only=True):
+    """Output of `hil board console --json`."""
+
+    board: str
+    lines: list[ConsoleEntry]
+
+
+class ProvisionReport(Record, kw_only=True):
+    """Output of `hil board provision`."""
+
+    board: str
+    file: Annotated[str, note("name of the image")]
+    sha256: Annotated[str, note("digest of the image, in hex")]
+    seconds: Annotated[float, note("until the board responded")]
+    boot_s: Annotated[
+        float | None, note("from the command to the boot pattern on the console; null without [console] boot")
+    ] = None
+    ok: Annotated[bool, note("true if the board passes the checks")]
+    checks: Annotated[list[BoardCheck], note("checks of hil board check")]
+    exit_code: int
 
 
 class RecoveryStep(Record, kw_only=True):

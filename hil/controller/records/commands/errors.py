@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from hil.controller.records.base import Record, note
+from hil.controller.records.console import ConsoleQuoteRecord
 
 
 class ErrorDetails(Record, kw_only=True):
@@ -17,6 +18,7 @@ class ErrorDetails(Record, kw_only=True):
     stage: str
     board: str
     detail: str
+    console: Annotated[list[ConsoleQuoteRecord], note("lines of the board's console that explain the error")] = []
 
 
 class ErrorDocument(Record, kw_only=True):

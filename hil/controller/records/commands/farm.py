@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from hil.controller.records.base import Count, Record, note
 from hil.controller.records.lab.farm import (
     AuditEntry,
+    BoardPermission,
     FarmBoard,
     FarmEvent,
     FarmJob,
@@ -20,6 +21,7 @@ from hil.controller.records.lab.farm import (
     RightName,
     RoleName,
 )
+from hil.controller.records.lab.webhooks import WebhookStatus
 from hil.controller.records.suite import SuiteDocument
 
 
@@ -75,6 +77,7 @@ class CreatedToken(Record, kw_only=True):
     role: RoleName
     project: str
     rights: list[RightName]
+    groups: list[str] = []
 
 
 class TokenList(Record, kw_only=True):
@@ -88,6 +91,35 @@ class TokenRevocation(Record, kw_only=True):
 
     revoked: Annotated[int, note("number of the token")]
     user: str
+
+
+class BoardAccessList(Record, kw_only=True):
+    """Output of `hil farm access`."""
+
+    boards: list[BoardPermission]
+
+
+class FarmLogin(Record, kw_only=True):
+    """Output of `hil farm login`."""
+
+    farm: Annotated[str, note("address of the farm")]
+    issuer: str
+    user: str
+    role: RoleName
+    groups: list[str]
+
+
+class FarmLogout(Record, kw_only=True):
+    """Output of `hil farm logout`."""
+
+    farm: str
+    removed: Annotated[bool, note("false if there was no login")]
+
+
+class WebhookList(Record, kw_only=True):
+    """Output of `hil farm webhooks list`."""
+
+    webhooks: list[WebhookStatus]
 
 
 class AuditList(Record, kw_only=True):
@@ -144,6 +176,13 @@ class BoardStateChange(Record, kw_only=True):
 
     board: str
     state: Annotated[str, note("state of the board after the change, or `unknown`")]
+
+
+class HostStateChange(Record, kw_only=True):
+    """Output of `hil farm drain --host` and `hil farm resume --host`."""
+
+    host: str
+    boards: Annotated[dict[str, str], note("board -> state after the change, or `unknown`")]
 
 
 class ReservedBoard(Record, kw_only=True):
@@ -234,6 +273,8 @@ class LeasedBoard(Record, kw_only=True):
     job: str
     lease: int
     config: Annotated[str, note("path of a board config, which is valid while the command runs")]
+    boards: Annotated[list[str], note("names of all leased boards, in the order of the options")] = []
+    configs: Annotated[list[str], note("paths of the configs of all leased boards")] = []
     for_s: Annotated[float, note("maximum lease time in seconds")]
 
 

@@ -85,6 +85,7 @@ class CandidateTrial(Record, kw_only=True):
     series: Annotated[str, note("ID of the series in the history")]
     run: Annotated[str, note("run of the judged measurement")]
     axis: Annotated[AxisName, note("what the candidate is: versions on different axes may be equal")] = "commit"
+    command: Annotated[str, note("digest of the command of --bisect; empty without a command")] = ""
     tried: TriedCandidate
 
 

@@ -6,52 +6,37 @@ because a newer gateway may have more of them.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from hil.controller.records.base import Record, make_record, note
+from hil.controller.records.lab.fields import (
+    Finite,
+    Integer,
+    JobName,
+    KindName,
+    Time,
+    Whole,
+    check_times,
+    list_values,
+)
+from hil.controller.records.lab.webhooks import TestedWebhook, WebhookStatus
 from hil.controller.records.suite import CaseRecord, SuiteModelFile, make_case_record
 
-_MAX_INTEGER = (1 << 63) - 1
-_YEARS = range(1970, 9999)  # conversion to local time fails near the years 1 and 9999
-
-
-def _list_values(*values: str) -> Meta:
-    """Describe the known values of a text field."""
-    return Meta(extra_json_schema={"enum": list(values)})
-
-
-Time = Annotated[str, note("time with UTC offset, in ISO 8601", extra_json_schema={"format": "date-time"})]
-Whole = Annotated[int, Meta(ge=0, le=_MAX_INTEGER)]
-Integer = Annotated[int, Meta(ge=-_MAX_INTEGER, le=_MAX_INTEGER)]
-Finite = Annotated[float, Meta(gt=-float(1 << 63), lt=float(1 << 63))]
-JobName = Annotated[
-    str, note("17, or 17.3 if the submission has several jobs", pattern=r"^\d+(\.\d+)?$(?!\n)", max_length=40)
-]
-KindName = Annotated[str, _list_values("run", "bundle", "suite", "command", "lease", "health")]
-PriorityName = Annotated[str, _list_values("high", "normal", "low")]
-JobStateName = Annotated[str, _list_values("queued", "running", "done", "cancelled")]
-BoardStateName = Annotated[str, _list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
-RoleName = Annotated[str, _list_values("viewer", "submitter", "host", "admin")]
-RightName = Annotated[str, _list_values("power", "commands")]
+PriorityName = Annotated[str, list_values("high", "normal", "low")]
+JobStateName = Annotated[str, list_values("queued", "running", "done", "cancelled")]
+BoardStateName = Annotated[str, list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
+RoleName = Annotated[str, list_values("viewer", "submitter", "host", "admin")]
+RightName = Annotated[str, list_values("power", "commands")]
 Label = str | bool | Integer | Finite | list[str | bool | Integer | Finite]
 
 
-def check_times(record: Record, *names: str) -> None:
-    """Check times of a record. Raises ValueError that names the field."""
-    for name in names:
-        if (text := getattr(record, name)) is None:
-            continue
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if time.year not in _YEARS:
-            raise ValueError(f"{name}: time out of range")
-        if time.tzinfo is None:
-            raise ValueError(f"{name}: missing time zone")
+class RequestedBoard(Record, kw_only=True):
+    """A board that a job needs."""
+
+    selector: str = ""
+    board: Annotated[str, note("required board; empty for any")] = ""
 
 
 class FarmJob(Record, kw_only=True):
@@ -65,10 +50,12 @@ class FarmJob(Record, kw_only=True):
     priority: PriorityName
     selector: str
     state: JobStateName
-    attempts: Annotated[Whole, note("number of leases so far")]
+    attempts: Annotated[Whole, note("number of leases so far, without those that a stop of a host interrupted")]
     user: str
     board: Annotated[str, note("current or last board, or empty")]
     pinned: Annotated[str, note("required board; empty for any")] = ""
+    boards: Annotated[list[str], note("current or last boards of a job with several boards, in order")] = []
+    more: Annotated[list[RequestedBoard], note("boards after the first that the job needs at the same time")] = []
     queued_at: Time
     started_at: Time | None
     finished_at: Time | None
@@ -98,6 +85,7 @@ class FarmAttempt(Record, kw_only=True):
     lease: Whole
     board: str
     fence: Annotated[Integer, note("fence of the sessions on the board; -1 if invalid")]
+    part: Annotated[Whole, note("place of the board among the boards of the job, from 0")] = 0
     granted_at: Time
     started_at: Time | None
     ended_at: Time | None
@@ -157,6 +145,13 @@ def make_suite_part(values: dict[str, Any]) -> SuitePart:
     return part if cases is None else part.replace(cases=[make_case_record(one) for one in cases])
 
 
+class BoardUsers(Record, kw_only=True):
+    """Users and groups that may use a board; everyone if both are empty."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
 class FarmBoard(Record, kw_only=True):
     """A board."""
 
@@ -174,9 +169,19 @@ class FarmBoard(Record, kw_only=True):
     since: Annotated[Time | None, note("start of the job's lease")]
     checked_at: Annotated[Time | None, note("last successful check")]
     power: Annotated[list[str], note("power actions that the host can do: on, off, cycle")] = []
+    access: BoardUsers = field(default_factory=BoardUsers)
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")
+
+
+class BoardPermission(Record, kw_only=True):
+    """Who may use a board."""
+
+    board: str
+    access: BoardUsers
+    allowed: Annotated[bool, note("whether the requested user may use the board")]
+    users: Annotated[list[str], note("users with a valid token who may use the board; only for admins")] = []
 
 
 class FarmEvent(Record, kw_only=True):
@@ -220,6 +225,7 @@ class FarmToken(Record, kw_only=True):
     project: str
     role: RoleName
     rights: list[RightName] = []
+    groups: Annotated[list[str], note("groups of the user, which give access to restricted boards")] = []
     note: str
     made_at: Time
     expires_at: Time | None
@@ -245,6 +251,7 @@ class FarmUser(Record, kw_only=True):
     role: RoleName
     project: str = ""
     rights: Annotated[list[RightName], note("permissions in addition to those of the role")] = []
+    groups: Annotated[list[str], note("groups, which give access to restricted boards")] = []
 
 
 class FarmCase(Record, kw_only=True):
@@ -376,6 +383,9 @@ ANSWERS: dict[str, Any] = {
     "gc": CleanedFarm,
     "power": SwitchedPower,
     "reservations": list[FarmReservation],
+    "access": list[BoardPermission],
+    "webhooks": list[WebhookStatus],
+    "webhook": TestedWebhook,
     "reserve": FarmReservation,
     "unreserve": CancelledReservation,
 }

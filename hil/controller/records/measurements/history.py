@@ -177,7 +177,11 @@ class SeriesChange(Record, kw_only=True):
     run: Annotated[str, note("first run with the new level")]
     commit: str
     created: Timestamp
-    ratio: Annotated[float, note("median after the change divided by the median before")]
+    ratio: Annotated[
+        float | None, note("median after the change divided by the median before; null unless all values are above 0")
+    ]
+    before: Annotated[float, note("median before: nanoseconds, a score, or a share in percent")]
+    after: Annotated[float, note("median after")]
     p_value: Annotated[float, note("probability of such a change in a series without changes")]
 
 

@@ -32,4 +32,5 @@ class ProfileHead(Record, kw_only=True):
     calls: list[InvokeTiming]
     counters: list[StoredSample]
     clock: Annotated[ClockFit, note("board's clock relative to the host's")]
+    console: Annotated[list[Span], note("lines of the board's console on the host's clock")] = []
     notes: Annotated[list[str], note("errors and missing data")]

@@ -255,7 +255,8 @@ class HistoryStore:
         """Add a note to all entries of a commit or a run, or to an entry.
 
         Args:
-            target: a commit or its first digits, the ID of a run, or ``RUN:CASE``.
+            target: a commit or its first digits, the ID of a run, ``RUN:CASE``, or a branch, which means the commit of
+                the branch's newest entry.
 
         Returns:
             The annotation, and the number of its entries.
@@ -318,9 +319,18 @@ class HistoryStore:
             ).fetchall()
         if len(commits) == 1:
             return {"commit": commits[0][0]}, commits[0][1]
-        what = f"ambiguous commit {target!r}" if commits else f"no entry of commit or run {target!r}"
+        newest = self._database.execute(
+            "select commit_id, (select count(*) from entries as other where other.commit_id = entries.commit_id)"
+            " from entries where branch = ? and branch != '' and commit_id != ''"
+            " order by created desc, run desc limit 1",
+            (target,),
+        ).fetchone()
+        if newest and not commits:
+            return {"commit": newest[0]}, newest[1]
+        what = f"ambiguous commit {target!r}" if commits else f"no entry of commit, branch or run {target!r}"
         raise UsageError(
-            f"{what} in {self.place}", hint="specify a commit, a run or RUN:CASE, as hil history show prints them"
+            f"{what} in {self.place}",
+            hint="specify a commit, a branch, a run or RUN:CASE, as hil history show prints them",
         )
 
     def _copy_programs(

@@ -42,16 +42,21 @@ def shorten(text: str, longest: int = 4000) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters omitted ...\n{text[-half:]}"
 
 
-def format_seconds(value: float | None) -> str:
+# Numbers from this share of a unit round to the whole unit with three digits: 999.6 us is "1 ms", not "1e+03 us".
+ROUNDS_UP = 0.9995
+
+
+def format_seconds(value: float | None, digits: int = 3) -> str:
     """Format seconds: ``850 us``, ``12.3 ms``, ``4.56 s``, ``2 min 05 s``; "-" for None."""
+    rounds_up = 1 - 0.5 * 10.0**-digits
     if value is None:
         return "-"
     if value >= 60:
         return f"{int(value // 60)} min {int(value % 60):02d} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e9:.3g} ns" if value else "0 s"
+        if value >= size * rounds_up:
+            return f"{value / size:.{digits}g} {unit}"
+    return f"{value * 1e9:.{digits}g} ns" if value else "0 s"
 
 
 def format_count(count: int, what: str) -> str:

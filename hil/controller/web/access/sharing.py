@@ -8,6 +8,7 @@ import weakref
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hil.controller.web.access.connections import EVENTS, MAX_WORKING
+from hil.controller.web.access.heavy import HEAVY, MAX_HEAVY_OF_CLIENT
 from hil.controller.web.access.peers import find_peer_of
 
 # A browser sends six requests at a time. The remaining threads are for other clients.
@@ -15,18 +16,24 @@ MAX_OF_CLIENT = MAX_WORKING - 2
 
 
 class FairShare:
-    """ASGI middleware that processes at most :data:`MAX_OF_CLIENT` requests per client at a time."""
+    """ASGI middleware that processes at most :data:`MAX_OF_CLIENT` requests per client at a time.
+
+    Pages of tensors have a separate limit, so that they do not delay other pages of the client.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        self._turns: weakref.WeakValueDictionary[tuple[str, bool], asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request when its client has a free slot."""
         if scope["type"] != "http" or scope["path"] in EVENTS:
             await self._app(scope, receive, send)
             return
-        turn = self._turns.setdefault(find_peer_of(scope).name, asyncio.Semaphore(MAX_OF_CLIENT))
+        is_heavy = scope["path"] in HEAVY
+        turn = self._turns.setdefault(
+            (find_peer_of(scope).name, is_heavy), asyncio.Semaphore(MAX_HEAVY_OF_CLIENT if is_heavy else MAX_OF_CLIENT)
+        )
         await turn.acquire()
         has_turn = True
 

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.compare.comparing import MOVES, NUMBERS, CasePair, ComparisonResult, Mover
 from hil.controller.web.compare.movers import Movers
+from hil.controller.web.compare.moves import UNCHANGED
 from hil.controller.web.compare.side_cases import Floats, Places, find_failing_words
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers import BENCH
 from hil.controller.web.readers.fields import read_document
 from hil.controller.web.text.addresses import PageQuery, choose_page
-from hil.errors import UsageError
+from hil.controller.web.text.entries import KINDS
+from hil.controller.web.text.parameters import InvalidParameter
 
 ROWS = 100
 OVERVIEW_ROWS = 15
@@ -26,6 +29,7 @@ TITLES: Mapping[str, str] = {
     "new": "Only in compared",
     "gone": "Only in baseline",
     "other": "Other outcome changes",
+    UNCHANGED: "Same outcome",
     "device_p50_ns": "Device time",
     "artifact_bytes": "Program size",
     "max_abs": "Largest error",
@@ -48,7 +52,10 @@ class ComparisonQuery(PageQuery):
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """Table of a comparison, with either pairs or movers."""
+    """Table of a comparison, with either pairs or movers.
+
+    Numbers that did not change are folded: the table has their number, and the largest differences among them.
+    """
 
     show: str
     title: str
@@ -56,6 +63,8 @@ class ComparisonTable:
     pairs: Sequence[CasePair] = ()
     movers: Sequence[Mover] = ()
     pages: int = 1
+    folded: Sequence[Mover] = ()
+    folded_total: int = 0
 
 
 def list_tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROWS) -> list[ComparisonTable]:
@@ -66,24 +75,30 @@ def list_tables(found: ComparisonResult, asked: ComparisonQuery, rows: int = ROW
     """
     if asked.show:
         if asked.show not in TITLES:
-            raise UsageError(f"unknown comparison table {asked.show[:40]!r}", hint=f"valid tables: {', '.join(TITLES)}")
+            raise InvalidParameter.choose("comparison table", asked.show, TITLES)
         return [_make_table(found, asked, asked.show, rows)]
-    shown = [_make_table(found, asked, show, OVERVIEW_ROWS) for show in (*MOVES, *NUMBERS) if found.counts[show]]
-    return [one for one in shown if one.total]
+    shows = [*(show for show in MOVES if found.counts[show]), *NUMBERS]
+    shown = [_make_table(found, asked, show, OVERVIEW_ROWS) for show in shows]
+    return [one for one in shown if one.total or one.folded_total]
 
 
 def _make_table(found: ComparisonResult, asked: ComparisonQuery, show: str, rows: int) -> ComparisonTable:
-    if show in MOVES:
+    if show in (*MOVES, UNCHANGED):
         places = _filter_by_name(found, found.columns.select_kind(show), asked.q, lambda places: places)
         places = places[_sort_pairs(found, places, asked.order)]
         part, pages = _cut_page(places, asked.page, rows)
         return ComparisonTable(show, TITLES[show], places.size, pairs=found.list_pairs(part), pages=pages)
     movers = found.numbers[show]
-    places = np.arange(movers.pair.size) if asked.all else np.flatnonzero(movers.decided)
-    places = _filter_by_name(found, places, asked.q, lambda places: movers.pair[places])
+    every = _filter_by_name(found, np.arange(movers.pair.size), asked.q, lambda places: movers.pair[places])
+    decided = movers.decided[every]
+    places, folded = (every, every[:0]) if asked.all else (every[decided], every[~decided])
     places = places[_sort_movers(found, movers, places, asked.order)]
     part, pages = _cut_page(places, asked.page, rows)
-    return ComparisonTable(show, TITLES[show], places.size, movers=found.list_movers(show, part), pages=pages)
+    shown = found.list_movers(show, part)
+    largest = folded[_sort_movers(found, movers, folded, "")][:OVERVIEW_ROWS]
+    return ComparisonTable(
+        show, TITLES[show], places.size, (), shown, pages, found.list_movers(show, largest), folded.size
+    )
 
 
 def _filter_by_name(found: ComparisonResult, places: Places, q: str, pairs: Callable[[Places], Places]) -> Places:
@@ -104,7 +119,7 @@ def _sort_pairs(found: ComparisonResult, places: Places, order: str) -> Places:
     if by == "name":
         keys = _rank_texts(found.list_names(places))
     else:
-        keys = _rank_texts(found.words.get_texts((columns.was if by == "before" else columns.became)[places]))
+        keys = _rank_outcomes(found.words.get_texts((columns.was if by == "before" else columns.became)[places]))
     return _sort_keys(keys, order)
 
 
@@ -115,7 +130,7 @@ def _sort_movers(found: ComparisonResult, movers: Movers, places: Places, order:
     if by == "name":
         keys = _rank_texts(found.list_names(movers.pair[places]))
     elif by == "verdict":
-        keys = _rank_texts([movers.verdict(place) for place in places])
+        keys = movers.state[places].astype(np.float64)  # regressions are last
     elif by == "change":
         keys = movers.size[places]
     elif by == "ratio":
@@ -128,7 +143,7 @@ def _sort_movers(found: ComparisonResult, movers: Movers, places: Places, order:
 def _check_order(order: str, orders: Sequence[str]) -> str:
     by = order.removeprefix("-")
     if by not in orders:
-        raise UsageError(f"invalid order {order[:40]!r}", hint=f"valid orders: {', '.join(orders)}")
+        raise InvalidParameter.choose("order", order, orders)
     return by
 
 
@@ -136,6 +151,13 @@ def _rank_texts(texts: Sequence[str]) -> Floats:
     """Return every text's rank in sorted order."""
     rank = {text: place for place, text in enumerate(sorted(set(texts)))}
     return np.fromiter((rank[text] for text in texts), np.float64, len(texts))
+
+
+def _rank_outcomes(outcomes: Sequence[str]) -> Floats:
+    """Return every outcome's rank by severity. Failures are last, and equal severities are in text order."""
+    order = sorted(set(outcomes), key=lambda one: (-KINDS.index(classify_outcome(one)), one))
+    rank = {outcome: place for place, outcome in enumerate(order)}
+    return np.fromiter((rank[outcome] for outcome in outcomes), np.float64, len(outcomes))
 
 
 def _sort_keys(keys: Floats, order: str) -> Places:

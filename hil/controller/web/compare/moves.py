@@ -14,7 +14,9 @@ from hil.controller.workloads.suites.reports.changes import move_of
 
 # Change kinds, in page order.
 MOVES = ("broke", "fixed", "still_failing", "new", "gone", "other")
-_KINDS = ("", *MOVES)
+# Cases with the same outcomes on both sides.
+UNCHANGED = "unchanged"
+_KINDS = (UNCHANGED, *MOVES)
 # Outcome keys for a case that is missing on a side.
 _ABSENT, _NOT_RUN = -1, -2
 _KEY_BITS = 32
@@ -40,17 +42,17 @@ class Pairs:
         return np.flatnonzero((self.before >= 0) & (self.after >= 0))
 
     def select_kind(self, move: str) -> Places:
-        """Return the cases with a kind from :data:`MOVES`."""
+        """Return the cases with a kind from :data:`MOVES`, or the :data:`UNCHANGED` cases."""
         return np.flatnonzero(self.kind == _KINDS.index(move))
 
     def move(self, pair: int) -> str:
         """Return a case's kind from :data:`MOVES`, or "" if unchanged."""
-        return _KINDS[self.kind[pair]]
+        return _KINDS[self.kind[pair]] if self.kind[pair] else ""
 
     def count_kinds(self) -> dict[str, int]:
-        """Return case counts by kind."""
+        """Return case counts by kind, including the unchanged cases."""
         counted = np.bincount(self.kind, minlength=len(_KINDS))
-        return {move: int(count) for move, count in zip(_KINDS, counted, strict=True) if move}
+        return {move: int(count) for move, count in zip(_KINDS, counted, strict=True)}
 
 
 def pair_cases(a: SideCases, b: SideCases, words: WordLookup) -> Pairs:
@@ -87,7 +89,7 @@ def _classify_moves(was: Keys, became: Keys, words: WordLookup) -> npt.NDArray[n
     """Return the kind of change for every pair of outcomes. Each distinct pair is classified once."""
     _, first, which = np.unique((was << _KEY_BITS) + became, return_index=True, return_inverse=True)
     texts = zip(words.get_texts(was[first]), words.get_texts(became[first]), strict=True)
-    kinds = np.array([_KINDS.index(move_of(*pair)) for pair in texts], np.int8)
+    kinds = np.array([_KINDS.index(move_of(*pair) or UNCHANGED) for pair in texts], np.int8)
     return kinds[which]
 
 

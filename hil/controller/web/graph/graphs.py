@@ -14,6 +14,7 @@ from hil.controller.analysis.graphs import imported, onnx_graph
 from hil.controller.analysis.graphs.dispatches import dispatch_graph, map_members, map_operations, sum_operations
 from hil.controller.analysis.graphs.layout import lay_out
 from hil.controller.analysis.graphs.model_graph import MAX_NODES, GraphNode, ModelGraph
+from hil.controller.analysis.graphs.scopes import Scope, find_inner_scopes, find_scopes
 from hil.controller.analysis.graphs.values import (
     LayerValue,
     NodeValue,
@@ -37,6 +38,7 @@ from hil.controller.web.index.index import join_names
 from hil.controller.web.index.profiles import list_named_profiles
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.site import WebSite
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.workloads.suites.zoo import build_zoo_models
 from hil.errors import HilError, ImportFailed, UsageError
 
@@ -63,6 +65,7 @@ class GraphSide:
     notes: Sequence[str] = ()
     ways: Sequence[str] = ()  # for a bisection: the available methods to judge layers, see WAYS
     files: Sequence[Path] = ()  # source files other than the record
+    first_layer: str = ""  # a bisection's first wrong layer
 
     @property
     def title(self) -> str:
@@ -76,6 +79,16 @@ class GraphSide:
         """Node name -> index in the graph."""
         return {node.name: place for place, node in enumerate(self.graph.nodes)}
 
+    @functools.cached_property
+    def scopes(self) -> dict[str, Scope]:
+        """Path -> name scope with several nodes."""
+        return find_scopes(self.graph)
+
+    @functools.cached_property
+    def inner_scopes(self) -> dict[int, str]:
+        """Node index -> path of the innermost scope."""
+        return find_inner_scopes(self.scopes)
+
 
 def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphSide:
     """Build a graph from a session's record.
@@ -86,9 +99,9 @@ def make_side(site: WebSite, record: GraphRecord, kind: str, way: str) -> GraphS
         UsageError: no node is known, or this kind of graph is unknown or not available.
     """
     if kind not in KINDS:
-        raise UsageError(f"unknown graph {kind!r}", hint=f"valid graphs: {', '.join(KINDS)}")
+        raise InvalidParameter.choose("graph", kind, KINDS)
     if way not in WAYS:
-        raise UsageError(f"invalid layer mode {way!r}", hint=f"valid modes: {', '.join(WAYS)}")
+        raise InvalidParameter.choose("layer mode", way, WAYS)
     found = _find_built_in(record) or find_model(record.named, Path(record.session.folder), site.roots)
     notes: list[str] = []
     drawn = _convert_to_onnx(found, record)
@@ -137,7 +150,10 @@ def _build_side(
 ) -> GraphSide:
     placed = layout or lay_out(len(graph.nodes), graph.edges)
     told = tuple(dict.fromkeys((*notes, *graph.notes)))
-    return GraphSide(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files)
+    return GraphSide(
+        *(record.session, record.case, kind, record.model, graph, placed, values, told, record.ways, files),
+        first_layer=record.first_layer,
+    )
 
 
 def _find_built_in(record: GraphRecord) -> FoundModel | None:

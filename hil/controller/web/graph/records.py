@@ -22,6 +22,8 @@ from hil.controller.workloads.suites.request import BUILT_IN
 from hil.controller.workloads.suites.store import HEAD
 from hil.core.bounded_json import parse_json
 from hil.core.files import open_file, read_file
+from hil.core.json_values import read_string
+from hil.core.text import replace_surrogates
 from hil.errors import HilError, UsageError
 
 # Maximum cases to read for a model in a suite. MAX_BYTES limits their records.
@@ -49,6 +51,7 @@ class GraphRecord:
     profiles: Sequence[str] = ()
     imported: Path | None = None  # imported program's path, if stored
     ways: Sequence[str] = ()
+    first_layer: str = ""  # a bisection's first wrong layer, isolated or else in the whole model
 
 
 def read_graph_record(
@@ -96,22 +99,22 @@ def _read_run(session: IndexedSession, name: str, roots: Sequence[Path]) -> Grap
         name,
         name,
         NamedModel(
-            _read_text(record.get("path")),
-            _read_text(model.get("digest")),
+            read_string(record.get("path")),
+            read_string(model.get("digest")),
             _parse_dims(request),
-            _read_text(request.get("function")),
+            read_string(request.get("function")),
         ),
-        runtime=_read_text(read_mapping(record.get("artifact")).get("runtime")),
+        runtime=read_string(read_mapping(record.get("artifact")).get("runtime")),
         outputs=verdict.get("outputs"),
         placement=read_mapping(record.get("provenance")).get("placement"),
         profiles=profile_names(Path(session.folder), record).get("run", ()),
-        imported=_find_imported(_read_text(request.get("debug_ir")), name, session, roots),
+        imported=_find_imported(read_string(request.get("debug_ir")), name, session, roots),
     )
 
 
 def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
     document = _read_document(Path(session.folder) / BISECT)
-    path = _read_text(document.get("model"))
+    path = read_string(document.get("model"))
     layers = read_mappings(document.get("layers"))
     return GraphRecord(
         session,
@@ -119,8 +122,9 @@ def _read_bisect(session: IndexedSession, roots: Sequence[Path]) -> GraphRecord:
         Path(path).name,
         NamedModel(path, read_model_digest(document)),
         document=document,
-        runtime=_read_text(document.get("runtime")),
+        runtime=read_string(document.get("runtime")),
         outputs=read_mapping(document.get("whole")).get("outputs"),
+        first_layer=read_string(document.get("first_isolated")) or read_string(document.get("first_cumulative")),
         ways=[way for way in ("isolated", "cumulative") if any(read_mapping(one.get(way)) for one in layers)],
     )
 
@@ -137,29 +141,29 @@ def _read_suite(
     ).fetchall()
     records = _read_lines(folder / session.lines, rows)
     whole = next((one for one in records if not one.get("layer")), {})
-    name = _read_text(whole.get("id"))
+    name = read_string(whole.get("id"))
     settings = read_mapping(request.get("settings"))
     return GraphRecord(
         session,
         name,
         model,
         NamedModel(*_find_suite_model(head, model, folder, roots), dims=_parse_dims(request)),
-        runtime=_read_text(head.get("runtime")),
+        runtime=read_string(head.get("runtime")),
         built_in=_find_built_in_suite(head),
         cases=[one for one in records if one.get("layer")],
-        group=_read_text(request.get("group")) or "node",
+        group=read_string(request.get("group")) or "node",
         outputs=whole.get("outputs"),
         placement=whole.get("placement"),
         profiles=[str(folder / profile)]
-        if (profile := _read_text(read_mapping(whole.get("directories") or whole.get("left")).get("run profile")))
+        if (profile := read_string(read_mapping(whole.get("directories") or whole.get("left")).get("run profile")))
         else (),
-        imported=_find_imported(_read_text(settings.get("debug_ir")), name, session, roots),
+        imported=_find_imported(read_string(settings.get("debug_ir")), name, session, roots),
     )
 
 
 def _find_built_in_suite(head: Mapping[str, Any]) -> str:
     """Return the built-in suite's name for a run, or "" for user models. Records of built-in suites have no path."""
-    name = _read_text(head.get("suite"))
+    name = read_string(head.get("suite"))
     return name if head.get("place") == "" and name in BUILT_IN.values() else ""
 
 
@@ -168,11 +172,11 @@ def _find_suite_model(head: Mapping[str, Any], model: str, folder: Path, roots: 
 
     The path is empty for a built-in suite, and if the suite's source is not served.
     """
-    source, file = _read_text(head.get("source")), read_mapping(read_mapping(head.get("models")).get(model))
-    digest = _read_text(file.get("digest"))
+    source, file = read_string(head.get("source")), read_mapping(read_mapping(head.get("models")).get(model))
+    digest = read_string(file.get("digest"))
     if not source or _find_built_in_suite(head) or "\0" in source:
         return "", digest
-    path = _read_text(file.get("path"))
+    path = read_string(file.get("path"))
     there = path and "\0" not in path and any((start / path).is_file() for start in list_bases(folder, roots))
     return path if digest and there else _find_in_source(source, model, folder, roots), digest
 
@@ -250,21 +254,17 @@ def _read_document(path: Path) -> Mapping[str, Any]:
 def _parse_record(data: bytes) -> Any:
     """Parse JSON. Replace lone surrogates, which a page cannot encode, with question marks."""
     found = parse_json(data)
-    return _replace_surrogates(found) if b"\\ud" in data.lower() else found
+    return _replace_all_surrogates(found) if b"\\ud" in data.lower() else found
 
 
-def _replace_surrogates(value: Any) -> Any:
+def _replace_all_surrogates(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return replace_surrogates(value)
     if isinstance(value, dict):
-        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
-    return [_replace_surrogates(one) for one in value] if isinstance(value, list) else value
+        return {_replace_all_surrogates(key): _replace_all_surrogates(one) for key, one in value.items()}
+    return [_replace_all_surrogates(one) for one in value] if isinstance(value, list) else value
 
 
 def _parse_dims(request: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     dims = read_mapping(request.get("dims"))
     return tuple(sorted((name, size) for name, size in dims.items() if isinstance(size, int) and 0 <= size < 1 << 31))
-
-
-def _read_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hil.controller.web.history.nights import NIGHT_SECONDS, format_night, list_nights, parse_night
 from hil.controller.web.index.index import SEPARATOR
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 KINDS = ("night", "branch", "label")
 _SEPARATOR = ":"
@@ -55,7 +55,9 @@ def find_baseline_of(database: sqlite3.Connection, text: str) -> Baseline:
     """
     kind, separator, value = text.partition(_SEPARATOR)
     if text and (kind not in KINDS or not separator or not value):
-        raise UsageError(f"invalid baseline {text[:80]!r}", hint="expected night:YYYY-MM-DD, branch:NAME or label:NAME")
+        raise InvalidParameter(
+            f"invalid baseline {text[:80]!r}", hint="expected night:YYYY-MM-DD, branch:NAME or label:NAME"
+        )
     if kind in ("branch", "label"):
         targets = _find_targets(database, kind, value)
         return Baseline(kind, value, min(targets.values(), default=0.0), targets)

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hil.controller.web.history.nights import format_night
 from hil.core.digest import digest_of
 
 BROKE, SLOWER = "broke", "slower"
@@ -70,6 +71,11 @@ class Cause:
     def night(self) -> int:
         """First night of the change."""
         return min(one.night for one in self.members)
+
+    @property
+    def date(self) -> str:
+        """Date of the first night with a change."""
+        return format_night(self.night)
 
     @property
     def ratio(self) -> float | None:

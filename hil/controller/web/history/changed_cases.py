@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.history.baseline import Baseline, find_baseline_of, split_boards
 from hil.controller.web.history.causes import BROKE, Cause, ChangedCase, group_changes
 from hil.controller.web.history.nights import night_of
-from hil.controller.web.index.index import SEPARATOR
+from hil.controller.web.session.wrong_layers import BisectedLayer, find_wrong_layers
 from hil.controller.web.site import WebSite
 from hil.controller.web.text.addresses import link_of
 
-# Maximum changes to read, newest first, and maximum bisections to search.
-MAX_CHANGES, _BISECTIONS = 2000, 200
+# Maximum changes to read, newest first.
+MAX_CHANGES = 2000
 # Maximum causes on a page, and maximum cases to name for each.
 MAX_CAUSES, NAMED_CASES = 20, 3
 # Tools of a suite run that cannot cause a change on a board.
@@ -106,7 +105,7 @@ def read_new_changes(database: sqlite3.Connection, baseline: Baseline, most: int
     """
     found = database.execute(_QUERY, (baseline.created, most + 1)).fetchall()
     rows = [row for row in _keep_newest(found[:most]) if baseline.is_new(row["created"], _list_targets(row))]
-    layers = _find_wrong_layers(database, {row["model"] for row in rows if row["what"] == BROKE})
+    layers = find_wrong_layers(database, {row["model"] for row in rows if row["what"] == BROKE})
     timed = _count_timed(database, {row["session"] for row in rows})
     made = [_make_row(row, number, layers, timed) for number, row in enumerate(rows)]
     unjudged = int(database.execute("select count(*) from unjudged").fetchone()[0])
@@ -131,11 +130,13 @@ def _list_targets(row: sqlite3.Row) -> list[tuple[str, str, str]]:
 def _make_row(
     row: sqlite3.Row,
     number: int,
-    layers: Mapping[str, Sequence[_BisectedLayer]],
+    layers: Mapping[str, Sequence[BisectedLayer]],
     timed: Mapping[tuple[int, str], int],
 ) -> ChangedRow:
     ratio = row["after"] / row["before"] if row["after"] and row["before"] else None
     is_broken = row["what"] == BROKE
+    outcome = (row["ended"] or row["outcome"]) if is_broken else ""
+    wrong = layers.get(row["model"], ()) if is_broken else ()
     change = ChangedCase(
         row["name"],
         row["what"],
@@ -146,8 +147,8 @@ def _make_row(
         runtime=row["runtime"],
         model=row["model"],
         op=row["op"],
-        layer=next((one.name for one in layers.get(row["model"], ()) if is_broken and one.explains(row)), ""),
-        outcome=(row["ended"] or row["outcome"]) if is_broken else "",
+        layer=next((one.name for one in wrong if one.explains(row["op"], outcome, row["created"])), ""),
+        outcome=outcome,
         tools=list_changed_tools(row["earlier"], row["versions"]),
         ratio=ratio,
         timed=timed.get((row["session"], row["board"]), 0),
@@ -185,43 +186,3 @@ def _count_timed(database: sqlite3.Connection, sessions: set[int]) -> dict[tuple
         (json.dumps(sorted(sessions)),),
     )
     return {(session, board): count for session, board, count in rows}
-
-
-@dataclass(frozen=True)
-class _BisectedLayer:
-    """First wrong layer of a stored bisection."""
-
-    created: float
-    name: str
-    op: str
-    outcome: str
-
-    def explains(self, row: sqlite3.Row) -> bool:
-        """Return True if a failure is of this layer or of the whole model, and began before the bisection."""
-        outcome = row["ended"] or row["outcome"]
-        return (
-            self.created >= row["created"]
-            and row["op"] in ("", self.op)
-            and classify_outcome(outcome) == classify_outcome(self.outcome)
-        )
-
-
-def _find_wrong_layers(database: sqlite3.Connection, models: set[str]) -> dict[str, list[_BisectedLayer]]:
-    """Return the first wrong layer of each stored bisection per model, newest first."""
-    found: dict[str, list[_BisectedLayer]] = {}
-    rows = database.execute(
-        "select key, models, created from sessions where kind = 'bisect' and verdict in ('fail', 'error')"
-        " order by created desc limit ?",
-        (_BISECTIONS,),
-    ).fetchall()
-    for key, names, created in rows if models else ():
-        for model in set(names.split(SEPARATOR)) & models - {""}:
-            layer = database.execute(
-                "select n.word, p.word, o.word from cases join words n on n.key = name join words o on o.key = outcome"
-                " join words p on p.key = op where session = ? and p.word != 'model'"
-                " and o.word not in ('', 'PASS', 'SKIP') order by number limit 1",
-                (key,),
-            ).fetchone()
-            if layer is not None:
-                found.setdefault(model, []).append(_BisectedLayer(created or 0.0, *layer))
-    return found

@@ -31,13 +31,13 @@ def make_case_chart(
     chart["kinds"] = [find_worst_kind([one.outcome], finished=True) for one in series.points]
     chart["steps"] = [{"at": one.index, "worse": one.worse} for one in series.steps]
     chart["remarks"] = sorted(remarks)
-    return _sort_by_x(chart)
+    return _arrange_points(chart)
 
 
 def _make_chart(
     title: str,
     unit: str,
-    places: Sequence[float],
+    places: Sequence[float | None],
     labels: Sequence[str],
     values: Sequence[float | None],
     judged: Sequence[int],
@@ -74,25 +74,30 @@ def make_plain_chart(
     worse: int,
     kinds: Sequence[str],
     remarks: Sequence[int] = (),
+    **more: Any,
 ) -> dict[str, Any]:
     """Return the chart for a series over time that does not belong to a case.
 
     Args:
         worse: 1 if larger values are worse, -1 if smaller values are worse.
+        more: ``bars``, ``names`` and ``confirmed`` of the points, in the order of ``times``.
     """
-    chart = _make_chart(title, unit, [one or 0.0 for one in times], [], values, judged, levels)
-    chart |= {"kinds": list(kinds), "remarks": list(remarks)}
+    chart = _make_chart(title, unit, times, [], values, judged, levels)
+    chart |= {"kinds": list(kinds), "remarks": list(remarks), **more}
     chart["steps"] = [
         {"at": judged[now.start], "worse": (now.median - was.median) * worse > 0}
         for was, now in itertools.pairwise(levels)
     ]
-    return _sort_by_x(chart)
+    return _arrange_points(chart)
 
 
-def _place_points(points: Sequence[Point], by: str) -> tuple[list[float], list[str]]:
-    """Return the points' x coordinates, and the axis labels. Labels are empty if x is a time."""
+def _place_points(points: Sequence[Point], by: str) -> tuple[Sequence[float | None], list[str]]:
+    """Return the points' x coordinates, and the axis labels. Labels are empty if x is a time.
+
+    A point without a start time has no place on a time axis.
+    """
     if not by or by == "time":
-        return [one.created or 0.0 for one in points], []
+        return [one.created for one in points], []
     if by == "session":
         return [float(index) for index in range(len(points))], [one.id for one in points]
     names = [(one.commit if by == "commit" else "", label_of(one, by)) for one in points]
@@ -109,14 +114,25 @@ def label_of(point: Point, by: str) -> str:
     return f"{by} {point.versions.get(by, '-')}"
 
 
-def _sort_by_x(chart: dict[str, Any]) -> dict[str, Any]:
-    """Return the chart with points sorted by x."""
-    order = sorted(range(len(chart["x"])), key=lambda index: chart["x"][index])
-    if order == list(range(len(order))):
+_LISTS = ("x", "values", "others", "median", "low", "high", "kinds", "names")
+_INDICES = ("remarks", "confirmed")
+
+
+def _arrange_points(chart: dict[str, Any]) -> dict[str, Any]:
+    """Return the chart with points sorted by x, without the points that have no x. ``untimed`` is their number."""
+    places = chart["x"]
+    order = sorted((index for index, x in enumerate(places) if x is not None), key=lambda index: places[index])
+    chart["untimed"] = len(places) - len(order)
+    if order == list(range(len(places))):
         return chart
     new = {old: place for place, old in enumerate(order)}
-    for name in ("x", "values", "others", "median", "low", "high", "kinds"):
-        chart[name] = [chart[name][index] for index in order] if chart[name] else []
-    chart["steps"] = [{**one, "at": new[one["at"]]} for one in chart["steps"]]
-    chart["remarks"] = sorted(new[one] for one in chart["remarks"])
+    for name in _LISTS:
+        if chart.get(name):
+            chart[name] = [chart[name][index] for index in order]
+    if "bars" in chart:
+        chart["bars"] = [[ends[index] for index in order] for ends in chart["bars"]]
+    chart["steps"] = [{**one, "at": new[one["at"]]} for one in chart["steps"] if one["at"] in new]
+    for name in _INDICES:
+        if name in chart:
+            chart[name] = sorted(new[one] for one in chart[name] if one in new)
     return chart

@@ -15,7 +15,7 @@ from hil.controller.storage.outcomes import classify_outcome
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.text.addresses import link_of
 from hil.controller.web.text.entries import KINDS, find_worst_kind
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 NIGHTS = 14
 NIGHT_SECONDS = 86400
@@ -90,7 +90,7 @@ def parse_night(day: str) -> int:
     try:
         return calendar.timegm(time.strptime(day, "%Y-%m-%d")) // NIGHT_SECONDS
     except ValueError as error:
-        raise UsageError(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
+        raise InvalidParameter(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
 
 
 def list_nights(database: sqlite3.Connection, most: int, *, now: float | None = None) -> list[int]:

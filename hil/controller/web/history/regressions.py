@@ -7,12 +7,12 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 ROWS = 100
 _YEAR_SECONDS = 365 * 86400.0
@@ -23,7 +23,7 @@ class RegressionFilter(PageQuery):
     """Query parameters for regressions. "" matches all."""
 
     since: str = ""  # date as YYYY-MM-DD; "" is a year ago
-    what: str = ""  # broke or slower
+    what: str = field(default="", metadata={"choices": ("broke", "slower")})
     q: str = ""  # words that the case name must contain
     now: str = ""  # if not empty, only current regressions
     page: int = 1
@@ -97,7 +97,7 @@ def parse_since(day: str) -> float:
     try:
         return float(calendar.timegm(time.strptime(day, "%Y-%m-%d")))
     except ValueError as error:
-        raise UsageError(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
+        raise InvalidParameter(f"invalid date {day[:40]!r}", hint="expected YYYY-MM-DD") from error
 
 
 def _make_regression(database: sqlite3.Connection, row: sqlite3.Row, names: dict[int, str]) -> Regression:

@@ -146,7 +146,8 @@ def chart_runs(found: RunSeries) -> dict[str, Any]:
     The chart of an evaluation has scores instead of medians.
     """
     runs, score = found.runs, found.score
-    chart = make_plain_chart(
+    ends = [(one.interval.low, one.interval.high) if one.interval else (None, None) for one in runs]
+    return make_plain_chart(
         "median time" if score is None else score.metric,
         "ns" if score is None else "%" if score.is_share else "",
         [one.entry.created for one in runs],
@@ -156,9 +157,7 @@ def chart_runs(found: RunSeries) -> dict[str, Any]:
         -1 if score is not None and score.is_higher_better else 1,
         [find_worst_kind([one.entry.outcome], finished=True) for one in runs],
         [index for index, one in enumerate(runs) if one.entry.annotations],
+        bars=[[low for low, _ in ends], [high for _, high in ends]],
+        names=[escape_controls(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs],
+        confirmed=[index for index, one in enumerate(runs) if one.entry.confirmed],
     )
-    ends = [(one.interval.low, one.interval.high) if one.interval else (None, None) for one in runs]
-    chart["bars"] = [[low for low, _ in ends], [high for _, high in ends]]
-    chart["names"] = [escape_controls(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs]
-    chart["confirmed"] = [index for index, one in enumerate(runs) if one.entry.confirmed]
-    return chart

@@ -57,6 +57,16 @@ class SuiteHistory:
     device: JudgedValues
 
     @property
+    def boards(self) -> list[str]:
+        """Boards of the sessions."""
+        return sorted({name for one in self.samples for name in one.session.boards})
+
+    @property
+    def mixes_boards(self) -> bool:
+        """Whether the sessions ran on different boards, so that their device times are not comparable."""
+        return len({tuple(one.session.boards) for one in self.samples}) > 1
+
+    @property
     def places(self) -> list[str]:
         """Directories of the suite's models. Suites in different directories can have the same name."""
         return sorted({one.session.place for one in self.samples} - {""})
@@ -90,11 +100,18 @@ def read_suite(
     where = " and ".join(parts)
     total = int(database.execute(f"select count(*) from sessions where {where}", values).fetchone()[0])
     found = list_sessions_where(database, f"{where} order by created desc, key desc limit ?", (*values, MAX_SESSIONS))
-    return suite_history(list(reversed(found)), total)
+    return suite_history(list(reversed(found)), total, one_board=bool(board))
 
 
-def suite_history(sessions: Sequence[IndexedSession], total: int) -> SuiteHistory:
-    """Build the history from sessions in time order."""
+def suite_history(sessions: Sequence[IndexedSession], total: int, *, one_board: bool = False) -> SuiteHistory:
+    """Build the history from sessions in time order.
+
+    Device times of different boards are not comparable, so they get no levels and no changes.
+
+    Args:
+        one_board: all sessions have the requested board, possibly with others.
+    """
+    is_comparable = one_board or len({tuple(one.boards) for one in sessions}) < 2
     counted = Counter(one.device_cases for one in sessions if one.device_ns)
     usual = counted.most_common(1)[0][0] if counted else 0
     samples = []
@@ -109,7 +126,9 @@ def suite_history(sessions: Sequence[IndexedSession], total: int) -> SuiteHistor
         total,
         usual,
         judge_values([one.rate for one in samples], least=_MIN_RATE),
-        judge_values([one.device_ns for one in samples], least=DEFAULT_EFFECT, relative=True),
+        judge_values(
+            [one.device_ns if is_comparable else None for one in samples], least=DEFAULT_EFFECT, relative=True
+        ),
     )
 
 

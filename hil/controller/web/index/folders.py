@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
 from hil.controller.storage.runs import RECORD
+from hil.controller.web.index.index import VERSION
 from hil.controller.web.index.profiles import find_profiles_among
 from hil.controller.web.readers import BENCH, RECORDS, TRACE
 from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.store import HEAD, LINES
 from hil.controller.workloads.traces.trace import COMPARISON
+from hil.core.digest import digest_of
 
 # Maximum depth to scan below a root. The deepest known layout is hil-traces/MODULE/BACKEND/traces/TRACE.
 _DEPTH = 6
@@ -142,6 +146,12 @@ def _read_modified_time(path: str) -> float:
         return os.stat(path).st_mtime  # noqa: PTH116 - as above
     except OSError:
         return 0.0
+
+
+def index_path(roots: Sequence[Path]) -> Path:
+    """Return the path of the index in the user's cache. Every set of directories has a separate index."""
+    name = digest_of(b"\n".join(map(os.fsencode, sorted(set(roots))))).partition(":")[2][:16]
+    return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
 def index_stamp(path: Path) -> str:

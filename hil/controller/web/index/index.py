@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hil.controller.storage.runs import convert_write_errors
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
 from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.cancellation import is_cancelled
+from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 15
+VERSION = 16
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -73,6 +74,8 @@ create table unjudged (name integer, board integer, primary key (name, board)) w
 -- profiles that lie outside of sessions' folders
 create table profiles (root integer, way text, kind text, changed real, primary key (root, way)) without rowid;
 create virtual table session_texts using fts5 (text, tokenize = 'trigram');
+-- the texts of ``words``, which are never deleted
+create virtual table word_texts using fts5 (word, content = 'words', content_rowid = 'key', tokenize = 'trigram');
 """
 # Columns in ``cases`` with word keys, and columns with numbers.
 WORDS = ("name", "model", "op", "flow", "runtime", "board", "outcome", "ended", "stage", "message", "output", "grade")
@@ -338,13 +341,13 @@ class IndexWriter:
             "damaged": damaged,
         }
         names = ", ".join(f"{name} = ?" for name in values)
-        held = (_replace_surrogates(value) if isinstance(value, str) else value for value in values.values())
+        held = (replace_surrogates(value) if isinstance(value, str) else value for value in values.values())
         self._database.execute(f"update sessions set {names} where key = ?", (*held, key))
         shown = (session.id, session.title, session.flow, session.branch, session.commit, session.command)
         lists = (*models, *boards, *session.runtimes, *session.compilers, *session.labels)
         self._database.execute(
             "insert or replace into session_texts (rowid, text) values (?, ?)",
-            (key, _replace_surrogates("\n".join((*shown, *lists)))),
+            (key, replace_surrogates("\n".join((*shown, *lists)))),
         )
 
     def _sum_device_times(self, key: int) -> dict[str, object]:
@@ -364,8 +367,10 @@ class IndexWriter:
 
     def _get_word_key(self, word: str) -> int:
         if (key := self._words.get(word)) is None:
-            self._database.execute("insert or ignore into words (word) values (?)", (word,))
+            added = self._database.execute("insert or ignore into words (word) values (?)", (word,)).rowcount == 1
             key = int(self._database.execute("select key from words where word = ?", (word,)).fetchone()[0])
+            if added:
+                self._database.execute("insert into word_texts (rowid, word) values (?, ?)", (key, word))
             if len(self._words) > _WORDS_HELD:
                 self._words.clear()
             self._words[word] = key
@@ -382,11 +387,6 @@ _WORDS_HELD = 200_000
 
 def _is_failing(outcome: str) -> bool:
     return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which SQLite cannot store."""
-    return text.encode(errors="replace").decode()
 
 
 def join_names(names: Iterable[str]) -> str:
@@ -450,6 +450,16 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
+class NamedRow(sqlite3.Row):
+    """Row whose columns are also attributes, so that rows convert to records."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except IndexError:
+            raise AttributeError(name) from None
+
+
 class IndexReader:
     """Read-only access to the index, with a connection per thread."""
 
@@ -487,7 +497,7 @@ class IndexReader:
             return database
         self._close()
         database = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)
-        database.row_factory = sqlite3.Row
+        database.row_factory = NamedRow
         database.set_progress_handler(is_cancelled, _STEPS)
         self._local.database, self._local.file = database, number
         return database

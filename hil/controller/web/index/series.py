@@ -19,9 +19,9 @@ from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.index.index import SEPARATOR
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.text.addresses import PageQuery, format_reference, link_of
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.results import BOARD_OUTCOMES
-from hil.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 # Maximum samples to show and judge, newest first.
@@ -167,7 +167,7 @@ def measure_of(asked: HistoryFilter) -> HistoryMeasure:
     """Return the requested measure. Raises UsageError if the measure is unknown."""
     found = MEASURES.get(asked.what or "device")
     if found is None:
-        raise UsageError(f"invalid history measure {asked.what[:40]!r}", hint=f"valid measures: {', '.join(MEASURES)}")
+        raise InvalidParameter.choose("history measure", asked.what, MEASURES)
     return found
 
 

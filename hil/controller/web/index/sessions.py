@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,16 @@ from hil.controller.web.index.index import NUMBERS, SEPARATOR, WORDS
 from hil.controller.web.text.addresses import PageQuery, choose_page, format_reference, link_of
 from hil.controller.web.text.entries import KINDS
 from hil.controller.web.text.names import unescape_name
+from hil.controller.web.text.parameters import InvalidParameter
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 PAGE_ROWS = 100
 # The trigram index needs three characters. Shorter words are only searched in titles, ids and model names.
 _TRIGRAM = 3
 _LISTS = ("models", "boards", "runtimes", "compilers", "labels")
+# Kinds of sessions; "damaged" is a session with an unreadable record.
+SESSION_KINDS = ("run", "suite", "bench", "bisect", "study", "gate", "eval", "trace", "matrix", "damaged")
 _EQUAL = {"kind": "kind", "suite": "suite", "flow": "flow", "verdict": "verdict", "branch": "branch"}
 _ORDERS = {
     "created": "created",
@@ -33,8 +37,8 @@ class SessionFilter(PageQuery):
     """Query parameters for sessions. "" matches all."""
 
     q: str = ""  # words to search for
-    kind: str = ""
-    verdict: str = ""
+    kind: str = field(default="", metadata={"choices": SESSION_KINDS})
+    verdict: str = field(default="", metadata={"choices": KINDS})
     model: str = ""
     board: str = ""
     runtime: str = ""
@@ -147,7 +151,7 @@ def _order_clause(order: str) -> str:
         return "created desc, key desc"
     column = _ORDERS.get(order.removeprefix("-"))
     if column is None:
-        raise UsageError(f"invalid session order {order!r}", hint=f"valid orders: {', '.join(_ORDERS)}")
+        raise InvalidParameter.choose("session order", order, _ORDERS)
     return f"{column} {'desc' if order.startswith('-') else 'asc'}, key desc"
 
 
@@ -234,6 +238,13 @@ def link_runs(database: sqlite3.Connection, runs: Collection[str]) -> dict[str, 
     return found
 
 
+def _rank_outcomes() -> str:
+    """Return an SQL expression with the severity of an outcome. A case that did not run is the least severe."""
+    ranks = {kind: len(KINDS) - place for place, kind in enumerate(KINDS)}
+    words = [f"when {one.value!r} then {ranks[classify_outcome(one.value)]}" for one in Outcome]
+    return f"(select case word {' '.join(words)} else 0 end from words where words.key = cases.outcome)"
+
+
 PASSING = ("PASS", "XFAIL", "SKIP")
 _PASSING_KEYS = f"(select key from words where word in ({', '.join(repr(word) for word in PASSING)}))"
 # Failing cases first. Cases with the same rank keep the order of the session.
@@ -243,7 +254,7 @@ _CASE_ORDERS = {
     "number": "number",
     "name": "name",
     "op": "op",
-    "outcome": "outcome",
+    "outcome": _rank_outcomes(),
     "time": "device_p50_ns",
     "host": "host_s",
     "abs": "max_abs",
@@ -286,7 +297,7 @@ def list_cases(
     where, values = _make_case_condition(session, asked)
     column = _CASE_ORDERS.get(asked.order.removeprefix("-") or "number")
     if column is None:
-        raise UsageError(f"invalid case order {asked.order!r}", hint=f"valid orders: {', '.join(_CASE_ORDERS)}")
+        raise InvalidParameter.choose("case order", asked.order, _CASE_ORDERS)
     direction = "desc" if asked.order.startswith("-") else "asc"
     shown = f"(select word from words where words.key = {column})" if column in WORDS else column
     order = f"sought {direction} nulls last, seen"
@@ -324,6 +335,13 @@ def _make_case_condition(session: IndexedSession, asked: CaseFilter) -> tuple[st
         parts.append(f"instr((select lower(word) from words where key = cases.name), :q{number})")
         values[f"q{number}"] = word.lower()
     return " and ".join(parts), values
+
+
+def iter_failing_cases(database: sqlite3.Connection, session: IndexedSession) -> Iterator[tuple[int, str]]:
+    """Yield the number and the name of every failing case of a session, in order."""
+    names = "(select word from words where words.key = cases.name)"
+    query = f"select number, {names} from cases where session = ? and outcome not in {_PASSING_KEYS} order by number"
+    return ((int(number), str(name)) for number, name in database.execute(query, (session.key,)))
 
 
 def find_case(database: sqlite3.Connection, session: IndexedSession, name: str) -> sqlite3.Row:

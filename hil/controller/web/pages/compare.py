@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
+from hil.controller.records.pages.measurements import CompareDocument
 from hil.controller.web.compare import compared, comparing
 from hil.controller.web.index import sessions
 from hil.controller.web.index.series import make_history_query
 from hil.controller.web.session import sides
 from hil.controller.web.site import get_site
+from hil.controller.web.text.documents import API, describe, is_json
 from hil.controller.web.text.requests import count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
@@ -27,7 +31,7 @@ def compare(request: Request) -> Response:
     query = request.query_params
     with site.reader.open_snapshot() as database:
         if marked := query.getlist("s"):
-            return _redirect_marked([sides.get_session(database, one) for one in dict.fromkeys(marked)])
+            return _redirect_marked(request, [sides.get_session(database, one) for one in dict.fromkeys(marked)])
         a, b = (
             sides.choose_side(
                 database, query.getlist(side), sides.parse_filters(query, side), number_of(request, f"{side}.last", 10)
@@ -72,16 +76,27 @@ def _offer_side(session: sessions.IndexedSession | None) -> sides.ComparedSide |
     return sides.ComparedSide([session], offered=True) if session else None
 
 
-def _redirect_marked(marked: list[sessions.IndexedSession]) -> Response:
+def _redirect_marked(request: Request, marked: list[sessions.IndexedSession]) -> Response:
     """Redirect to a comparison of the newest marked session with the other marked sessions."""
     if len(marked) > sides.MAX_SESSIONS:
         raise UsageError(f"{len(marked)} sessions marked: at most {sides.MAX_SESSIONS} can form a side")
     *others, newest = sorted(marked, key=lambda one: one.created or 0.0)
     a = sides.ComparedSide(others) if others else None
-    return RedirectResponse(f"/compare?{sides.query_of(a, sides.ComparedSide([newest]))}", 303)
+    start = API if is_json(request) else ""
+    return RedirectResponse(f"{start}/compare?{sides.query_of(a, sides.ComparedSide([newest]))}", 303)
+
+
+def _count_moves(values: Mapping[str, Any]) -> Mapping[str, int]:
+    found: comparing.ComparisonResult | None = values["found"]
+    return {} if found is None else found.counts
 
 
 # URL parameters by path.
 PARAMETERS = {
     "/compare": (*sides.PARAMETERS, "s", *list_fields(compared.ComparisonQuery)),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/compare": {"compare.html": describe(CompareDocument, counts=_count_moves, device_ratio="found.device_ratio")},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,25 +10,34 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hil.controller.analysis.graphs.colours import ColourScale, choose_text_colour
+from hil.controller.analysis.graphs.colours import ColourScale
 from hil.controller.analysis.graphs.node_data import make_node_data
 from hil.controller.analysis.graphs.values import METRICS, NodeValue
-from hil.controller.storage.screen.texts import format_seconds
+from hil.controller.records.pages.analyses import GraphDocument
 from hil.controller.web.graph.graphs import KINDS, WAYS, GraphChoice, GraphSide, list_models, list_same_model
+from hil.controller.web.graph.panes import (
+    OpenScopes,
+    find_first_failing,
+    find_named_scope,
+    format_metric,
+    is_failing,
+    list_scopes,
+    make_pane_data,
+    summarize_scope,
+)
 from hil.controller.web.graph.sides import read_side
 from hil.controller.web.index.sessions import resolve_session
 from hil.controller.web.site import WebSite, get_site
-from hil.controller.web.templating import number
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
-from hil.controller.web.text.entries import find_worst_kind
-from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
-from hil.core.text import escape_controls
-from hil.errors import UsageError
+from hil.controller.web.text.documents import describe
+from hil.controller.web.text.parameters import InvalidParameter
+from hil.controller.web.text.requests import count_rows, is_saved, list_fields, parse_filter
 
 router = APIRouter()
 PAGE_ROWS = 100
 NAMES = {
+    "tolerance_ratio": "error ÷ tolerance",
     "max_abs": "max abs error",
     "sqnr_db": "SQNR",
     "outcome": "outcome",
@@ -48,6 +56,7 @@ class GraphQuery(PageQuery):
     of: str = "onnx"  # a key of KINDS
     by: str = ""  # a metric from METRICS; "" is the first with values
     way: str = "isolated"
+    open: str = ""  # open name scopes, see OpenScopes
     id2: str = ""  # "ROOT:ID" of the second session; "" is the same session if ``of2`` is set
     of2: str = ""
     node: str = ""
@@ -66,6 +75,8 @@ class GraphView:
     scale: ColourScale
     choices: Sequence[GraphChoice]  # sessions with the same model
     models: Sequence[GraphChoice]  # models in the session
+    scopes: OpenScopes
+    focus: str  # the chosen node, or the first failing node; "" without either
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,9 @@ def graph(request: Request) -> Response:
         sides=view.sides,
         main_side=view.sides[0],
         found=make_node_table(view, count_rows(request, PAGE_ROWS)),
-        chosen=[describe_chosen(view, side) for side in view.sides] if view.asked.node else [],
+        chosen=[describe_chosen(view, side) for side in view.sides] if view.focus else [],
+        groups=[] if is_saved(request) else list_scopes(view.sides, PAGE_ROWS),
+        format_metric=format_metric,
         names=NAMES,
         kinds=KINDS,
         ways=WAYS,
@@ -113,7 +126,19 @@ def download(request: Request) -> Response:
     return JSONResponse(found, headers=headers)
 
 
-_COLUMNS = ("node", "operator", "outcome", "max_abs", "sqnr_db", "time_ns", "placement", "case", "reason", "beside")
+_COLUMNS = (
+    "node",
+    "operator",
+    "outcome",
+    "tolerance_ratio",
+    "max_abs",
+    "sqnr_db",
+    "time_ns",
+    "placement",
+    "case",
+    "reason",
+    "beside",
+)
 
 
 @router.get("/graph.csv")
@@ -123,15 +148,27 @@ def graph_csv(request: Request) -> Response:
     rows = []
     for row in make_node_table(view, MAX_ROWS + 1).rows:
         node, value = row["node"], row["value"]
-        known = (value.outcome, value.max_abs, value.sqnr_db, value.time_ns, value.placement, value.case, value.reason)
-        rows.append((node.name, node.op, *known, row["beside"]))
+        known = (value.outcome, value.tolerance_ratio, value.max_abs, value.sqnr_db, value.time_ns, value.placement)
+        rows.append((node.name, node.op, *known, value.case, value.reason, row["beside"]))
     return respond_with_rows(f"nodes of {view.sides[0].model}", _COLUMNS, rows)
+
+
+@router.get("/graph/scopes.csv")
+def scopes_csv(request: Request) -> Response:
+    """Return the name scopes of the graph as CSV."""
+    view = read_view(get_site(request), parse_filter(request, GraphQuery))
+    rows = []
+    for one in list_scopes(view.sides, MAX_ROWS + 1):
+        worst = one.worst or NodeValue()
+        rows.append((one.scope.path, len(one.scope.members), one.failing, worst.tolerance_ratio, worst.max_abs))
+    columns = ("scope", "nodes", "failing", "tolerance_ratio", "max_abs")
+    return respond_with_rows(f"scopes of {view.sides[0].model}", columns, rows)
 
 
 def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     """Read the data for a query. Raises UsageError if the session, graph or metric does not exist."""
     if wanted.by and wanted.by not in METRICS:
-        raise UsageError(f"invalid node colouring {wanted.by!r}", hint=f"valid colourings: {', '.join(METRICS)}")
+        raise InvalidParameter.choose("node colouring", wanted.by, METRICS)
     with site.reader.open_snapshot() as database:
         session = resolve_session(database, wanted.id, wanted.root)
         sides = [read_side(database, site, session, wanted.of, wanted.way, case=wanted.case)]
@@ -139,7 +176,7 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
         if wanted.id2:
             root, _, name = wanted.id2.partition(":")
             if not (root.isdecimal() and len(root) < 10):
-                raise UsageError(f"invalid session reference {wanted.id2[:80]!r}")
+                raise InvalidParameter(f"invalid session reference {wanted.id2[:80]!r}", hint="expected ROOT:ID")
             other = resolve_session(database, name, int(root))
             sides.append(read_side(database, site, other, wanted.of2 or wanted.of, wanted.way, model=model))
         elif wanted.of2:
@@ -149,7 +186,13 @@ def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
     values = [value for side in sides for value in side.values.values()]
     metrics = [one for one in METRICS if any(value.get_metric(one) is not None for value in values)]
     by = wanted.by or next(iter(metrics), "outcome")
-    return GraphView(wanted, sides, metrics, ColourScale.of(by, values), choices, models)
+    focus = wanted.node or find_first_failing(sides[0])
+    shown = [""] * len(sides)
+    # Scopes that the user closed stay closed, unless a node is chosen.
+    if wanted.node or not wanted.open:
+        shown = [focus, *(find_matching_node(focus, sides[0], side) or focus for side in sides[1:])]
+    scopes = OpenScopes(sides, wanted.open, shown)
+    return GraphView(wanted, sides, metrics, ColourScale.of(by, values), choices, models, scopes, focus)
 
 
 def make_document(view: GraphView) -> dict[str, Any]:
@@ -157,49 +200,7 @@ def make_document(view: GraphView) -> dict[str, Any]:
 
     The data also contains the names that link nodes of both sides.
     """
-    return {"panes": [_make_pane_data(view, side) for side in view.sides]}
-
-
-def _make_pane_data(view: GraphView, side: GraphSide) -> dict[str, Any]:
-    nodes = side.graph.nodes
-    values = [side.values.get(node.name) for node in nodes]
-    colours = [view.scale.choose_colour(value) for value in values]
-    return {
-        "title": escape_controls(side.title),
-        "names": [node.name for node in nodes],
-        "labels": [escape_controls(node.label or node.name)[:200] for node in nodes],
-        "ops": [escape_controls(node.op)[:60] for node in nodes],
-        "kinds": [node.kind for node in nodes],
-        "match": [[node.name, *node.within] if side.kind != "onnx" else [node.name] for node in nodes],
-        "edges": side.graph.edges,
-        "layout": side.layout,
-        "colours": colours,
-        "inks": [choose_text_colour(colour) if colour else "" for colour in colours],
-        "texts": [format_metric(view.scale.metric, value) for value in values],
-        "failing": [place for place, value in enumerate(values) if value is not None and is_failing(value)],
-    }
-
-
-def is_failing(value: NodeValue) -> bool:
-    """Return True if a node's outcome is a failure."""
-    return bool(value.outcome) and value.outcome != "PASS" and _is_severe(value.outcome)
-
-
-@functools.lru_cache(maxsize=256)
-def _is_severe(outcome: str) -> bool:
-    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
-
-
-def format_metric(metric: str, value: NodeValue | None) -> str:
-    """Format a node's value of a metric. A missing value becomes ""."""
-    found = value.get_metric(metric) if value is not None else None
-    if found is None:
-        return ""
-    if isinstance(found, str):
-        return escape_controls(found)
-    if metric == "time_ns":
-        return format_seconds(found / 1e9)
-    return f"{number(found)} dB" if metric == "sqnr_db" else number(found)
+    return {"panes": [make_pane_data(side, view.scale, view.scopes) for side in view.sides]}
 
 
 def make_node_table(view: GraphView, rows: int) -> NodeTablePage:
@@ -217,7 +218,7 @@ def make_node_table(view: GraphView, rows: int) -> NodeTablePage:
     elif wanted.order == "":
         found.sort(key=lambda place: _sort_key(view, side, place), reverse=True)
     elif wanted.order != "place":
-        raise UsageError(f"invalid node order {wanted.order!r}", hint="valid orders: place, name")
+        raise InvalidParameter.choose("node order", wanted.order, ("place", "name"))
     first, pages = choose_page(wanted.page, len(found), rows)
     return NodeTablePage([_make_node_row(view, place) for place in found[first : first + rows]], len(found), pages)
 
@@ -261,9 +262,11 @@ def find_matching_node(name: str, side: GraphSide, other: GraphSide) -> str | No
 
 def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     """Return the details of the chosen node on a side."""
-    name = find_matching_node(view.asked.node, view.sides[0], side)
+    if (scope := find_named_scope(side, view.focus)) is not None:
+        return {"side": side, "node": None, "group": summarize_scope(side, scope)}
+    name = find_matching_node(view.focus, view.sides[0], side)
     if name is None:
-        return {"side": side, "node": None}
+        return {"side": side, "node": None, "group": None}
     node = side.graph.nodes[side.places[name]]
     value = side.values.get(name, NodeValue())
     compared = [tensor for tensor in (*node.outputs, *node.inputs) if tensor in value.outputs]
@@ -278,10 +281,40 @@ def describe_chosen(view: GraphView, side: GraphSide) -> dict[str, Any]:
     }
 
 
+def _list_sources(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("title", "kind", "model", "notes")
+    return [{**{name: getattr(one, name) for name in names}, "nodes": len(one.graph.nodes)} for one in values["sides"]]
+
+
+def _list_nodes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("outcome", "reason", "max_abs", "sqnr_db", "time_ns", "placement", "case")
+    return [
+        {"name": row["node"].name, "op": row["node"].op, "other": row["other"]}
+        | {name: getattr(row["value"], name) for name in names}
+        for row in values["found"].rows
+    ]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/graph": list_fields(GraphQuery),
     "/graph.csv": list_fields(GraphQuery),
+    "/graph/scopes.csv": list_fields(GraphQuery),
     "/graph/node-data": (*list_fields(GraphQuery), "by"),
     "/api/graph": list_fields(GraphQuery),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/graph": {
+        "graph.html": describe(
+            GraphDocument,
+            metric="view.scale.metric",
+            metrics="view.metrics",
+            sides=_list_sources,
+            nodes=_list_nodes,
+            total="found.total",
+            pages="found.pages",
+        )
+    },
 }

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from hil.controller.records.decisions.triage import MAX_TRIAGE_CHARS, TRIAGE_STATES
+from hil.controller.records.pages.sessions import CaseDocument, SessionDocument
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.web.history.run_series import list_series_ids
 from hil.controller.web.index import sessions
@@ -20,9 +21,14 @@ from hil.controller.web.site import get_site
 from hil.controller.web.tables import ROWS
 from hil.controller.web.tensors.tensors import find_kept_tensors
 from hil.controller.web.text.addresses import find_issue_link
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 
 router = APIRouter()
+# Fields of a case's detail that the JSON document contains.
+_DETAILS = (
+    *("against", "outputs", "others", "disagreement", "hint", "detail", "facts", "evidence", "attempts", "repeat"),
+)
 
 
 @router.get("/session")
@@ -79,4 +85,34 @@ def case(request: Request) -> Response:
 PARAMETERS = {
     "/session": (*SESSION, *list_fields(sessions.CaseFilter)),
     "/case": (*SESSION, "case"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/session": {
+        "session.html": describe(
+            SessionDocument,
+            cases="found.cases",
+            total="found.total",
+            pages="found.pages",
+            table="view.table",
+            missing="view.missing",
+            missing_count="view.missing_count",
+            resume="view.go_on",
+            notes="view.notes",
+            parent="view.parent",
+            children="view.children",
+            files="view.files",
+            previous="baseline",
+        )
+    },
+    "/case": {
+        "case.html": describe(
+            CaseDocument,
+            **{name: f"detail.{name}" for name in _DETAILS},
+            tensors="kept.subjects",
+            triage="triaged",
+            record="detail.short_record",
+        )
+    },
 }

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import ipaddress
 import re
-import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import tenacity
 
+from hil.core.bounded_http import BoundedSocket, get_seconds_left, open_socket
 from hil.core.bounded_json import parse_json
 from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, UsageError
@@ -149,12 +148,12 @@ class WebClient:
         headers |= {"Authorization": f"Bearer {self._token}"} if self._token else {}
         wire: Any = connection.sock
         try:
-            wire.allow(_SEND_S)
+            wire.allow(_SEND_S, _MAX_RECEIVED)
             with contextlib.suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # the server may respond before reading the whole body
                 connection.request(method, self._path + path, body, headers)
-            wire.allow(_ANSWER_S)
+            wire.allow(_ANSWER_S, _MAX_RECEIVED)
             with connection.getresponse() as response:
                 try:
                     data = response.read(_MAX_ANSWER + 1)
@@ -177,90 +176,15 @@ class WebClient:
         opened = open_socket(self._host, self._port, deadline)
         try:
             if self._context is not None:
-                opened.settimeout(_get_seconds_left(deadline))
+                opened.settimeout(get_seconds_left(deadline))
                 opened = self._context.wrap_socket(opened, server_hostname=self._host)
         except BaseException:
             opened.close()
             raise
         kind = http.client.HTTPSConnection if self._context else http.client.HTTPConnection
         connection = kind(self._host, self._port)
-        connection.sock = _Wire(opened)
+        connection.sock = BoundedSocket(opened)
         return connection
-
-
-def open_socket(host: str, port: int, deadline: float) -> socket.socket:
-    """Connect to the first responding address of a host. Raises OSError if none responds before the deadline."""
-    error = OSError("no address found for the host")
-    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        opened = socket.socket(family, kind, protocol)
-        try:
-            opened.settimeout(_get_seconds_left(deadline))
-            opened.connect(place)
-            return opened
-        except OSError as found:
-            opened.close()
-            error = found
-    raise error
-
-
-class _Wire:
-    """Socket for http.client with one deadline per operation. Slow partial reads do not extend the deadline."""
-
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        self._deadline = self._room = 0.0
-
-    def allow(self, seconds: float) -> None:
-        """Set the deadline for the next operation."""
-        self._deadline = time.monotonic() + seconds
-        self._room = _MAX_RECEIVED
-
-    def sendall(self, data: bytes) -> None:
-        """Send all data."""
-        left = memoryview(data)
-        while left:
-            self._socket.settimeout(_get_seconds_left(self._deadline))
-            left = left[self._socket.send(left) :]
-
-    def makefile(self, _: str) -> io.BufferedReader:
-        """Return a reader for the response."""
-        return io.BufferedReader(_Incoming(self, self._socket.makefile("rb", buffering=0)))
-
-    def close(self) -> None:
-        """Close the socket after the response was read."""
-        self._socket.close()
-
-    def read_into(self, source: Any, buffer: Any) -> int:
-        """Read available data. Raises OSError after the deadline, or if the response is too large."""
-        self._socket.settimeout(_get_seconds_left(self._deadline))
-        count: int = source.readinto(buffer)
-        self._room -= count
-        if self._room < 0:
-            raise OSError("response exceeds the size limit")
-        return count
-
-
-class _Incoming(io.RawIOBase):
-    def __init__(self, wire: _Wire, source: Any) -> None:
-        self._wire, self._source = wire, source
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._wire.read_into(self._source, buffer)
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-
-def _get_seconds_left(deadline: float) -> float:
-    """Return the seconds until a deadline. Raises TimeoutError after the deadline."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
 
 
 def _parse_document(data: bytes, status: int) -> Mapping[str, Any]:

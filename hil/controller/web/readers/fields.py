@@ -13,6 +13,9 @@ from hil.controller.records.measurements.conditions import Grade
 from hil.controller.web.text.entries import NAMES, OutputEntry, read_int, read_real, read_text, read_texts
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file
+from hil.core.json_values import read_list as read_list
+from hil.core.json_values import read_mapping as read_mapping
+from hil.core.json_values import read_mappings as read_mappings
 from hil.core.results import Outcome
 from hil.errors import UsageError
 
@@ -45,21 +48,6 @@ def read_digests(pairs: Iterable[tuple[Any, Any]]) -> dict[str, str]:
         (read_text(name).removesuffix(".onnx"), read_text(digest)) for name, digest in itertools.islice(pairs, NAMES)
     )
     return {name: digest for name, digest in found if name and digest}
-
-
-def read_mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a JSON object, else an empty mapping."""
-    return value if isinstance(value, dict) else {}
-
-
-def read_list(value: Any) -> list[Any]:
-    """Return the value if it is a list, else an empty list."""
-    return value if isinstance(value, list) else []
-
-
-def read_mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in a list."""
-    return [one for one in read_list(value) if isinstance(one, dict)]
 
 
 def read_common_fields(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -20,23 +20,28 @@ from hil.controller.web.access.sharing import FairShare
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
-from hil.controller.web.pages import compare, events, files, graph, publish, sessions, share, tensors
+from hil.controller.web.pages import compare, consoles, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
 from hil.controller.web.pages.farm import boards, farm_events, queue
-from hil.controller.web.pages.home import home, triage
+from hil.controller.web.pages.home import home, search, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.pages.trends import gates, history, series
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.server.first_index import wait_for_index
-from hil.controller.web.server.url_parameters import check_parameters, collect_parameters
+from hil.controller.web.server.json_api import OPENAPI, JsonErrors, JsonPages
+from hil.controller.web.server.openapi import describe_api
+from hil.controller.web.server.url_parameters import check_parameters, collect_documents, collect_parameters
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import make_environment
+from hil.controller.web.text.documents import is_json, respond_with_error
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.workloads.triage.triage_file import NAME as TRIAGE_FILE
 from hil.errors import AccessRefused, FarmUnreachable, HilError, StorageError
 
 PAGES = (
     home,
+    search,
     triage,
     sessions,
     compare,
@@ -44,6 +49,7 @@ PAGES = (
     series,
     gates,
     files,
+    consoles,
     events,
     share,
     boards,
@@ -59,7 +65,7 @@ PAGES = (
     csv_farm,
 )
 _RETRY_SECONDS = 2  # seconds to wait for the first index
-_STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507}
+_STATUS = {AccessRefused: 403, FarmUnreachable: 503, StorageError: 507, InvalidParameter: 400}
 
 
 def create_app(
@@ -87,9 +93,11 @@ def create_app(
     app.state.streams = {}  # event streams of :mod:`.live`, oldest first
     app.state.publishing = asyncio.Semaphore(publish.AT_A_TIME)
     app.state.parameters = collect_parameters(PAGES)
+    app.state.documents = collect_documents(PAGES)
     checks = [Depends(check_parameters), Depends(wait_for_index)]
     for page in PAGES:
         app.include_router(page.router, dependencies=checks)
+    app.add_api_route(OPENAPI, _send_description, include_in_schema=False)
     static = str(resources.files("hil.controller.web").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), "static")
     app.add_exception_handler(HilError, _handle_hil_error)
@@ -100,8 +108,15 @@ def create_app(
         app.add_exception_handler(unreadable, _handle_read_error)
     app.add_exception_handler(Exception, _handle_internal_error)
     app.add_middleware(FairShare)
+    app.add_middleware(JsonPages, pages=tuple(app.state.documents))
     app.add_middleware(RequestGuard, access=access)
+    app.add_middleware(JsonErrors)
     return app
+
+
+def _send_description(request: Request) -> Response:
+    """Return the OpenAPI description of the JSON API."""
+    return JSONResponse(describe_api(request.app.state.documents, request.app.state.parameters))
 
 
 def _handle_hil_error(request: Request, error: Exception) -> Response:
@@ -109,10 +124,11 @@ def _handle_hil_error(request: Request, error: Exception) -> Response:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 404)
     # A change is wrong, whether the index is complete or not.
     if status == 404 and request.method in ("GET", "HEAD") and not get_site(request).progress.first_done:
-        response = _render_error(request, 503, error.message, "hil still reads the stored sessions: reload in a moment")
+        hint = "hil still reads the stored sessions: reload in a moment"
+        response = _render_error(request, 503, error.message, hint, type(error).__name__)
         response.headers["retry-after"] = str(_RETRY_SECONDS)
         return response
-    return _render_error(request, status, error.message, error.hint)
+    return _render_error(request, status, error.message, error.hint, type(error).__name__)
 
 
 def _handle_http_error(request: Request, error: Exception) -> Response:
@@ -153,7 +169,9 @@ def _handle_internal_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _render_error(request: Request, status: int, message: str, hint: str) -> Response:
+def _render_error(request: Request, status: int, message: str, hint: str, kind: str = "HTTPError") -> Response:
+    if is_json(request):
+        return respond_with_error(status, kind, message, hint)
     # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
         return PlainTextResponse(f"{message}; {hint}" if hint else message, status)

@@ -6,8 +6,8 @@ import contextlib
 import errno
 import gc
 import ipaddress
-import os
 import socket
+import ssl
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +23,8 @@ from hil.controller.web.access.connections import MAX_CONNECTIONS, MAX_HEAD, Htt
 from hil.controller.web.access.security import AccessRules
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.farm.mirror import FarmMirror
-from hil.controller.web.index.index import VERSION, IndexWriter
+from hil.controller.web.index.folders import index_path
+from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.index_process import IndexProcess
 from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.publish.published import PublishedStore
@@ -31,16 +32,11 @@ from hil.controller.web.server.app import create_app
 from hil.controller.web.tensors.subjects import check_pair
 from hil.core.digest import digest_of
 from hil.errors import UsageError
+from hil.protocol.certificates import TlsFiles, make_reloading_context
 
 _LOOPBACK = "127.0.0.1"
 # Seconds to wait for active responses during shutdown.
 GRACE_SECONDS = 1
-
-
-def index_path(roots: Sequence[Path]) -> Path:
-    """Return the path of the index in the user's cache. Every set of directories has a separate index."""
-    name = digest_of(b"\n".join(map(os.fsencode, sorted(set(roots))))).partition(":")[2][:16]
-    return Path(platformdirs.user_cache_dir("hil")) / "web" / f"{name}-{VERSION}.sqlite"
 
 
 def make_farm_folder(name: str) -> Path:
@@ -59,6 +55,7 @@ def serve(
     published: PublishedStore | None = None,
     history: HistoryPlace | None = None,
     triage: Path | None = None,
+    tls: TlsFiles | None = None,
 ) -> None:
     """Serve pages for runs directories until Ctrl-C.
 
@@ -70,11 +67,13 @@ def serve(
         farm_name: name of the farm.
         history: place of the history, which may not exist yet; None shows no series.
         triage: triage of failures. Default: see :func:`create_app`.
+        tls: certificate and key for HTTPS, which may be replaced while the server runs. None serves plain HTTP.
 
     Raises:
-        UsageError: the address is not available.
+        UsageError: the address is not available, or a TLS file is invalid.
         StorageError: the index cannot be created.
     """
+    context = make_reloading_context(tls) if tls else None  # report invalid files before anything starts
     folders = [root.resolve() for root in roots]
     if published and not any(published.folder.is_relative_to(folder) for folder in folders):
         folders.append(published.folder)
@@ -89,11 +88,12 @@ def serve(
         bound = stack.enter_context(open_listener(access.host, port))
         indexer = stack.enter_context(IndexProcess(path, folders))
         app = create_app(folders, path, indexer.progress, access, link, published, history, triage)
-        server = make_server(app, owns_process=True)
+        server = make_server(app, owns_process=True, tls=context)
         # Exclude existing objects from garbage collection, which would delay requests.
         gc.freeze()
         host = choose_url_host(access.host)
-        listening(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
+        scheme = "https" if tls else "http"
+        listening(f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/")
         server.run(sockets=[bound])
 
 
@@ -124,8 +124,12 @@ def serve_pair(a: Path, b: Path, port: int, *, listening: Callable[[str], None])
         make_server(app, owns_process=True).run(sockets=[bound])
 
 
-def make_server(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
-    """Return a server with the limits of :class:`hil.controller.web.access.connections.HttpServer`."""
+def make_server(app: FastAPI, *, owns_process: bool = False, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
+    """Return a server with the limits of :class:`hil.controller.web.access.connections.HttpServer`.
+
+    Args:
+        tls: context for HTTPS; None for plain HTTP.
+    """
     config = uvicorn.Config(
         app,
         http=HttpConnection,
@@ -139,6 +143,9 @@ def make_server(app: FastAPI, *, owns_process: bool = False) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE_SECONDS,
         lifespan="off",
     )
+    if tls:
+        config.load()  # sets `ssl`, without TLS
+        config.ssl = tls
     return HttpServer(config, owns_process=owns_process)
 
 

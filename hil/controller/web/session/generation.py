@@ -130,10 +130,13 @@ def _make_row(one: StoredPosition, step: int | None) -> PositionRow:
 def _draw_charts(record: StoredGeneration) -> Sequence[LineChart]:
     positions = record.positions
     wrong = [not one.passed for one in positions]
-    kl = _draw_line("KL by position, logarithmic", [one.kl for one in positions], wrong, record.kl_bound, is_log=True)
-    margin = _draw_line("Margin of the reference by position", [one.margin for one in positions], wrong)
+    places = [one.position for one in positions]
+    kl = _draw_line(
+        "KL by position, logarithmic", places, [one.kl for one in positions], wrong, record.kl_bound, is_log=True
+    )
+    margin = _draw_line("Margin of the reference by position", places, [one.margin for one in positions], wrong)
     steps = record.times.step_ns if record.times else []
-    times = _draw_line("Time of each step in ms", [one / 1e6 for one in steps], [False] * len(steps))
+    times = _draw_line("Time of each step in ms", range(len(steps)), [one / 1e6 for one in steps], [False] * len(steps))
     return [one for one in (kl, margin, times) if one is not None]
 
 
@@ -174,11 +177,20 @@ def _rank_error(error: Number) -> float:
 
 
 def _draw_line(
-    title: str, values: Sequence[Number], wrong: Sequence[bool], bound: Number = None, *, is_log: bool = False
+    title: str,
+    places: Sequence[int],
+    values: Sequence[Number],
+    wrong: Sequence[bool],
+    bound: Number = None,
+    *,
+    is_log: bool = False,
 ) -> LineChart | None:
     """Return a line chart, or None for fewer than two finite values.
 
     Wrong values that are not finite are at the top.
+
+    Args:
+        places: positions or steps of the values on the x axis, in order. A record may lack some positions.
     """
 
     def scale(value: Number) -> float | None:
@@ -197,9 +209,11 @@ def _draw_line(
         share = 1.0 if value is None else (value - low) / (high - low) if high > low else 0.5
         return round(HEIGHT - _PADDING - share * (HEIGHT - 2 * _PADDING), 1)
 
-    across = [round(place * WIDTH / (len(scaled) - 1), 1) for place in range(len(scaled))]
+    first, span = places[0], max(places[-1] - places[0], 1)
+    across = [round((place - first) * WIDTH / span, 1) for place in places]
     points = [f"{x},{compute_height(one)}" for x, one in zip(across, scaled, strict=True) if one is not None]
     marks = [(x, compute_height(one)) for x, one, is_wrong in zip(across, scaled, wrong, strict=True) if is_wrong]
     ends = [10**one if is_log else one for one in (min(known), max(known))]
     text = f"{ends[0]:.3g} to {ends[1]:.3g}" + ("" if limit is None else f", bound {parse_number(bound):.3g}")
+    text += f"; x axis {places[0]} to {places[-1]}"
     return LineChart(title, " ".join(points), marks, None if limit is None else compute_height(limit), text)

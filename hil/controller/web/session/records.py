@@ -113,6 +113,14 @@ class CaseDetail:
         return f"{grade}: {'; '.join(reasons)}" if grade and reasons else ""
 
     @property
+    def short_record(self) -> Mapping[str, Any] | None:
+        """The record, or None if it exceeds :data:`_SHOWN_CHARS` characters as JSON."""
+        try:
+            return self.record if len(json.dumps(self.record)) <= _SHOWN_CHARS else None
+        except (ValueError, RecursionError):
+            return None
+
+    @property
     def text(self) -> str:
         """The record as JSON, cut to :data:`_SHOWN_CHARS`."""
         try:

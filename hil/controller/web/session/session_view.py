@@ -12,12 +12,14 @@ from typing import Any
 from hil.controller.records.base import make_record
 from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.storage.runs import MATRIX, RECORD
+from hil.controller.web.files.consoles import list_consoles
 from hil.controller.web.files.kept import KeptFile, list_logs, own_files
 from hil.controller.web.index.sessions import IndexedSession, find_session, link_runs
 from hil.controller.web.readers import BENCH, BISECT, EVALUATION, GATE, STUDY, TRACE
 from hil.controller.web.readers.fields import read_document, read_list, read_mapping, read_mappings
 from hil.controller.web.readers.gates import parse_gate
 from hil.controller.web.readers.matrices import list_targets
+from hil.controller.web.readers.runs import name_sides
 from hil.controller.web.readers.traces import read_comparison
 from hil.controller.web.tables import (
     ROWS,
@@ -29,7 +31,7 @@ from hil.controller.web.tables import (
     make_matrix_table,
     make_study_table,
 )
-from hil.controller.web.text.entries import read_text
+from hil.controller.web.text.entries import read_real, read_text
 from hil.controller.web.text.names import quote_command
 from hil.controller.workloads.evaluation.score_texts import list_scores
 from hil.controller.workloads.suites.store import HEAD
@@ -62,6 +64,7 @@ class SessionView:
     children: Sequence[IndexedSession] = ()  # targets of a matrix
     notes: Sequence[str] = ()
     logs: Sequence[Path] = ()
+    consoles: Sequence[str] = ()  # files with console lines
     files: Sequence[KeptFile] = ()  # record, reports, tables
 
 
@@ -92,6 +95,7 @@ def view_session(database: sqlite3.Connection, session: IndexedSession, most: in
         children=children,
         notes=_collect_notes(session, document),
         logs=list_logs(Path(session.folder)),
+        consoles=list_consoles(Path(session.folder)),
         files=own_files(Path(session.folder)),
     )
 
@@ -195,13 +199,15 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
             f"Not measured at this commit: {read_text(one.get('model'))} {read_text(one.get('case'))}"
             for one in missing
         ]
+        if any(read_mapping(one).get("ratio") is not None for one in read_list(document.get("verdicts"))[:_NAMED]):
+            notes.append(_GATE_RATIO)
     if session.kind == "matrix":
         errors = ((one.get("name"), read_mapping(one.get("error"))) for one in read_mappings(document.get("targets")))
         notes += [f"{read_text(name)}: {read_text(error.get('message'))}" for name, error in errors if error]
     if session.kind == "eval":
         notes += _describe_scores(document)
     if session.kind == "bench" and (compared := read_mapping(document.get("comparison"))):
-        notes.append(format_comparison(compared))
+        notes += filter(None, (format_comparison(compared), _explain_estimate(compared, document)))
     if session.kind == "bench":
         for one in read_mappings(document.get("prompts")):
             times = {name: read_mapping(one.get(name)) for name in ("prefill", "ttft", "tpot")}
@@ -211,6 +217,29 @@ def _collect_notes(session: IndexedSession, document: Mapping[str, Any]) -> list
         told = (read_text(found.get(name)) for name in ("name", "outcome", "reason"))
         notes.append(": ".join(filter(None, told)))
     return [note for note in notes if note]
+
+
+# Times of a round are compared at this percentile, as in `hil.controller.analysis.bench.stats`.
+_ESTIMATE = (
+    "it compares the fastest iterations of each round (5th percentile), and takes the mean of the rounds without the "
+    "lowest and highest fifth, so that other load on the board changes it less than the medians"
+)
+_GATE_RATIO = (
+    "Ratio is measured again in alternating rounds, new divided by baseline; the medians are from the stored runs, so "
+    f"their quotient can differ. {_ESTIMATE[0].upper()}{_ESTIMATE[1:]}."
+)
+
+
+def _explain_estimate(compared: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Explain a bench's ratio if it differs from the quotient of the medians in the table. Otherwise return ""."""
+    ratio = read_real(compared.get("ratio"))
+    sides = [read_real(read_mapping(side.get("times")).get("p50_ns")) for _, side in name_sides(document)]
+    if ratio is None or len(sides) != 2 or not sides[0] or not sides[1]:
+        return ""
+    quotient = sides[1] / sides[0]
+    if f"{quotient:.4g}" == f"{ratio:.4g}":
+        return ""
+    return f"The quotient of the medians in the table is {quotient:.4g}. The ratio above is an estimate: {_ESTIMATE}."
 
 
 def _describe_scores(document: Mapping[str, Any]) -> list[str]:

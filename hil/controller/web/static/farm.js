@@ -74,7 +74,7 @@ const resized = new ResizeObserver((seen) => {
 });
 
 function drawChart(place) {
-  const { times, lines } = JSON.parse(place.dataset.chart);
+  const { times, lines, until } = JSON.parse(place.dataset.chart);
   const unit = place.dataset.unit;
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
@@ -84,27 +84,28 @@ function drawChart(place) {
     stroke: colour(LINES[number % LINES.length]),
     dash: DASHES[Math.floor(number / LINES.length + (number % LINES.length)) % DASHES.length],
     width: 2,
-    points: { show: true, size: 6 },
+    paths: uPlot.paths.stepped({ align: 1 }),
+    points: { show: true, size: 6, filter: (chart, row) => times.flatMap((_, at) => (chart.data[row][at] == null ? [] : [at])) },
     value: (_, value) => (value === null || value === undefined ? "-" : `${value} ${unit}`),
   }));
-  // Show times in UTC, like all times on the pages.
-  const clock = (time) => new Date(time * 1000).toISOString();
-  const label = (time, step) => (step >= 86400 ? clock(time).slice(5, 10) : clock(time).slice(11, 16));
-  series.unshift({ value: (_, time) => (time == null ? "-" : `${clock(time).slice(0, 16).replace("T", " ")} UTC`) });
+  // A value belongs to a time span: draw it from the start to the end of the span, also in the last one.
+  const edges = [...times, until];
+  const span = (at) => `${hil.time(edges[Math.min(at, times.length - 1)])} to ${hil.time(edges[Math.min(at + 1, times.length)])} UTC`;
+  series.unshift({ label: "from", value: (_, time, __, at) => (at == null ? "-" : span(at)) });
   const options = {
     width: place.clientWidth,
     height: 240,
-    scales: { y: { range: (_, low, high) => (unit === "%" ? [0, 100] : [0, Math.max(high ?? 1, 1) * 1.05]) } },
+    scales: { x: { range: () => [edges[0], until] }, y: { range: (_, low, high) => (unit === "%" ? [0, 100] : [0, Math.max(high ?? 1, 1) * 1.05]) } },
     axes: [
-      { stroke: colour("--text"), grid, values: (_, ticks, axis, space, step) => ticks.map((tick) => label(tick, step)) },
+      { stroke: colour("--text"), grid, space: 80, values: hil.timeTicks },
       { stroke: colour("--text"), grid, size: 60, values: (_, ticks) => ticks.map((tick) => `${tick} ${unit}`) },
     ],
     series,
-    tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
+    tzDate: hil.utc,
     legend: { show: series.length <= 13 },
   };
   place.replaceChildren();
-  charts.set(place, new uPlot(options, [times, ...Object.values(lines)], place));
+  charts.set(place, new uPlot(options, [edges, ...Object.values(lines).map((line) => [...line, line.at(-1)])], place));
 }
 
 const places = document.querySelectorAll("[data-chart]");

@@ -11,6 +11,8 @@
   const DAGRE_MS = 1500;
   let panes = [];
   let chosen = "";
+  let searched = ""; // text of the last search
+  let opened = ""; // parameter for the open scopes; "" as long as the user opens and closes none
   let scale = 1; // pixels per unit of the graphs, the same in all panes
 
   class Pane {
@@ -105,7 +107,8 @@
         pen.strokeStyle = at === mine ? link : fill ? quiet : line;
         pen.lineWidth = at === mine ? Math.max(4, 3 / scale) : Math.max(1, 0.6 / scale);
         pen.beginPath();
-        if (data.kinds[at] === "node") pen.rect(x - W / 2, y - H / 2, W, H);
+        if (data.kinds[at] === "group") for (const by of [4, 0]) pen.rect(x - W / 2 + by, y - H / 2 - by, W, H);
+        else if (data.kinds[at] === "node") pen.rect(x - W / 2, y - H / 2, W, H);
         else pen.roundRect(x - W / 2, y - H / 2, W, H, H / 2);
         pen.fill();
         pen.stroke();
@@ -113,7 +116,7 @@
           pen.fillStyle = data.inks[at] || text;
           pen.textAlign = "center";
           pen.font = "600 12px system-ui, sans-serif";
-          pen.fillText(cut(pen, data.kinds[at] === "node" ? data.labels[at] : data.labels[at].replace(/^\w+ /, ""), W - 12), x, y - 4);
+          pen.fillText(cut(pen, data.kinds[at] === "node" || data.kinds[at] === "group" ? data.shorts[at] : data.labels[at].replace(/^\w+ /, ""), W - 12), x, y - 4);
           pen.font = "11px system-ui, sans-serif";
           pen.fillText(cut(pen, `${data.ops[at]}  ${data.texts[at]}`, W - 12), x, y + 12);
         }
@@ -122,7 +125,14 @@
     }
 
     fits(at, wanted) {
-      return this.data.labels[at].toLowerCase().includes(wanted) || this.data.ops[at].toLowerCase().includes(wanted);
+      const { labels, ops, kinds, match } = this.data;
+      return labels[at].toLowerCase().includes(wanted) || ops[at].toLowerCase().includes(wanted)
+        || (kinds[at] === "group" && match[at].some((name) => name.toLowerCase().includes(wanted)));
+    }
+
+    // Whether the name is a visible node or scope, not a node in a closed scope.
+    has(name) {
+      return this.data.names[this.places.get(name) ?? -1] === name;
     }
 
     placeOf(name) {
@@ -221,7 +231,7 @@
     show(first);
   }
 
-  function select(name, { centre = true, fetched = true } = {}) {
+  function select(name, { centre = true, fetched = true, addressed = true } = {}) {
     chosen = name;
     const leader = panes.find((pane) => pane.placeOf(name) !== undefined);
     if (!leader) return;
@@ -232,22 +242,82 @@
     }
     status.textContent = `${leader.data.labels[at]}: ${leader.data.ops[at]} ${leader.data.texts[at]}`;
     show(leader);
-    const address = `${place.dataset.page}&node=${encodeURIComponent(name)}`;
-    hil.address(address);
+    const address = addressOf(place.dataset.page, { node: name });
+    if (addressed) hil.address(address);
     if (fetched && !hil.saved) htmx.ajax("GET", address, { target: "#node", swap: "outerHTML" });
   }
 
-  // Select the next or previous node in a list of indices of the first pane.
-  function step(places, direction) {
+  // Return an address of this page with other parameters, and with the open scopes.
+  function addressOf(base, parameters) {
+    const url = new URL(base, location.href);
+    for (const [name, value] of Object.entries({ ...(opened && { open: opened }), ...parameters })) url.searchParams.set(name, value);
+    return url.pathname + url.search;
+  }
+
+  // Request the graph with other open scopes. Select a node or scope, which the server makes visible, or the node or scope
+  // at this place in the model.
+  async function reopen(scopes, name, order) {
+    if (hil.saved) {
+      status.textContent = "This file shows all nodes.";
+      return;
+    }
+    const data = await hil.data(addressOf(place.dataset.src, { open: scopes, node: name ?? "" }));
+    await rebuild(data);
+    opened = panes[0].data.open;
+    name ||= panes[0].data.names[panes[0].data.order.indexOf(order)];
+    if (name && panes.some((pane) => pane.placeOf(name) !== undefined)) select(name);
+    else {
+      chosen = "";
+      hil.address(addressOf(place.dataset.page, {}));
+      start();
+    }
+  }
+
+  const listOpen = () => panes[0].data.opened;
+  const join = (numbers) => (numbers.length ? numbers.join(",") : "none");
+
+  // Open a closed scope and select its first node or scope, or close the scope around a node.
+  function toggle() {
+    const [first] = panes, at = first.placeOf(chosen);
+    if (at === undefined) return;
+    const { scopes, inside, kinds, order, groups } = first.data;
+    if (kinds[at] === "group") reopen(join([...listOpen(), scopes[at]]), "", order[at]);
+    else if (inside[at] >= 0) reopen(join(listOpen().filter((one) => one !== inside[at])), groups[inside[at]]);
+    else status.textContent = "This node is in no name scope.";
+  }
+
+  // Select the next or previous failing node. A node in a closed scope becomes visible.
+  function stepFailing(direction) {
+    const [first] = panes, { wrong, order } = first.data;
+    if (!wrong.length) {
+      status.textContent = "No failing nodes.";
+      return;
+    }
+    const own = wrong.find(([, name]) => name === chosen);
+    if (own && !first.has(chosen)) return reopen(join(listOpen()), chosen);
+    const now = own ? own[0] : order[first.placeOf(chosen)] ?? (direction > 0 ? -1 : Infinity);
+    const ordered = direction > 0 ? wrong : [...wrong].reverse();
+    const [, name] = ordered.find(([at]) => (direction > 0 ? at > now : at < now)) ?? ordered[0];
+    if (first.has(name)) select(name);
+    else reopen(join(listOpen()), name);
+  }
+
+  // Select the next or previous node that matches the text. A new text starts at the first match. A match in a closed
+  // scope becomes visible.
+  function stepMatching(direction) {
+    const [first] = panes, { names, labels, kinds, match } = first.data;
+    const wanted = find.value.trim().toLowerCase(), places = matching();
     if (!places.length) {
       status.textContent = "No matching nodes.";
       return;
     }
-    const [first] = panes;
-    const now = first.placeOf(chosen) ?? (direction > 0 ? -1 : first.data.names.length);
+    const from = wanted === searched ? first.placeOf(chosen) : undefined;
+    searched = wanted;
+    const now = from ?? (direction > 0 ? -1 : names.length);
     const ordered = direction > 0 ? places : [...places].reverse();
     const next = ordered.find((at) => (at - now) * direction > 0) ?? ordered[0];
-    select(first.data.names[next]);
+    if (kinds[next] !== "group" || labels[next].toLowerCase().includes(wanted)) return select(names[next]);
+    reopen(join(listOpen()), match[next].slice(1).find((name) => name.toLowerCase().includes(wanted)));
   }
 
   const matching = () => {
@@ -259,10 +329,13 @@
     in: () => zoom(panes[0], 1.4, panes[0].canvas.clientWidth / 2, panes[0].canvas.clientHeight / 2),
     out: () => zoom(panes[0], 1 / 1.4, panes[0].canvas.clientWidth / 2, panes[0].canvas.clientHeight / 2),
     fit: whole,
-    next: () => step(panes[0].data.failing, 1),
-    previous: () => step(panes[0].data.failing, -1),
+    next: () => stepFailing(1),
+    previous: () => stepFailing(-1),
+    fold: toggle,
+    all: () => reopen("all", chosen),
+    none: () => reopen("none", ""),
   };
-  const keys = { n: "next", p: "previous", "+": "in", "-": "out", 0: "fit" };
+  const keys = { n: "next", p: "previous", x: "fold", "+": "in", "-": "out", 0: "fit" };
 
   // Move from the selected node along an edge, or to an adjacent node.
   function walk(pane, key) {
@@ -277,8 +350,7 @@
     if (near.length) select(pane.data.names[near[0]]);
   }
 
-  function listen(pane) {
-    const { canvas } = pane;
+  function listen(canvas, number) {
     let held = null;
     canvas.addEventListener("pointerdown", (event) => {
       held = { x: event.clientX, y: event.clientY, moved: false };
@@ -289,6 +361,7 @@
       const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
       if (!held.moved && Math.hypot(dx, dy) < 4) return;
       Object.assign(held, { x: event.clientX, y: event.clientY, moved: true });
+      const pane = panes[number];
       pane.x -= dx / scale;
       pane.y -= dy / scale;
       show(pane);
@@ -297,20 +370,28 @@
       const clicked = held && !held.moved;
       held = null;
       if (!clicked) return;
-      const box = canvas.getBoundingClientRect();
+      const pane = panes[number], box = canvas.getBoundingClientRect();
       const at = pane.at(event.clientX - box.left, event.clientY - box.top);
-      if (at !== undefined) select(pane.data.names[at], { centre: false });
+      if (at === undefined) return;
+      const again = pane.data.names[at] === chosen && pane.data.kinds[at] === "group";
+      if (again) toggle();
+      else select(pane.data.names[at], { centre: false });
     });
     canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
       const box = canvas.getBoundingClientRect();
-      zoom(pane, Math.exp(-event.deltaY / 400), event.clientX - box.left, event.clientY - box.top);
+      zoom(panes[number], Math.exp(-event.deltaY / 400), event.clientX - box.left, event.clientY - box.top);
     }, { passive: false });
     canvas.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && chosen) {
+        event.preventDefault();
+        toggle();
+        return;
+      }
       if (!event.key.startsWith("Arrow")) return;
       event.preventDefault();
       event.stopPropagation();
-      walk(pane, event.key);
+      walk(panes[number], event.key);
     });
   }
 
@@ -341,20 +422,21 @@
   });
   find.addEventListener("input", () => { if (panes.length) { status.textContent = `${matching().length} found`; show(); } });
   find.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && panes.length) step(matching(), event.shiftKey ? -1 : 1);
+    if (event.key === "Enter" && panes.length) stepMatching(event.shiftKey ? -1 : 1);
   });
   document.addEventListener("click", (event) => {
     const link = event.target.closest("#nodes a.node");
     if (!link || event.ctrlKey || event.metaKey || !panes.length) return;
     event.preventDefault();
-    select(link.closest("tr").dataset.name);
+    const { name } = link.closest("tr").dataset;
+    if (panes.some((pane) => pane.has(name))) select(name);
+    else reopen(join(listOpen()), name);
   });
   document.addEventListener("htmx:afterSwap", (event) => colourSwatches(document));
   colourSwatches(document);
 
-  async function begin() {
-    const data = await hil.data(place.dataset.src);
-    const canvases = [...place.querySelectorAll("canvas")];
+  // Show other data in the canvases.
+  async function rebuild(data) {
     const made = data.panes.map((one, number) => new Pane(canvases[number], one));
     const layouts = await Promise.all(made.map((pane) => dagreLayout(pane.data)));
     made.forEach((pane, number) => {
@@ -363,11 +445,17 @@
       pane.index();
     });
     panes = made;
-    panes.forEach(listen);
+  }
+
+  const canvases = [...place.querySelectorAll("canvas")];
+
+  async function begin() {
+    await rebuild(await hil.data(place.dataset.src));
+    canvases.forEach((canvas, number) => listen(canvas, number));
     new ResizeObserver(() => show()).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show());
     start();
-    if (place.dataset.node) select(place.dataset.node, { fetched: false });
+    if (place.dataset.node) select(place.dataset.node, { fetched: false, addressed: !("first" in place.dataset) });
     // Return the position of a node on the screen, for tests and scripts.
     place.nodeAt = (number, name) => {
       const pane = panes[number];

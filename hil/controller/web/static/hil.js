@@ -34,6 +34,24 @@ const hil = (() => {
       if (copy) return `data:${copy.dataset.type};base64,${copy.textContent}`;
       return saved ? "" : url;
     },
+    // Format a time in seconds since the epoch in UTC, to the minute.
+    time(seconds) {
+      return new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ");
+    },
+    // uPlot places the ticks of a time axis with these dates: at midnights in UTC, not of the browser's time zone.
+    utc: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+    // Return the labels of a time axis. A step of less than a day needs times, and the date at the first tick and at each
+    // new day.
+    timeTicks(_, ticks, axis, space, step) {
+      let day = "";
+      return ticks.map((tick) => {
+        const text = new Date(tick * 1000).toISOString(), date = text.slice(0, 10);
+        if (step >= 86400) return date;
+        const time = text.slice(11, step < 60 ? 19 : 16), known = date === day;
+        day = date;
+        return known ? time : `${time}\n${date}`;
+      });
+    },
     // Replace the URL of the page, like history.replaceState. Saved pages keep their URL.
     address(url) {
       if (!saved) history.replaceState(null, "", url);
@@ -119,7 +137,7 @@ function isAtWork(part) {
   if (part.matches(":active")) return true;
   const selected = getSelection();
   const field = inField(document.activeElement) && part.contains(document.activeElement);
-  return field || part.querySelector("input:checked") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
+  return field || part.querySelector("input:checked:not(.table-menu input)") || (selected && !selected.isCollapsed && part.contains(selected.anchorNode));
 }
 
 // Fetch a part again and replace it, unless the user works in the part when the response arrives. Return true if the

@@ -4,12 +4,14 @@
 const COLOURS = { pass: "--pass", fail: "--fail", error: "--error", board: "--board", unfinished: "--unfinished", quiet: "--quiet" };
 const HEIGHT = 280;
 const STRIP = 10;
+// Numbers from this share of a unit round to the whole unit with four digits.
+const ROUNDS_UP = 0.99995;
 
 function inUnit(value, unit) {
   if (value === null || value === undefined) return "-";
   const [steps, names] = unit === "ns" ? [1000, ["ns", "us", "ms", "s"]] : unit === "B" ? [1000, ["B", "kB", "MB", "GB"]] : [0, [unit]];
   let number = value, at = 0;
-  while (steps && Math.abs(number) >= steps && at < names.length - 1) { number /= steps; at += 1; }
+  while (steps && Math.abs(number) >= steps * ROUNDS_UP && at < names.length - 1) { number /= steps; at += 1; }
   return `${Number(number.toPrecision(4))} ${names[at]}`.trim();
 }
 
@@ -18,15 +20,14 @@ function drawHistory(place) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const grid = { stroke: colour("--line"), width: 1 };
-  const clock = (time) => new Date(time * 1000).toISOString();
   const isTime = data.labels.length === 0;
-  const shownX = (x) => (x === null || x === undefined ? "-" : isTime ? `${clock(x).slice(0, 16).replace("T", " ")} UTC` : data.labels[x] ?? "");
-  const tick = (x, step) => (isTime ? (step >= 86400 ? clock(x).slice(0, 10) : clock(x).slice(11, 16)) : (Number.isInteger(x) && data.labels[x]) || "");
+  const shownX = (x) => (x === null || x === undefined ? "-" : isTime ? `${hil.time(x)} UTC` : data.labels[x] ?? "");
+  const label = (x) => (Number.isInteger(x) && data.labels[x]) || "";
   const value = (_, number) => inUnit(number, data.unit);
   const dots = (stroke, fill) => ({ paths: () => null, points: { show: true, size: 6, stroke, fill }, value, stroke });
   // The points are in order. A single point is shown in the middle.
   const first = data.x[0] ?? 0, last = data.x[data.x.length - 1] ?? 0;
-  const beside = last > first ? (last - first) * 0.02 : 1;
+  const beside = last > first ? (last - first) * 0.02 : isTime ? 43200 : 1;
   const ends = [first - beside, last + beside];
   // The axis of a percentage ends at 100. By default, uPlot extends an axis with only the value 100 to 200.
   const share = (_, least) => [Math.max(0, Math.floor((least ?? 0) - Math.max(1, (100 - (least ?? 0)) / 10))), 100];
@@ -37,9 +38,11 @@ function drawHistory(place) {
     width: place.clientWidth,
     height: HEIGHT,
     padding: [8, 8, STRIP + 8, 0],
-    scales: { x: { time: false, range: () => ends }, ...(data.unit === "%" && { y: { range: share } }) },
+    // Ticks of a time axis are at full days or hours in UTC, like the times in the tables.
+    tzDate: hil.utc,
+    scales: { x: { time: isTime, range: () => ends }, ...(data.unit === "%" && { y: { range: share } }) },
     axes: [
-      { stroke: colour("--text"), grid, space: 90, incrs: isTime ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (_, ticks, axis, space, step) => ticks.map((x) => tick(x, step)) },
+      { stroke: colour("--text"), grid, space: 90, ...(isTime ? { values: hil.timeTicks } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500], values: (_, ticks) => ticks.map(label) }) },
       { stroke: colour("--text"), grid, size: 80, values: (_, ticks) => ticks.map((number) => inUnit(number, data.unit)) },
     ],
     series: [

@@ -117,6 +117,13 @@
     event.stopImmediatePropagation();
   }, true);
 
+  // n and p open the next and the previous failing output.
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || inField(event.target)) return;
+    const rel = { n: "next", p: "prev" }[event.key];
+    if (rel && !hil.saved) document.querySelector(`.failing a[rel=${rel}]`)?.click();
+  });
+
   // A slider has a logarithmic scale. The adjacent field shows the number, and only the field is submitted.
   function ready() {
     const form = document.getElementById("slice");
@@ -132,7 +139,7 @@
   // For another slice, reset the window before the form is submitted.
   document.addEventListener("change", (event) => {
     if (!event.target.matches?.("#slice #rows, #slice #columns")) return;
-    for (const name of ["top", "left", "height", "width"]) event.target.form.elements[name].value = "";
+    for (const name of ["top", "left", "height", "width", "layout"]) event.target.form.elements[name].value = "";
   }, true);
   document.addEventListener("htmx:configRequest", (event) => {
     const given = event.detail.parameters;
@@ -142,6 +149,33 @@
   document.addEventListener("input", (event) => {
     const slider = event.target.closest?.("#slice [data-for]");
     if (slider) slider.form.elements[slider.dataset.for].value = Number((10 ** Number(slider.value)).toPrecision(3));
+  });
+
+  // Draw the SVG file of a map as PNG, because the PNG file of the server has no texts.
+  async function drawPng(link) {
+    const image = new Image();
+    image.src = link.href.replace("/map.png?", "/map.svg?");
+    await image.decode();
+    const canvas = document.createElement("canvas"), ratio = 2;
+    [canvas.width, canvas.height] = [image.naturalWidth * ratio, image.naturalHeight * ratio];
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  }
+
+  document.addEventListener("click", async (event) => {
+    const link = event.target.closest?.("a[data-png]");
+    if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    let url = link.href;
+    try {
+      url = URL.createObjectURL(await drawPng(link));
+    } catch {
+      // The browser cannot draw the SVG: download the file of the server.
+    }
+    const saved = document.createElement("a");
+    [saved.href, saved.download] = [url, link.download];
+    saved.click();
+    if (url !== link.href) setTimeout(() => URL.revokeObjectURL(url), 60_000);
   });
 
   ready();

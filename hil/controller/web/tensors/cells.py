@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,17 +50,29 @@ def describe_cell(shown: TensorView, row: int, column: int) -> Mapping[str, Any]
         if any(errors.counts[code] for code in NONFINITE) and errors.ends is not None:
             text += f"; worst finite difference: {errors.ends[1]:.6g}"
         return {"text": text, "index": list(worst.index)}
-    return {"text": format_element(read_element(*shown.pair, first, None), shown), "index": list(first)}
+    return {"text": format_element(read_element(*shown.pair, first, shown.tolerance_now), shown), "index": list(first)}
 
 
 def format_element(one: Element, shown: TensorView) -> str:
-    """Format an element: index, both values, and the difference."""
+    """Format an element: index, both values, the difference, and the tolerance if it is known."""
     values = [format_exact(array, one.index) for array in shown.arrays]
     names = [side.title for side in shown.subject.sides]
     apart = "equal" if one.difference == 0 else f"difference {one.difference:.6g}"
     ulp = f", {one.ulp} ULP" if one.ulp else ""
     first, second = (f"{escape_controls(name)} {value}" for name, value in zip(names, values, strict=True))
-    return f"{_format_index(one.index)}: {first}, {second}, {apart}{ulp}"
+    limit = _format_limit(one) if shown.is_tolerance_known else ""
+    return f"{_format_index(one.index)}: {first}, {second}, {apart}{ulp}{limit}"
+
+
+def _format_limit(one: Element) -> str:
+    if not math.isfinite(one.limit):
+        return ""
+    times = (
+        f", error ÷ tolerance {one.difference / one.limit:.3g}"
+        if one.difference and one.limit and math.isfinite(one.difference)
+        else ""
+    )
+    return f", tolerance {one.limit:.3g}{times}"
 
 
 def _find_cell_window(window: Window, row: int, column: int) -> Window:

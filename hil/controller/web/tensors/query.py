@@ -13,12 +13,23 @@ from hil.compare.tolerance import check_tolerance
 from hil.controller.analysis.tensors.elements import PARTS
 from hil.controller.analysis.tensors.maps import POOLS
 from hil.controller.analysis.tensors.planes import Plane, Window, choose_plane
+from hil.controller.analysis.tensors.scales import SCALES
 from hil.controller.analysis.tensors.worst import ORDERS
+from hil.controller.web.tensors.drawing.axes import LAYOUTS
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import list_fields, number_of, parse_filter
 from hil.core.npy import MAX_DIMS
 from hil.errors import UsageError
 
-_CHOICES = {"part": PARTS, "pool": POOLS, "by": tuple(ORDERS)}
+TILE_VALUES = ("difference", "first", "second")
+_CHOICES = {
+    "part": PARTS,
+    "pool": POOLS,
+    "by": tuple(ORDERS),
+    "scale": tuple(SCALES),
+    "layout": LAYOUTS,
+    "tile_of": TILE_VALUES,
+}
 # Rows and columns of the window around a selected element.
 CLOSE = 33
 
@@ -47,6 +58,11 @@ class _Values:
     atol: str = ""
     dtype: str = ""  # dtype for a file with raw bytes
     mark: str = ""  # index of the marked element
+    scale: str = ""  # color scale, from SCALES
+    layout: str = ""  # names of the axes, from LAYOUTS
+    tiles: str = ""  # axis number: show a small map per index of this axis
+    tile_of: str = ""  # values to show in the tiles, from TILE_VALUES; the default is the difference
+    tile_page: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +82,10 @@ class TensorQuery(_Values):
     def tolerance(self) -> tuple[float | None, float | None]:
         """The given rtol and atol, or None. Raises UsageError for invalid values."""
         found = [_parse_real(name, getattr(self, name)) for name in ("rtol", "atol")]
-        check_tolerance(*found)
+        try:
+            check_tolerance(*found)
+        except UsageError as error:
+            raise InvalidParameter(error.message, hint=error.hint) from error
         return found[0], found[1]
 
     def get_marked(self, shape: Sequence[int]) -> tuple[int, ...] | None:
@@ -88,7 +107,7 @@ class TensorQuery(_Values):
                     rows, columns = None, rows
             return choose_plane(shape, None if rows == columns else rows, columns, self.index)
         except ValueError as error:
-            raise UsageError(f"invalid slice: {error}", hint="choose other axes or indices") from error
+            raise InvalidParameter(f"invalid slice: {error}", hint="choose other axes or indices") from error
 
     def choose_window(self, plane: Plane) -> Window:
         """Return the visible part of a plane."""
@@ -121,7 +140,7 @@ def query_of(request: Request) -> TensorQuery:
     found = parse_filter(request, _Values)
     for name, choices in _CHOICES.items():
         if (value := getattr(found, name)) and value not in choices:
-            raise UsageError(f"invalid {name} {value[:40]!r}", hint=f"valid values: {', '.join(choices)}")
+            raise InvalidParameter.choose(name, value, choices)
     return TensorQuery(**vars(found), index=index)
 
 
@@ -143,4 +162,4 @@ def _parse_real(name: str, given: str) -> float | None:
     try:
         return float(given)
     except ValueError as error:
-        raise UsageError(f"invalid {name} {given[:40]!r}: expected a number of 0 or more") from error
+        raise InvalidParameter(f"invalid {name} {given[:40]!r}: expected a number of 0 or more") from error

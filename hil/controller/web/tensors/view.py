@@ -8,28 +8,31 @@ A request reads a tensor in chunks, never as a whole. All requests use at most :
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from hil.compare.values import CHUNK, choose_common_kind
+from hil.compare.values import CHUNK, EXACT_DTYPES, choose_common_kind
 from hil.controller.analysis.tensors.elements import has_ulps
 from hil.controller.analysis.tensors.judging import Judgement, judge_recorded, judge_within
 from hil.controller.analysis.tensors.maps import (
     make_error_map,
     make_nonfinite_map,
+    make_ratio_map,
     make_ulp_map,
     make_value_map,
     max_scratch_bytes,
 )
 from hil.controller.analysis.tensors.overview import Overview, count_elements
-from hil.controller.analysis.tensors.pictures import choose_error_scale, choose_value_scale
 from hil.controller.analysis.tensors.planes import Plane, Window
+from hil.controller.analysis.tensors.scales import choose_error_scale, choose_limit_scale, choose_value_scale
 from hil.controller.analysis.tensors.texts import TextRow, list_text_rows
 from hil.controller.analysis.tensors.worst import Element, find_worst_elements, find_worst_in, read_element
 from hil.controller.web.files.cached import Results
-from hil.controller.web.tensors.figures import (
+from hil.controller.web.tensors.drawing.axes import name_axes
+from hil.controller.web.tensors.drawing.figures import (
     Figure,
+    NumberStyle,
     find_cell,
     find_worst_cell,
     make_difference_figure,
@@ -38,6 +41,7 @@ from hil.controller.web.tensors.figures import (
 )
 from hil.controller.web.tensors.query import TensorQuery
 from hil.controller.web.tensors.tensors import TensorSubject, open_tensor, read_recorded_tolerance, stamp_of
+from hil.controller.web.tensors.tiles import TILES, TilePage, TileSource, choose_tile_plane, make_tile_page
 from hil.core.file_tensor import FileTensor
 from hil.core.results import Tolerance
 from hil.core.tensors import get_dtype_name, type_text
@@ -57,7 +61,7 @@ MAX_BYTES = _KEPT_BYTES + _MAKERS * max_scratch_bytes(16)
 _WORST = 50
 # Maximum bytes of strings to read at a time.
 _TEXT_BYTES = 16 << 20
-_PICTURES = ("values", "errors", "ulps")
+_PICTURES = ("values", "errors", "ulps", "tiles")
 # Attempts to open a file that changes in the meantime.
 _TRIES = 10
 # Strings per page.
@@ -159,57 +163,130 @@ class TensorView:
 
     def later(self, part: str) -> bool:
         """Return True if the page must request this part separately."""
-        drawn = self.window.rows * self.window.columns
-        elements = drawn if part in _PICTURES else self.size
+        elements = self._count_drawn_elements(part) if part in _PICTURES else self.size
         return elements > AT_ONCE and self.now not in (part, "all") and self._cache_key(part) not in RESULTS
+
+    def _count_drawn_elements(self, part: str) -> int:
+        if part in ("errors", "tiles") and self.shows_ratio and not self.is_tolerance_known:
+            return self.size  # a default tolerance depends on all elements
+        if part == "tiles":
+            plane = choose_tile_plane(self.query, self.arrays[0].shape, 0)
+            return plane.elements * min(TILES, self.arrays[0].shape[int(self.query.tiles)])
+        return self.window.rows * self.window.columns
+
+    @property
+    def shows_ratio(self) -> bool:
+        """True if the maps of differences show the error divided by the tolerance."""
+        return self.query.scale == "tolerance" and self.pair is not None
+
+    @cached_property
+    def axes(self) -> tuple[str, str]:
+        """Names of the row axis and the column axis. Raises UsageError for an invalid layout."""
+        return name_axes(self.plane, self.query.layout)
+
+    def _choose_style(self, arrays: Sequence[FileTensor]) -> NumberStyle:
+        is_whole = all(get_dtype_name(one.dtype) in EXACT_DTYPES for one in arrays)
+        unit = "rad" if self.is_complex and self.query.part == "phase" else ""
+        return NumberStyle(is_whole, unit)
+
+    def _add_axes(self, figure: Figure, place: int = 0) -> Figure:
+        same = self.arrays[place].shape == self.arrays[0].shape
+        axes = self.axes if same else name_axes(TensorQuery().choose_plane(self.arrays[place].shape))
+        return replace(figure, axes=axes)
 
     def values(self) -> list[Figure]:
         """Return the maps of values, one per tensor."""
         return self._get_cached("values", self._make_value_figures, _sum_bytes)
 
     def _make_value_figures(self) -> list[Figure]:
-        pool = self.query.pool or "mean"
+        pool, kind = self.query.pool or "mean", self._value_scale
         found = {
             at: make_value_map(self.arrays[at], plane, window, pool=pool, part=self.query.part)
             for at, (plane, window) in self._list_drawn_places()
         }
-        shared = None if self.apart else choose_value_scale(list(found.values()))
+        shared = None if self.apart else choose_value_scale(list(found.values()), kind)
         alone = len(self.arrays) < 2
         return [
-            make_value_figure(
-                f"value-{at}",
-                self.subject.sides[at].title,
-                self.types[at],
-                one,
-                shared or choose_value_scale([one]),
-                pool=pool,
-                alone=alone,
+            self._add_axes(
+                make_value_figure(
+                    f"value-{at}",
+                    self.subject.sides[at].title,
+                    self.types[at],
+                    one,
+                    shared or choose_value_scale([one], kind),
+                    pool=pool,
+                    alone=alone,
+                    style=self._choose_style([self.arrays[at]]),
+                ),
+                at,
             )
             for at, one in found.items()
         ]
 
+    @property
+    def _value_scale(self) -> str:
+        """Color scale of values. All values of bools are visible on a linear scale."""
+        return "linear" if all(one.dtype.kind == "b" for one in self.arrays) else self.query.scale or "automatic"
+
     def errors(self) -> list[Figure]:
         """Return the map of differences and the map of NaN and infinities."""
-        return self._get_cached("errors", self._make_error_figures, _sum_bytes)
+        # As in `worst`, compute the tolerance outside the slot of the pictures.
+        tolerance = self.tolerance if self.shows_ratio else None
+        return self._get_cached("errors", lambda: self._make_error_figures(tolerance), _sum_bytes)
 
-    def _make_error_figures(self) -> list[Figure]:
+    def _make_error_figures(self, tolerance: Tolerance | None) -> list[Figure]:
         if self.pair is None:
             return [
-                make_nonfinite_figure(
-                    f"nonfinite-{at}",
-                    f"NaN and infinities, {self.subject.sides[at].title}",
-                    make_nonfinite_map(self.arrays[at], *place),
-                    alone=True,
+                self._add_axes(
+                    make_nonfinite_figure(
+                        f"nonfinite-{at}",
+                        f"NaN and infinities, {self.subject.sides[at].title}",
+                        make_nonfinite_map(self.arrays[at], *place),
+                        alone=True,
+                    ),
+                    at,
                 )
                 for at, place in self._list_drawn_places()
             ]
         found = make_error_map(*self.pair, self.plane, self.window, part=self.query.part)
-        worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), "abs")
+        odd = make_nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False)
+        title, style, by = "Difference", self._choose_style(self.pair), "abs"
+        scale = None if self.shows_ratio else choose_error_scale(found, self.query.scale or "automatic")
+        if self.shows_ratio:
+            found = make_ratio_map(*self.pair, self.plane, self.window, tolerance)
+            title, style, by = "Error ÷ tolerance", NumberStyle(), "ratio"
+            scale = choose_limit_scale(found, tolerance)
+        worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), by, tolerance)
         text = "" if worst is None else f"worst: {worst.difference:.6g} at {list(worst.index)}"
-        return [
-            make_difference_figure("difference", "Difference", found, choose_error_scale(found), text),
-            make_nonfinite_figure("nonfinite", "NaN and infinities", found, alone=False),
-        ]
+        figure = make_difference_figure("difference", title, found, scale, text, style)
+        return [self._add_axes(figure), self._add_axes(odd)]
+
+    def tiles(self) -> TilePage | None:
+        """Return the small maps of the requested axis, or None without tiles. Raises UsageError for invalid axes."""
+        if not self.query.tiles or self.is_text or not self.size:
+            return None
+        tolerance = self.tolerance if self.shows_ratio and self._tile_values == "difference" else None
+        return self._get_cached("tiles", lambda: self._make_tiles(tolerance), lambda found: found.bytes)
+
+    @property
+    def _tile_values(self) -> str:
+        wanted = self.query.tile_of or "difference"
+        if wanted == "second" and self.pair is not None:
+            return wanted
+        return wanted if wanted == "difference" and self.pair is not None else "first"
+
+    def _make_tiles(self, tolerance: Tolerance | None) -> TilePage:
+        if self._tile_values == "difference" and self.pair is not None:
+            title = "Error ÷ tolerance" if self.shows_ratio else "Difference"
+            style = NumberStyle() if self.shows_ratio else self._choose_style(self.pair)
+            return make_tile_page(self.query, TileSource(self.pair, title, self.types[0], style, tolerance))
+        at = 1 if self._tile_values == "second" else 0
+        style = self._choose_style([self.arrays[at]])
+        query = replace(self.query, scale=self._value_scale)
+        found = make_tile_page(
+            query, TileSource([self.arrays[at]], self.subject.sides[at].title, self.types[at], style)
+        )
+        return found
 
     def ulps(self) -> list[Figure]:
         """Return the map of differences in ULP."""
@@ -220,7 +297,8 @@ class TensorView:
         found = make_ulp_map(*self.pair, self.plane, self.window)
         worst = self._find_worst(found.get_cell_window(*find_worst_cell(found)), "ulp")
         text = "" if worst is None else f"worst: {worst.ulp} ULP at {list(worst.index)}"
-        return [make_difference_figure("ulp", "ULP", found, choose_error_scale(found), text)]
+        scale = choose_error_scale(found, self.query.scale or "automatic")
+        return [self._add_axes(make_difference_figure("ulp", "ULP", found, scale, text, NumberStyle(True, "ULP")))]
 
     def judgement(self) -> Judgement:
         """Compare within the requested tolerance, or by default within the recorded one."""
@@ -237,9 +315,29 @@ class TensorView:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """Tolerance of the comparison; None is exact."""
+        """Tolerance of the comparison; None is exact. A default tolerance depends on all elements of the reference."""
+        if (given := self._get_given_tolerance()) is not None:
+            return given
         comparison = self.judgement().comparison
         return None if comparison is None else comparison.tolerance
+
+    def _get_given_tolerance(self) -> Tolerance | None:
+        """Return the requested or recorded tolerance, or None if rtol or atol is missing."""
+        rtol, atol = self.query.tolerance
+        if rtol is None and atol is None:
+            rtol, atol = read_recorded_tolerance(self.subject.recorded)
+        return None if rtol is None or atol is None else Tolerance(rtol, atol)
+
+    @property
+    def is_tolerance_known(self) -> bool:
+        """True if the tolerance needs no pass over many elements."""
+        given = self._get_given_tolerance() is not None
+        return given or self.size <= AT_ONCE or self._cache_key("numbers") in RESULTS
+
+    @property
+    def tolerance_now(self) -> Tolerance | None:
+        """The tolerance if it is known, otherwise None."""
+        return self.tolerance if self.is_tolerance_known else None
 
     def worst(self) -> list[Element]:
         """Return the worst elements of the whole tensors."""
@@ -271,12 +369,14 @@ class TensorView:
 
     def find_worst_element(self, part: Window) -> Element | None:
         """Return the worst element in a small part of the plane, or None if all are equal."""
-        return self._find_worst(part, "abs")
+        if self.shows_ratio and self.is_tolerance_known:
+            return self._find_worst(part, "ratio", self.tolerance_now)
+        return self._find_worst(part, "abs", self.tolerance_now)
 
-    def _find_worst(self, part: Window, by: str) -> Element | None:
+    def _find_worst(self, part: Window, by: str, tolerance: Tolerance | None = None) -> Element | None:
         assert self.pair is not None
-        index = find_worst_in(*self.pair, self.plane, part, by)
-        return None if index is None else read_element(*self.pair, index, None)
+        index = find_worst_in(*self.pair, self.plane, part, by, tolerance)
+        return None if index is None else read_element(*self.pair, index, tolerance)
 
     def _get_cached(self, part: str, make: Callable[[], T], size: Callable[[T], int]) -> T:
         def make_with_size() -> tuple[T, int]:
@@ -290,7 +390,11 @@ class TensorView:
         dtypes = tuple(get_dtype_name(one.dtype) for one in self.arrays)
         query = self.query
         if part in _PICTURES:
-            return (part, stamps, dtypes, self.plane, self.window, query.part, query.pool if part == "values" else "")
+            pool = query.pool if part == "values" else ""
+            shown = (query.part, pool, query.scale, query.layout, query.tolerance if self.shows_ratio else ())
+            if part == "tiles":
+                return (part, stamps, dtypes, query.query(), self._get_given_tolerance())
+            return (part, stamps, dtypes, self.plane, self.window, *shown, self._get_given_tolerance())
         if part == "charts":
             return (part, stamps, dtypes, query.part)
         recorded = read_recorded_tolerance(self.subject.recorded)

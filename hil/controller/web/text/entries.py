@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hil.controller.storage.outcomes import classify_outcome
+from hil.core.text import replace_surrogates
 
 # Kinds of outcomes, most severe first. A session has the most severe kind among its cases. Only sessions can be
 # ``unfinished``.
@@ -113,7 +114,7 @@ def read_text(value: Any) -> str:
     """Return a record's value as text, cut to :data:`TEXT_CHARS`. Values that are not text or numbers become ""."""
     if isinstance(value, str):
         # JSON can contain a lone surrogate, which neither a database nor a page can encode.
-        return value[:TEXT_CHARS].encode(errors="replace").decode()
+        return replace_surrogates(value[:TEXT_CHARS])
     try:
         return str(value)[:TEXT_CHARS] if isinstance(value, (int, float)) else ""
     except ValueError:  # the integer exceeds Python's limit for digits

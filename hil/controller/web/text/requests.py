@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
+from hil.controller.web.text.table_views import is_grouped
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -17,7 +18,7 @@ F = TypeVar("F", bound="DataclassInstance")
 
 # URL parameters that identify a session.
 SESSION = ("id", "root")
-# Maximum table rows in a saved page.
+# Maximum table rows in a saved page, and on a page with a grouped table.
 SAVED_ROWS = 5000
 
 
@@ -27,8 +28,11 @@ def is_saved(request: Request) -> bool:
 
 
 def count_rows(request: Request, usual: int) -> int:
-    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page, which has no further pages."""
-    return SAVED_ROWS if is_saved(request) else usual
+    """Return the number of table rows: ``usual``, or :data:`SAVED_ROWS` in a saved page or for grouped rows.
+
+    A saved page has no further pages, and groups need all rows.
+    """
+    return SAVED_ROWS if is_saved(request) or is_grouped(request) else usual
 
 
 def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
@@ -37,29 +41,36 @@ def list_fields(kind: type[DataclassInstance]) -> tuple[str, ...]:
 
 
 def parse_filter(request: Request, kind: type[F]) -> F:
-    """Parse a filter from the query. Raises UsageError for an invalid number."""
+    """Parse a filter from the query. ``choices`` in the metadata of a field are its valid values.
+
+    Raises:
+        InvalidParameter: invalid number, or unknown value of a field with choices.
+    """
     values: dict[str, Any] = {}
     for field in fields(kind):
         given = request.query_params.get(field.name, "")
         if field.type in ("int", int):
             if given and not (given.isdecimal() and len(given) < 10):
-                raise UsageError(f"{field.name} must be a number, got {given[:40]!r}")
+                raise InvalidParameter(f"{field.name} must be a number, got {given[:40]!r}")
             if given:
                 values[field.name] = int(given)
         elif given:
+            choices = field.metadata.get("choices", (given,))
+            if given not in choices:
+                raise InvalidParameter.choose(field.name, given, choices)
             values[field.name] = given
     return kind(**values)
 
 
 def number_of(request: Request, name: str, default: int = 0) -> int:
-    """Parse a non-negative integer from the query. Raises UsageError if the value is invalid."""
+    """Parse a non-negative integer from the query. Raises InvalidParameter if the value is invalid."""
     return parse_number(name, request.query_params.get(name, ""), default)
 
 
 def parse_number(name: str, given: str, default: int = 0) -> int:
-    """Parse the text of a parameter as a non-negative integer. Raises UsageError if the value is invalid."""
+    """Parse the text of a parameter as a non-negative integer. Raises InvalidParameter if the value is invalid."""
     if not given:
         return default
     if not (given.isdecimal() and len(given) < 10):
-        raise UsageError(f"{name} must be a number, got {given[:40]!r}")
+        raise InvalidParameter(f"{name} must be a number, got {given[:40]!r}")
     return int(given)

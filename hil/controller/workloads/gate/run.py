@@ -289,7 +289,9 @@ class _GateRun:
         ]
         for measurer, is_second in ((first, False), (second, True)):
             if chosen := [(case, one) for case, one in suspects if bool(one.second_board) == is_second]:
-                finder = CauseFinder(axis, self._run.folder, measurer, self._record.budget_s, rounds)
+                finder = CauseFinder(
+                    axis, self._run.folder, measurer, self._record.budget_s, rounds, self._gate.bisect or ""
+                )
                 finder.run(chosen, self._save)
 
     def _save(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from hil.bundles.cases import BUNDLE_FORMAT
 from hil.controller.analysis.bench.store import read_bench
 from hil.controller.devices.measuring.grading import grade_measurement
+from hil.controller.models.description import digest_of_files
 from hil.controller.records.base import read_record
 from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.records.matrix import MatrixRecord
@@ -26,7 +27,7 @@ from hil.controller.records.measurements.history import (
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
 from hil.controller.records.study import StudyRecord, StudyRow
-from hil.controller.records.suite import CaseRecord, SuiteRecord
+from hil.controller.records.suite import CaseRecord, SuiteModelFile, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
 from hil.controller.storage.runs import MATRIX, RECORD, Run, RunStore, make_safe_name
 from hil.controller.workloads.evaluation.stored import find_evaluation
@@ -34,6 +35,7 @@ from hil.controller.workloads.history.case_programs import CaseProgramFinder
 from hil.controller.workloads.history.source_state import SourceOptions, shorten_model
 from hil.controller.workloads.suites.reports.results import find_worst_output
 from hil.controller.workloads.suites.store import HEAD, SuiteRun, name_suite_run
+from hil.core.json_values import read_mapping, read_mappings, read_string
 from hil.errors import UsageError
 
 # Values of a board's machine description that do not belong to the software and hardware stack.
@@ -125,8 +127,8 @@ class Collector:
             digests = self._finder.list_digests(case.program) if case.program else {}
             folders: list[Path] = []
             file = run.head.models.get(case.model)
-            if file is not None and file.digest == case.program:  # the model is the program
-                digests, folders = {Path(file.path).name: file.digest}, [Path(file.path).parent]
+            if file is not None and _is_program(file, case.program):
+                digests, folders = {Path(file.path).name: case.program}, [Path(file.path).parent]
             entry = make_suite_entry(run.head, case, state, str(run.folder.absolute()))
             if source := digests and self._finder.find(_make_artifact(case, digests), None, folders):
                 self.found.programs[source.record.digest] = source
@@ -138,6 +140,14 @@ class Collector:
         for row in study.rows:
             if row.outcome is not None:
                 self.found.entries.append(make_study_entry(study, row, state, folder.absolute()))
+
+
+def _is_program(file: SuiteModelFile, program: str) -> bool:
+    """Return True if a model without external data is the program.
+
+    The digest of a model is the program's digest, or for imported models, the digest of all names and files.
+    """
+    return bool(program) and file.digest in (program, digest_of_files({Path(file.path).name: program}))
 
 
 def _make_artifact(case: CaseRecord, digests: dict[str, str]) -> StoredArtifact:
@@ -187,9 +197,9 @@ def make_run_entry(
             kind="bench" if bench else "run",
             model=shorten_model(case.path),
             case=case.name,
-            function=_read_text(request.get("function")),
-            board=name or _read_text(request.get("board")) or _read_text(request.get("hw_type")),
-            runtime=artifact.runtime if artifact else _read_text(request.get("runtime")),
+            function=read_string(request.get("function")),
+            board=name or read_string(request.get("board")) or read_string(request.get("hw_type")),
+            runtime=artifact.runtime if artifact else read_string(request.get("runtime")),
             flags=flags,
         ),
         run=record.id,
@@ -247,7 +257,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
     settings = head.request.get("settings")
     request = {**head.request, **(settings if isinstance(settings, dict) else {})}
     p50_ns = None if case.cold else case.device_p50_ns
-    runtimes = [one for one in _read_mappings(info.get("runtimes")) if one.get("name") == case.runtime]
+    runtimes = [one for one in read_mappings(info.get("runtimes")) if one.get("name") == case.runtime]
     return HistoryEntry(
         key=SeriesKey(
             kind="suite",
@@ -276,16 +286,16 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         program_bytes=case.artifact_bytes,
         tools=ToolVersions(
             compiler=case.compiler,
-            runtime=_read_text(runtimes[0].get("version")) if runtimes else "",
+            runtime=read_string(runtimes[0].get("version")) if runtimes else "",
             flags=case.flags,
-            hil=_read_text(info.get("agent_version")),
+            hil=read_string(info.get("agent_version")),
         ),
         board=make_board(
             case.board,
-            _read_text(info.get("board_id")),
+            read_string(info.get("board_id")),
             "",
-            _read_mapping(info.get("machine")),
-            _read_mappings(info.get("readings")),
+            read_mapping(info.get("machine")),
+            read_mappings(info.get("readings")),
         ),
     )
 
@@ -325,8 +335,8 @@ def make_board(
     stack = {key: str(value) for key, value in machine.items() if key not in _NOT_STACK and not isinstance(value, list)}
     values = {}
     for reading in readings:
-        key, value = _read_text(reading.get("name")), reading.get("value", 0.0)
-        if text := _read_text(reading.get("text")):
+        key, value = read_string(reading.get("name")), reading.get("value", 0.0)
+        if text := read_string(reading.get("text")):
             stack[key] = text
         elif isinstance(value, (int, float)):
             values[key] = float(value)
@@ -337,17 +347,5 @@ def _list_user_flags(request: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options of a stored request that define a series."""
     flags = request.get("compile_flags")
     dims = request.get("dims")
-    sizes = [f"--dim {name}={size}" for name, size in sorted(_read_mapping(dims).items())]
+    sizes = [f"--dim {name}={size}" for name, size in sorted(read_mapping(dims).items())]
     return (*([str(one) for one in flags] if isinstance(flags, list) else []), *sizes)
-
-
-def _read_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _read_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _read_mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

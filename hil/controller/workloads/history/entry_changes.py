@@ -58,6 +58,8 @@ def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
             commit=entries[index].source.commit,
             created=entries[index].created,
             ratio=one.ratio,
+            before=one.before,
+            after=one.after,
             p_value=one.p_value,
         )
         for index, one in find_entry_changes(entries).changes
@@ -66,5 +68,6 @@ def describe_changes(entries: Sequence[HistoryEntry]) -> list[SeriesChange]:
 
 def _is_comparable(entry: HistoryEntry) -> bool:
     value = get_value(entry)
-    is_value = value is not None and math.isfinite(value) and value > 0
+    # Scores may have any sign. A time of 0 was not measured.
+    is_value = value is not None and math.isfinite(value) and (value > 0 or entry.score is not None)
     return is_value and entry.outcome not in BOARD_OUTCOMES and is_comparable(entry.grade)

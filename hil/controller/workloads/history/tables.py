@@ -17,7 +17,7 @@ EVALUATION_HEADS = ("time", "commit", "score", "reference", "samples", "outcome"
 CSV_HEADS = (
     *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
     *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "score", "iterations", "p50_ns", "spread"),
-    *("compiler", "runtime_version", "program", "annotations", "instructions", "counter"),
+    *("compiler", "runtime_version", "program", "annotations", "instructions", "counter", "grade"),
 )
 _COMMIT = 9
 
@@ -41,14 +41,22 @@ def describe_series(one: SeriesSummary) -> tuple[str, ...]:
 def describe_entries(
     entries: Sequence[HistoryEntry], *, is_evaluation: bool
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the heads and the rows of a table of entries. If an entry has counts, a column shows the instructions."""
-    heads, rows = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS, [_describe_entry(one) for one in entries]
-    if all(one.instructions is None for one in entries):
-        return heads, rows
-    place = heads.index("outcome")
-    columns = [_describe_instructions(one) for one in entries]
-    rows = [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, columns, strict=True)]
-    return (*heads[:place], "instructions", *heads[place:]), rows
+    """Return the heads and the rows of a table of entries.
+
+    If an entry has counts, a column shows the instructions. If an entry has a grade, a column shows the grades.
+    """
+    heads: tuple[str, ...] = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS
+    rows = [_describe_entry(one) for one in entries]
+    optional = {
+        "instructions": [_describe_instructions(one) for one in entries],
+        "grade": ["-" if one.grade is None else one.grade.grade for one in entries],
+    }
+    for head, cells in optional.items():
+        if any(cell != "-" for cell in cells):
+            place = heads.index("outcome")
+            rows = [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, cells, strict=True)]
+            heads = (*heads[:place], head, *heads[place:])
+    return heads, rows
 
 
 def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
@@ -67,7 +75,12 @@ def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
 def describe_change(change: SeriesChange) -> str:
     """Return a change in one line."""
     since = change.commit[:_COMMIT] or change.run
-    return f"change: {change.ratio:.3f} times the level before, since {since} (p = {change.p_value:.2g})"
+    level = (
+        f"from {change.before:.4g} to {change.after:.4g}"
+        if change.ratio is None
+        else f"{change.ratio:.3f} times the level before"
+    )
+    return f"change: {level}, since {since} (p = {change.p_value:.2g})"
 
 
 def describe_key(key: SeriesKey) -> str:
@@ -99,6 +112,7 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(entry.iterations, entry.p50_ns, compute_relative_spread(entry.samples_ns), entry.tools.compiler),
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
             *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
+            entry.grade and entry.grade.grade,
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()

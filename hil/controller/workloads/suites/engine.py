@@ -17,6 +17,7 @@ from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.flows import Flow
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
+from hil.controller.records.console import StoredConsole
 from hil.controller.storage.screen import prompts
 from hil.controller.workloads.suites.cases.spec import CaseSpec
 from hil.controller.workloads.suites.preparing import iter_prepared
@@ -82,7 +83,14 @@ class Engine:
         self._agreed = TargetConsensus(flow.compiler or flow.runtime)
         self._lost: BoardError | None = None
         self._got_in = False
-        self._pool = BoardPool(purpose, wait_s=request.wait_s, say=say, opened=self._record_board)
+        self._pool = BoardPool(
+            purpose,
+            wait_s=request.wait_s,
+            timeout_s=request.settings.timeout,
+            say=say,
+            opened=self._record_board,
+            record_folder=run.folder,
+        )
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, Any]] = {}  # info by opened board
@@ -120,6 +128,10 @@ class Engine:
         """
         lent = self._slots[0].lent and self._agreed.config
         return lent.hw_type if lent else self._hw_type
+
+    def save_consoles(self) -> list[StoredConsole]:
+        """Write the lines of the boards' consoles, and return the consoles for the record."""
+        return self._pool.save_consoles()
 
     def _wait_for_result(self) -> Task:
         """Return the next finished case.

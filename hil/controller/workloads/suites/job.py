@@ -245,14 +245,17 @@ class _SuiteJob:
                 engine = Engine(request, flow, self._choices, make_suite_runner(self._context), run, say=screen.note)
                 # The engine adds the boards that it opens. Keep the boards from before the interruption.
                 engine.boards = run.head.board_info
+                earlier = run.head.consoles
                 for task in engine.run(list(todo.values())):
                     # Cases that reached no board were compiled for this board type.
                     task.hw_type = task.hw_type or engine.hw_type
                     self._write_profiles(task, run)
                     record = record_of(todo[task.case.name], task, suite.name, flow, request, run)
                     record = self._known.judge(self._expectations.judge(record))
+                    run.head.consoles = [*earlier, *engine.save_consoles()]
                     run.append(record)
                     screen.end(record)
+                run.head.consoles = [*earlier, *engine.save_consoles()]
                 if request.on_farm:
                     run.head.boards = sorted(engine.boards)
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from hil.controller.pipeline.records.record import record_verdict
+from hil.controller.records.base import read_record
 from hil.controller.records.trace import (
     ComparedCall,
     ComparedTrace,
@@ -117,6 +118,17 @@ class TraceComparison:
         agree = "1 call agrees" if len(self.calls) == 1 else f"{len(self.calls)} calls agree"
         lines = [f"{head}  {self.reason or agree}"]
         return [*lines, *(f"  {line}" for call in self.calls for line in call.lines(failed_only=True))]
+
+
+def read_comparison(trace_dir: Path) -> StoredTraceComparison | None:
+    """Read a trace's stored comparison. Returns None if it is missing, or if the trace is newer.
+
+    Raises UsageError if a file is damaged.
+    """
+    if not is_file(trace_dir / COMPARISON):
+        return None
+    stored = read_record(trace_dir / COMPARISON, StoredTraceComparison)
+    return stored if stored.trace_created == read_creation_time(trace_dir) else None
 
 
 def compare_stored(

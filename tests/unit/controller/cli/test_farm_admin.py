@@ -18,6 +18,7 @@ ANSWERS: dict[str, Any] = {
     "resume": {},
     "forget": {"ended": ["17"]},
     "token": {"token": "secret"},
+    "me": {"user": "root", "role": "admin", "project": "", "rights": ["commands", "power"]},
     "revoke": {"user": "anna"},
     "power": {"state": "suspect"},
     "gc": {"counts": {"jobs": 2, "artifacts": 0}, "bytes": 12},
@@ -57,13 +58,15 @@ class Farm:
         ("cancel", ["17"], ANSWERS["cancel"]),
         ("drain", ["pi"], {"board": "pi", "state": "maintenance"}),
         ("resume", ["gone"], {"board": "gone", "state": "unknown"}),
+        ("drain", ["--host", "host1", "--wait"], {"host": "host1", "boards": {"pi": "maintenance"}}),
+        ("resume", ["--host", "host1"], {"host": "host1", "boards": {"pi": "maintenance"}}),
         ("forget", ["pi"], {"board": "pi", "ended": ["17"]}),
         (
             "token add",
             ["anna", "--role", "submitter", "--right", "power"],
-            {"token": "secret", "user": "anna", "role": "submitter", "project": "", "rights": ["power"]},
+            {"token": "secret", "user": "anna", "role": "submitter", "project": "", "rights": ["power"], "groups": []},
         ),
-        ("token list", [], {"tokens": [{**ANSWERS["tokens"][0], "rights": []}]}),
+        ("token list", [], {"tokens": [{**ANSWERS["tokens"][0], "rights": [], "groups": []}]}),
         ("power", ["pi", "cycle"], {"board": "pi", "action": "cycle", "state": "suspect"}),
         ("token revoke", ["7"], {"revoked": 7, "user": "anna"}),
         ("audit", [], {"audit": ANSWERS["audit"]}),
@@ -80,3 +83,51 @@ def test_admin_command_prints_document(
     document = json.loads(result.stdout)
     check_document(document, f"farm {command}", "farm")
     assert document == {"schema": 1, **expected}
+
+
+def test_token_with_right_that_gateway_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway of an earlier release reports no rights for an administrator."""
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", Farm)
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    monkeypatch.setitem(ANSWERS, "me", {"user": "root", "role": "admin", "project": ""})
+    monkeypatch.delitem(ANSWERS, "token")
+    result = CliRunner().invoke(farm, ["token", "add", "anna", "--role", "submitter", "--right", "power"])
+    assert "the gateway does not support the right power, and would ignore it" in str(result.exception)
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, *words: str, boards: Any = lambda: ANSWERS["boards"]) -> Any:
+    class Changing(Farm):
+        def ask(self, what: str, **arguments: Any) -> Any:
+            return parsed(what, boards() if what == "boards" else ANSWERS[what])
+
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", Changing)
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    return CliRunner().invoke(farm, words)
+
+
+def test_drain_waits_for_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.cli.farm.operate.drain._LOOK_SECONDS", 0.0)
+    states = [("draining", "17"), ("draining", "17"), ("maintenance", ""), ("maintenance", "")]
+
+    def read_boards() -> list[dict[str, Any]]:
+        # The first answer is for the choice of the host's boards.
+        state, job = states.pop(0) if len(states) > 1 else states[0]
+        return [board("pi", state, job=job), board("other", "online", host="host2", job="18")]
+
+    done = invoke(monkeypatch, "drain", "--host", "host1", "--wait", boards=read_boards)
+    assert done.stdout == "pi is drained\n"
+    assert done.stderr.count("waiting for job 17 on pi") == 1 and "18" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["drain"], "specify BOARD or --host"),
+        (["resume", "pi", "--host", "host1"], "specify BOARD or --host"),
+        (["drain", "--host", "hots1"], "host 'hots1' not found"),
+    ],
+)
+def test_drain_rejects_unclear_choice(monkeypatch: pytest.MonkeyPatch, words: list[str], text: str) -> None:
+    assert text in str(invoke(monkeypatch, *words).exception)

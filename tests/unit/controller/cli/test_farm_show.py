@@ -47,6 +47,8 @@ def job(name: str, state: str = "queued", **others: Any) -> dict[str, Any]:
         "priority": "normal",
         "selector": "",
         "board": "rpi-1" if begun else "",
+        "boards": [],
+        "more": [],
         "pinned": "",
         "state": state,
         "attempts": int(begun),
@@ -267,8 +269,24 @@ def test_status_of_waiting_job_shows_position_and_reason(farm: Farm):
 
 
 def test_status_of_job_lists_attempts(farm: Farm):
-    lost = {"lease": 4, "board": "rpi-1", "fence": 8, "granted_at": at(90), "started_at": at(90), "ended_at": at(80)}
-    again = {"lease": 5, "board": "rpi-2", "fence": 3, "granted_at": at(75), "started_at": at(75), "ended_at": None}
+    lost = {
+        "lease": 4,
+        "board": "rpi-1",
+        "fence": 8,
+        "part": 0,
+        "granted_at": at(90),
+        "started_at": at(90),
+        "ended_at": at(80),
+    }
+    again = {
+        "lease": 5,
+        "board": "rpi-2",
+        "fence": 3,
+        "part": 0,
+        "granted_at": at(75),
+        "started_at": at(75),
+        "ended_at": None,
+    }
     attempts = [{**lost, "reason": "no heartbeat from the host"}, {**again, "reason": ""}]
     running = job("17.3", "running", selector="mem>=1GiB", attempts=2, project="nets")
     farm.answers["job"] = lambda name: {**running, "name": name, "attempts_made": attempts}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.histories import history_entry
 from support.run_records import run_case, run_record
 from support.schemas import check_document
 
@@ -16,6 +18,7 @@ from hil.controller.cli.stored.history import import_files
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.workloads.history.foreign import FORMATS
+from hil.controller.workloads.history.tables import describe_entries, write_csv
 from hil.errors import UsageError
 
 DATA = Path(__file__).parents[3] / "data/history"
@@ -87,6 +90,16 @@ def test_show_prints_entries_with_notes(call):
     assert "1a2b3c4d5 " in shown
     assert "20261130-000000-m-0000 m: note: known: slow" in shown
     assert "m.onnx" in call("ls")
+
+
+def test_tables_show_grades_and_instructions_of_entries():
+    grade = {"grade": "B", "reasons": ["noisy"]}
+    entries = [history_entry("r1", grade=grade), history_entry("r2")]
+    heads, rows = describe_entries(entries, is_evaluation=False)
+    assert [row[heads.index("grade")] for row in rows] == ["B", "-"]
+    assert "grade" not in describe_entries(entries[1:], is_evaluation=False)[0]
+    head, *lines = csv.reader(write_csv(entries).splitlines())
+    assert [line[head.index("grade")] for line in lines] == ["B", ""]
 
 
 def test_export_prints_lines_and_csv(call):

@@ -24,6 +24,7 @@ from hil.errors import (
     BlobDamaged,
     BoardBusy,
     BoardLost,
+    BoardUnfit,
     BoardUnreachable,
     RunFailed,
     SessionEnded,
@@ -105,6 +106,33 @@ def test_board_is_prepared_once_and_restored_when_closed(lab, tmp_path, monkeypa
     unused = lab.open(measure=MeasureCommands((before,), (after,)))
     unused.close()
     assert log.read_text() == "before\nafter\n"
+
+
+def test_failed_preparation_of_board_is_not_repeated(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    log = tmp_path / "log"
+    failing = Command(("sh", "-c", f"echo before >> {log}; exit 3"))
+    board = lab.open(measure=MeasureCommands((failing,), (Command(("sh", "-c", f"echo after >> {log}")),)))
+    for _ in range(2):
+        with pytest.raises(BoardUnfit, match=r"\[measure\] before failed with exit code 3") as found:
+            board.prepare()
+        assert found.value.hint.startswith("run it manually")
+    board.close()
+    assert log.read_text() == "before\nafter\n"
+
+
+def test_board_waits_for_measurement_of_other_process(lab, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    measure = MeasureCommands((Command(("true",)),), ())
+    first, busy = lab.open(measure=measure), lab.open(measure=measure, wait_s=0.0)
+    first.prepare()
+    with pytest.raises(BoardBusy, match="another hil command measures on this board") as found:
+        busy.prepare()
+    assert found.value.outcome == "BOARD_BUSY"
+    second = lab.open(measure=measure, wait_s=60.0)
+    threading.Timer(0.3, first.close).start()
+    second.prepare()
+    assert lab.said.count("lab: another hil command measures on this board") == 1
 
 
 def test_board_closes_if_it_cannot_be_restored(lab, agent, tmp_path, monkeypatch):

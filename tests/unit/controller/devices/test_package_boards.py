@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_failing_target_names_package(npx: Path, monkeypatch: pytest.MonkeyPatch
         fill_target(config, "npx", {})
     with pytest.raises(UsageError, match=r"it returned 'arm': expected Target"):
         fill_target(config, "npx", {"arch": "arm"})
+
+
+def test_hanging_target_ends_at_time_limit(npx: Path, monkeypatch: pytest.MonkeyPatch):
+    over = threading.Event()
+    monkeypatch.setattr("hil.controller.devices.board_choice.resolve", lambda reference: lambda machine: over.wait(600))
+    try:
+        with pytest.raises(UsageError, match=r"the target npx of the package .* failed: no result within 0\.2 s"):
+            fill_target(load_board("generic").config, "npx", {}, timeout_s=0.2)
+    finally:
+        over.set()
 
 
 def test_trace_backend_takes_runtime_of_package(npx: Path):

@@ -103,6 +103,8 @@ def test_place_address_rejects_unusable_service(client, old: str, new: str, erro
     ("said", "error"),
     [
         ("labgrid-client: Error: Place rpi5 is already acquired by x/bob. To work simultaneously, ...", BoardBusy),
+        ("Server error: Place rpi5 was not reserved for h/hil-farm-bench", BoardBusy),
+        ("Server error: Failed to acquire resources for place rpi5", BoardBusy),
         ("labgrid-client: Error: Match a/b/* has no matching remote resource", BoardUnreachable),
         ("Server error: Error: Could not connect to coordinator", BoardUnreachable),
         ("labgrid-client: Error: place pattern rpi5 matches nothing", UsageError),
@@ -121,7 +123,7 @@ def test_place_acquire_accepts_already_acquired_place(client, tmp_path: Path) ->
     place(labgrid).acquire()
     calls = [line.split()[-1] for line in (tmp_path / "calls").read_text().splitlines()]
     assert calls == ["acquire", "show"]
-    with pytest.raises(BoardBusy, match="already acquired"):
+    with pytest.raises(BoardBusy, match="labgrid place rpi5 is in use by h/hil-farm-bench"):
         place(labgrid, "other").acquire()
 
 
@@ -142,3 +144,29 @@ def test_board_config_rejects_unknown_labgrid_key(tmp_path: Path) -> None:
     path.write_text('[labgrid]\nplce = "rpi5"\n')
     with pytest.raises(UsageError, match=r"\[labgrid\]: unknown key 'plce'"):
         load_board(str(path))
+
+
+PORT = {"cls": "NetworkSerialPort", "params": {"host": "lab", "port": 4001, "speed": 115200, "protocol": "rfc2217"}}
+RAW_PORT = {"cls": "NetworkSerialPort", "params": {"host": "fe80::1", "port": 4002, "protocol": "raw"}}
+STOPPED_PORT = {"cls": "NetworkSerialPort", "params": {"host": "lab", "port": None}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "named", "address"),
+    [
+        ({"a": PORT}, "", "telnet://lab:4001"),
+        ({"a": RAW_PORT}, "", "tcp://[fe80::1]:4002"),
+        ({"a": PORT, "b": RAW_PORT}, "", ""),
+        ({"a": PORT, "b": RAW_PORT}, "b", "tcp://[fe80::1]:4002"),
+        ({"a": STOPPED_PORT}, "a", ""),
+        ({"a": {"cls": "NetworkService"}}, "", ""),
+    ],
+)
+def test_place_returns_console_of_serial_port(resources, named, address) -> None:
+    assert place(Labgrid("rpi5")).get_console(resources, named) == address
+
+
+def test_place_without_named_console_is_usage_error() -> None:
+    with pytest.raises(UsageError, match="has no NetworkSerialPort 'b'") as raised:
+        place(Labgrid("rpi5")).get_console({"a": PORT}, "b")
+    assert raised.value.hint == "set [console] labgrid to one of a"

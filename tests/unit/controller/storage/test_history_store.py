@@ -144,6 +144,18 @@ def test_annotate_escapes_invalid_text(store):
         store.annotate("\ud800xxx", "a")
 
 
+def test_branch_stands_for_commit_of_newest_entry(store):
+    entries = [("r1", "a" * 8, "fix/x", 3.0), ("r2", "b" * 8, "fix/x", 2.0), ("r3", "c" * 8, "main", 4.0)]
+    store.add([history_entry(run, commit=commit, branch=name, created=at) for run, commit, name, at in entries])
+    store.add([history_entry("r4", commit="a" * 8, branch="main", created=1.0)])
+    assert store.accept("fix/x") == 2
+    assert {one.run for one in store.entries() if one.confirmed == "accepted"} == {"r1", "r4"}
+    note, count = store.annotate("main", "x")
+    assert (note.commit, count) == ("c" * 8, 1)
+    with pytest.raises(UsageError, match="no entry of commit, branch or run 'fix'"):
+        store.accept("fix")
+
+
 def test_annotate_rejects_unknown_and_ambiguous_commits(store):
     store.add([history_entry("r1", commit="12345"), history_entry("r2", commit="12346")])
     for target, why in (("1234", "ambiguous commit"), ("123", "no entry"), ("r1:x", "no entry")):

@@ -29,6 +29,8 @@ def test_guide_adds_working_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_run(tmp_path, "two", [{"outcome": "FAIL"}, {"name": "other", "outcome": "PASS"}])
     with asking(tmp_path) as client:
         answer = client.get("/outcomes")
+        document = client.get("/api/v1/outcomes").json()
     assert answer.status_code == 200, answer.text
     rows = re.findall(r'<th scope="row">(\w+)</th><td>(\d+)</td>', answer.text)
     assert rows == [("FAIL", "1"), ("PASS", "2")]
+    assert document == {"schema": 1, "rows": [["FAIL", 1], ["PASS", 2]]}

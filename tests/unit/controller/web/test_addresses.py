@@ -21,11 +21,11 @@ from hil.controller.analysis.profile.store import write_profile
 from hil.controller.cli.screen import print_web_link
 from hil.controller.storage.screen.web_link import make_web_link
 from hil.controller.web.access.security import AccessRules
+from hil.controller.web.index.folders import index_path
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.indexer import Indexer
 from hil.controller.web.server import first_index
 from hil.controller.web.server.app import PAGES, create_app
-from hil.controller.web.server.server import index_path
 from hil.controller.web.server.url_parameters import collect_parameters
 from hil.controller.web.text.roots import number_roots
 
@@ -105,7 +105,7 @@ def test_numbers_of_directories_are_distinct_and_short(tmp_path: Path) -> None:
     [
         ("/?bord=x", "board"),
         ("/session?id=same&outcomes=FAIL", "outcome"),
-        ("/traces?q=x", "this page has no parameters"),
+        ("/traces?q=x", "parameters: columns, group, view"),
         ("/compare?a=same&c=same", "parameters: a, b"),
         ("/tensors?id=same&case=case&j0=1", "parameters: id"),
         ("/history/regressions?form=x", "parameters: since"),

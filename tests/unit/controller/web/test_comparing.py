@@ -316,8 +316,12 @@ def test_compare_page_handles_valid_and_invalid_queries(tmp_path):
             assert answer.status_code == 200, query
             assert "<b>&" not in answer.text
         assert "previous session of the same kind" in client.get("/compare?b=b").text
-        for query in ("a=none", "a=a&b=b&show=what", "a=a&b=b&show=broke&order=what", "a.last=x", "b.board=none"):
+        assert "2 cases with the same outcome" not in client.get("/compare?a=a&b=b").text
+        assert "2 cases with the same outcome" in client.get("/compare?a=a&b=a").text
+        for query in ("a=none", "b.board=none"):
             assert client.get(f"/compare?{query}").status_code == 404, query
+        for query in ("a=a&b=b&show=what", "a=a&b=b&show=broke&order=what", "a.last=x"):
+            assert client.get(f"/compare?{query}").status_code == 400, query
         marked = client.get("/compare?s=b&s=a", follow_redirects=False)
         assert (marked.status_code, marked.headers["location"]) == (303, "/compare?a=a&b=b")
         assert 'name="s" value="a"' in client.get("/").text

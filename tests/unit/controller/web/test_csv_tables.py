@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from html import unescape
 from html.parser import HTMLParser
@@ -235,6 +236,9 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     layer = {"name": "conv", "op": "Conv", "nodes": ["stem"], "depth": 0}
     layer |= {"isolated": {"outcome": "FAIL", "outputs": [output]}, "cumulative": None}
     write_record(tmp_path / "bisect" / "bisect.json", {"layers": [layer], "model": "net.onnx"})
+    (tmp_path / "night-00" / "consoles").mkdir()
+    line = {"host_ns": 1, "time_s": 1.7e9, "text": "=1+1"}
+    (tmp_path / "night-00" / "consoles" / "b.jsonl").write_text(json.dumps(line) + "\n")
     write_record(tmp_path / "matrix" / "matrix.json", {"targets": [{"name": "pi"}]})
     write_run(tmp_path / "matrix", "pi", [{}])
     values = np.arange(4, dtype=np.float32)
@@ -257,11 +261,11 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         series = store.series()[0].id
     pages = (
         "/ /session?id=night-00 /session?id=bisect /session?id=matrix /case?id=night-00&case=%3Dcase /graph?id=bisect"
-        " /case?id=prompts&case=chat"
+        " /case?id=prompts&case=chat /console?id=night-00&file=consoles/b.jsonl"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
-        f" /gates /triage /series /series?id={series}"
+        f" /gates /triage /series /series?id={series} /search?q=%3Dcase"
     ).split()
     farm = busy_farm()
     farm.boards[0]["user"] = "=ada"
@@ -297,11 +301,12 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         assert [(row["position"], row["name"]) for row in waiting] == [("1", "2.1"), ("2", "2.2")]
         for wrong in (
             *("/case.csv?id=night-00&case=%3Dcase&beside=2", "/case/positions.csv?id=night-00&case=%3Dcase"),
-            *("/graph.csv", "/trace/compilation.csv?table=x"),
+            *("/graph.csv", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
             *("/tensors.csv?id=run&case=model&table=texts", "/tensors.csv?id=texts&case=model&table=values"),
-            *("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/job/jobs.csv?name=x", "/job/leases.csv?name=9"),
         ):
             assert client.get(wrong).status_code == 404, wrong
+        for wrong in ("/jobs.csv?state=x", "/boards/use.csv?hours=3", "/trace/compilation.csv?table=x"):
+            assert client.get(wrong).status_code == 400, wrong
     # Check that the pages above include all tables of the templates.
     templates = resources.files("hil.controller.web").joinpath("templates")
     written = {

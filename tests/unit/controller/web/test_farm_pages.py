@@ -189,7 +189,7 @@ def test_farm_pages_show_charts_as_tables(client: TestClient) -> None:
         ("/queue", "Queue times"),
     ):
         assert len(rows(client.get(path).text, table)) == 24
-    assert client.get("/boards?hours=5").status_code == 404
+    assert client.get("/boards?hours=5").status_code == 400
 
 
 def buttons(client: TestClient, path: str, **headers: str) -> set[str]:
@@ -267,9 +267,26 @@ def test_boards_page_shows_power_of_free_boards_to_users_with_right(client: Test
 
 
 def test_power_form_does_not_wait_for_host(client: TestClient, farm: FakeFarm) -> None:
-    assert post(client, "/board/power", "s", name="nano", action="cycle") == 403
-    assert post(client, "/board/power", "a", name="nano", action="cycle") == 303
+    form = {"name": "nano", "action": "cycle", "confirmed": "yes"}
+    assert post(client, "/board/power", "s", **form) == 403
+    assert post(client, "/board/power", "a", **form) == 303
     assert farm.done == [("a", "power", {"name": "nano", "switch": "cycle", "detach": True})]
+
+
+def test_power_off_and_cycle_need_confirmation(client: TestClient, farm: FakeFarm) -> None:
+    for one in farm.boards:
+        one["power"] = ["on", "off", "cycle"]
+    headers = {"origin": "http://127.0.0.1:8790", "authorization": "Bearer a"}
+    for action in ("off", "cycle"):
+        answer = client.post("/board/power", data={"name": "pi", "action": action}, headers=headers)
+        assert answer.status_code == 200 and f"Power {action} pi?" in answer.text
+        assert "of ada runs on the board, and fails" in answer.text
+        assert '<input type="hidden" name="confirmed" value="yes">' in answer.text
+        assert post(client, "/board/power", "s", name="pi", action=action) == 403
+        assert post(client, "/board/power", "a", name="gone", action=action) == 404
+    assert farm.done == []
+    assert post(client, "/board/power", "a", name="nano", action="on") == 303
+    assert farm.done == [("a", "power", {"name": "nano", "switch": "on", "detach": True})]
 
 
 def test_farm_change_rejects_foreign_origin(client: TestClient, farm: FakeFarm) -> None:

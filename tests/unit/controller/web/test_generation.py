@@ -45,7 +45,7 @@ def test_case_page_shows_tokens_side_by_side(tmp_path: Path, write: Any):
     text = text_of(page)
     assert "1 prompt 7 7 1e-09 0.5 2 0 7 7 1e-09 0.5 3 1 7 9 2.5 0.5 FAIL first divergence" in text
     assert "4 2 7 8 nan 0.5 near-tie" in text
-    assert "KL by position, logarithmic (1e-09 to 2.5, bound 1e-06)" in text
+    assert "KL by position, logarithmic (1e-09 to 2.5, bound 1e-06; x axis 1 to 4)" in text
     assert page.count("<polyline") == 3 and page.count('class="wrong"') == 2
 
 

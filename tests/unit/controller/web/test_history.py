@@ -6,7 +6,7 @@ import pytest
 from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.steps import find_steps
-from hil.controller.web.history.charts import make_case_chart
+from hil.controller.web.history.charts import make_case_chart, make_plain_chart
 from hil.controller.web.history.regressions import RegressionFilter, list_regressions, parse_since
 from hil.controller.web.history.remarks import NAME, annotate, correct_remark, read_annotations
 from hil.controller.web.history.suite_history import read_suite
@@ -81,6 +81,27 @@ def test_history_chart_spaces_whole_commits_evenly(database):
     chart = make_case_chart(judge({}, backwards, 22, MEASURES["device"]), MEASURES["device"], HistoryFilter(), {})
     assert chart["x"] == sorted(one.created for one in backwards)
     assert chart["values"] == [one.value for one in series.points]
+
+
+def test_chart_omits_samples_without_start_time():
+    times, values = [3.0, None, 1.0], [30.0, 20.0, 10.0]
+    chart = make_plain_chart(
+        "time",
+        "ns",
+        times,
+        values,
+        [0, 1, 2],
+        [],
+        1,
+        ["fail", "error", "pass"],
+        [0, 1],
+        bars=[[29.0, 19.0, 9.0], [31.0, 21.0, 11.0]],
+        names=["c", "b", "a"],
+        confirmed=[1, 2],
+    )
+    assert (chart["x"], chart["values"], chart["kinds"]) == ([1.0, 3.0], [10.0, 30.0], ["pass", "fail"])
+    assert (chart["bars"], chart["names"]) == ([[9.0, 29.0], [11.0, 31.0]], ["a", "c"])
+    assert (chart["remarks"], chart["confirmed"], chart["untimed"]) == ([1], [0], 1)
 
 
 def test_history_marks_single_flip_of_failing_case(database):
@@ -216,9 +237,10 @@ def test_history_pages_handle_valid_and_invalid_queries(tmp_path):
         for query in ("suite=models&flow=iree&board=sim&page=7", "case=%3Cb%3E%26", "case=slow&x=hil&page=9"):
             answer = client.get(f"/history?{query}")
             assert answer.status_code == 200 and "<b>&" not in answer.text, query
-        for query in ("case=none", "case=slow&what=none", "suite=none", "case=slow&board=none", "page=x"):
+        for query in ("case=none", "suite=none", "case=slow&board=none"):
             assert client.get(f"/history?{query}").status_code == 404, query
-        assert client.get("/history/regressions?since=none").status_code == 404
+        for query in ("?case=slow&what=none", "?page=x", "/regressions?since=none", "/regressions?what=none"):
+            assert client.get(f"/history{query}").status_code == 400, query
         page = client.get("/history/regressions?since=2020-01-01").text
         assert "newly failing" in page and "a=night-13&amp;b=night-14" in page
         assert "/history?case=slow" in client.get("/case?id=night-01&case=slow").text

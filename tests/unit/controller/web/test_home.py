@@ -106,7 +106,7 @@ def test_home_parts_are_fetched_alone(nights: Path) -> None:
 def test_invalid_baseline_is_rejected(nights: Path, since: str) -> None:
     with asking(nights) as client:
         answer = client.get("/", params={"since": since})
-    assert answer.status_code == 404 and ("invalid baseline" in answer.text or "invalid date" in answer.text)
+    assert answer.status_code == 400 and ("invalid baseline" in answer.text or "invalid date" in answer.text)
 
 
 def test_branch_baseline_compares_with_its_newest_earlier_session(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_list_cases_sorts_all_pages_with_missing_values_last(database: sqlite3.C
     assert by_name == sorted((one["id"] for one in CASES), reverse=bool(sign))
 
 
+def test_list_cases_sorts_outcomes_by_severity(database: sqlite3.Connection) -> None:
+    found = [row["outcome"] for page in range(3) for row in listed(database, order="-outcome", page=page + 1).cases]
+    # XFAIL and SKIP need no attention: they have the same rank, after PASS.
+    severity = {"RUN_CRASH": 0, "FAIL": 1, "PASS": 2, "XFAIL": 3, "SKIP": 3}
+    assert [severity[one] for one in found] == sorted(severity[one["outcome"]] for one in CASES)
+
+
 def test_list_cases_clamps_page_to_last(database: sqlite3.Connection) -> None:
     beyond = listed(database, page=99)
     assert (names(beyond), beyond.total) == ([one["id"] for one in CASES[200:]], 250)

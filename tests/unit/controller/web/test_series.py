@@ -133,6 +133,26 @@ def test_series_of_evaluation_shows_scores(tmp_path: Path) -> None:
     assert (rows[0]["score"], rows[-1]["score"]) == ("0.7", "0.9")
 
 
+def test_series_page_shows_changes_of_negative_scores(tmp_path: Path) -> None:
+    """A log likelihood has no ratio."""
+    rolled = random.Random(7)
+    entries = []
+    for number in range(24):
+        board = (-2.0 if number < 12 else -3.0) + rolled.gauss(0, 0.05)
+        score = {"metric": "likelihood", "board": board, "reference": -2.0, "samples": 100}
+        score |= {"is_higher_better": True, "is_share": False}
+        values = {"created": 1.7e9 + 86400 * number, "score": score, "p50_ns": None, "samples_ns": []}
+        entries.append(history_entry(f"r{number}", key={"kind": "eval"}, **values))
+    series = write_history(tmp_path / "history", entries)
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
+        page = client.get("/series", params={"id": series}).text
+    (change,) = re.findall(r"<li>(.*?)</li>", page, re.S)
+    assert 'class="verdict worse"' in change
+    assert re.search(r"-[12]\.\d+ to -[23]\.\d+</span>, since", change)
+    chart = json.loads(unescape(re.search('data-history="([^"]*)"', page)[1]))
+    assert chart["steps"] == [{"at": 12, "worse": True}]
+
+
 @pytest.mark.parametrize("name", ["script", "quotes", "turned", "half"])
 def test_series_pages_escape_texts(tmp_path: Path, name: str) -> None:
     text = PAYLOADS[name].encode(errors="replace").decode()

@@ -313,5 +313,5 @@ def test_session_list_unifies_model_names_and_links_cases(tmp_path):
     with asking(tmp_path) as client:
         page = client.get("/?model=net").text
         assert "2 sessions" in page and 'value="net.onnx"' not in client.get("/").text
-        assert '<a href="/history?q=net_full">search case names</a>' in client.get("/?q=net_full").text
+        assert '<a href="/search?q=net_full">search cases</a>' in client.get("/?q=net_full").text
         assert "net_full_model" in client.get("/history?q=net_full").text

@@ -19,3 +19,26 @@ def test_statistic_filter_preserves_digits_of_cosine():
 )
 def test_ratio_filter_shows_significant_digits(value, text):
     assert FILTERS["ratio"](value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12345678, "12345678"), (2048.0, "2048"), (0.012345, "0.0123"), (1234.5, "1.23e+03"), (3.4e38, "3.4e+38")],
+)
+def test_number_filter_shows_all_digits_of_whole_numbers(value, text):
+    assert FILTERS["number"](value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.0 %"), (0.01, "< 0.1 %"), (66.66, "66.7 %"), (99.97, "> 99.9 %"), (100, "100.0 %"), (101.2, "101.2 %")],
+)
+def test_percent_filter_rounds_neither_to_nothing_nor_to_all(value, text):
+    assert FILTERS["percent"](value) == text
+    assert FILTERS["percent"](None) == ""
+
+
+def test_units_roll_over_when_numbers_round_up():
+    assert [FILTERS["seconds"](value) for value in (0.9996, 999.6e-6, 999.4e-6)] == ["1 s", "1 ms", "999 us"]
+    assert [FILTERS["bytes"](value) for value in (999, 999_600, 999_400)] == ["999 B", "1 MB", "999 kB"]
+    assert FILTERS["si"](999_600, "op/s") == "1 Mop/s"

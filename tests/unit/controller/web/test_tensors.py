@@ -77,7 +77,7 @@ def test_tensor_page_recomputes_statistics_for_tolerance(tmp_path):
         assert "PASS" in found(page(client, "y", atol="0.6"), "judged")
         assert "tolerance rejected: " in found(page(client, "y", atol="1.9"), "judged")
         for wrong in ("x", "-1", "nan"):
-            assert client.get("/tensors", params={"id": "run", "case": "model", "rtol": wrong}).status_code == 404
+            assert client.get("/tensors", params={"id": "run", "case": "model", "rtol": wrong}).status_code == 400
 
 
 def found(text: str, element: str) -> str:
@@ -114,13 +114,12 @@ def test_tensor_cell_shows_both_values(tmp_path):
             given = {"id": "run", "case": "model", "output": "y", **query}
             return str(client.get("/api/tensors/cell", params=given).json()["text"])
 
-        assert told(row=1, column=2) == "[1, 2]: Board nan (bits 0x7fc01234), Reference 6, difference inf"
-        assert told(row=2, column=3) == "[2, 3]: Board 12, Reference 11, difference 1, 1048576 ULP"
-        assert told(row=0, column=0) == "[0, 0]: Board 0, Reference 0, equal"
-        assert (
-            told(row=2, column=1, rows=1, columns=0)
-            == "[1, 2]: Board nan (bits 0x7fc01234), Reference 6, difference inf"
-        )
+        nan = "[1, 2]: Board nan (bits 0x7fc01234), Reference 6, difference inf, tolerance 1.78e-05"
+        assert told(row=1, column=2) == told(row=2, column=1, rows=1, columns=0) == nan
+        wrong = "[2, 3]: Board 12, Reference 11, difference 1, 1048576 ULP, tolerance 2.43e-05"
+        limit = 1e-5 + 1.3e-6 * 11
+        assert told(row=2, column=3) == f"{wrong}, error ÷ tolerance {1 / limit:.3g}"
+        assert told(row=0, column=0) == "[0, 0]: Board 0, Reference 0, equal, tolerance 1e-05"
         assert told(row=1, column=2, output="x", kind="inputs") == "[1, 2]: nan (bits 0x7fc01234)"
         given = {"id": "run", "case": "model", "row": 3, "column": 0}
         refused = client.get("/api/tensors/cell", params=given, headers={"accept": "application/json, */*"})
@@ -199,7 +198,7 @@ def test_tensor_page_rejects_invalid_query(tmp_path, query):
     a = np.ones((3, 4), np.float32)
     write_tensors(tmp_path, {"y": a}, {"y": a})
     with asking(tmp_path) as client:
-        assert client.get(f"/tensors?id=run&case=model&{query}").status_code == 404
+        assert client.get(f"/tensors?id=run&case=model&{query}").status_code == 400
 
 
 @pytest.mark.parametrize("mark", ["9,9", "x", "1", "1,1,1", "."])

@@ -17,6 +17,7 @@ from hil.core.boards import is_file
 
 _PATH = click.Path(path_type=Path)
 _PARTS = ("systemd", "containers", "monitoring")
+_SERVICES = ("gateway", "host", "web")
 
 
 @make_command(
@@ -27,12 +28,24 @@ Examples:
 )
 @click.option("--out", type=FOLDER, required=True, metavar="DIR", help="Directory for the files.")
 @click.option("--only", "parts", multiple=True, type=click.Choice(_PARTS), help="Write only this part. Repeatable.")
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    type=click.Choice(_SERVICES),
+    help="Service of this machine (default: all). Repeatable.",
+)
 @click.option("--user", default="hil", show_default=True, metavar="USER", help="System user that runs the services.")
 @click.option(
     "--home", type=_PATH, default="/var/lib/hil/farm", show_default=True, metavar="DIR", help="HIL_FARM_HOME."
 )
 @click.option("--listen", default="", metavar="HOST:PORT", help="Address for users and hosts on other machines.")
-@click.option("--tls-cert", type=_PATH, metavar="PEM", help="Certificate for --listen; required beyond loopback.")
+@click.option(
+    "--tls-cert",
+    type=_PATH,
+    metavar="PEM",
+    help="Certificate for --listen and --web beyond loopback; --listen requires it.",
+)
 @click.option("--tls-key", type=_PATH, metavar="PEM", help="Private key of the certificate.")
 @click.option(
     "--metrics", default="127.0.0.1:9107", show_default=True, metavar="HOST:PORT", help="Address of the metrics."
@@ -68,11 +81,12 @@ def install(
     The command changes nothing outside --out. It prints the commands that complete the installation. Add tokens and
     passwords to the written .env files, which only you can read.
     """
-    from hil.controller.farm.install.settings import InstallPart, InstallSettings
+    from hil.controller.farm.install.settings import InstallPart, InstallService, InstallSettings
     from hil.controller.farm.install.writer import check_existing, list_next_commands, make_files, write_files
 
     # The services have another working directory.
     given["boards"] = tuple(str(Path(one).absolute()) if is_file(one) else one for one in given["boards"])
+    given["services"] = tuple(map(InstallService, given["services"]))
     settings = InstallSettings(command=(command,) if command else _find_command(), **given)
     files = make_files(settings, [InstallPart(part) for part in parts])
     if dry_run:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,8 +24,15 @@ from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
-from hil.controller.farm.messages import ENDED, Priority, Right, Role, parse_job
-from hil.controller.farm.rpc import LEASE_KEY, LEASE_SECRET_KEY, decode_submission, encode_json, encode_status
+from hil.controller.farm.messages import ENDED, Priority, Right, Role, Submission, parse_job
+from hil.controller.farm.rpc import (
+    CONSOLE_KEY,
+    LEASE_KEY,
+    LEASE_SECRET_KEY,
+    decode_submission,
+    encode_json,
+    encode_status,
+)
 from hil.controller.farm.store import access, event_log, queries
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
@@ -72,7 +79,7 @@ class FarmService:
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
-                fields = {**same, "jobs": len(done.jobs)}
+                fields = {**same, "jobs": len(done.jobs), **_list_more_boards(wanted)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
             context.dispatch.trigger_check()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
@@ -85,7 +92,12 @@ class FarmService:
         try:
             async with self._context.db.transaction() as tx:
                 answer = await queries.ask(
-                    tx, what, _read_fields(getattr(request, what)), self._context.settings, call.who
+                    tx,
+                    what,
+                    _read_fields(getattr(request, what)),
+                    self._context.settings,
+                    call.who,
+                    self._context.webhooks.webhooks,
                 )
         except psycopg.DataError as error:
             raise UsageError(f"invalid arguments for {what!r}: {str(error)[:200]}") from error
@@ -111,8 +123,19 @@ class FarmService:
         await LeaseHolder(self._context, call).run(requests)
 
     async def dial(self, requests: AsyncIterator[pb.Piece], call: GatewayCall) -> None:
-        """Connect the caller to the agent of a board that the caller leases."""
+        """Connect the caller to the agent of a board that the caller leases, or to the console of a board.
+
+        Without a lease, the console is read-only.
+        """
         context, given = self._context, call.metadata.get(LEASE_KEY, "")
+        if (name := call.metadata.get(CONSOLE_KEY, "")) and not given:
+            call.check_permission("console")
+            async with context.db.transaction() as tx:
+                names = {one.name for one in await queries.boards(tx)}
+            if name not in names:
+                raise UsageError(f"board {name[:100]!r} not found on the farm", hint="list all boards: hil farm boards")
+            await self._connect_worker(requests, call, name, 0, console=True)
+            return
         if not given.isdecimal() or len(given) > 18:
             raise UsageError(f"metadata {LEASE_KEY} must be a lease number, got {given[:50]!r}")
         lease = int(given)
@@ -121,11 +144,21 @@ class FarmService:
             grant = await leases.read_grant(tx, lease, context.settings) if held else None
         if grant is None:
             raise AccessRefused(f"lease {lease} has ended, or the key is invalid")
+        if name and name != grant.board:
+            raise UsageError(f"lease {lease} is for board {grant.board}, not {name[:100]!r}")
+        await self._connect_worker(requests, call, grant.board, lease, console=bool(name))
+
+    async def _connect_worker(
+        self, requests: AsyncIterator[pb.Piece], call: GatewayCall, board: str, lease: int, *, console: bool
+    ) -> None:
+        """Ask a board's worker to accept a connection, and copy data in both directions."""
+        context = self._context
         with context.tunnels.open_tunnel(lease) as tunnel:
-            if (owner := context.dispatch.find_owner(grant.board)) is not None:
-                owner.request_dial(tunnel.id, lease, "")
+            if (owner := context.dispatch.find_owner(board)) is not None:
+                owner.request_dial(tunnel.id, lease, "", console=console)
             else:
-                where = {"board": grant.board, "lease": lease, "id": tunnel.id, "gateway": context.advertise}
+                where: dict[str, Any] = {"board": board, "lease": lease, "id": tunnel.id}
+                where |= {"gateway": context.advertise, "console": console}
                 async with context.db.transaction() as tx:
                     await notifications.publish_change(tx, {"kind": "dial", **where})
             await tunnel.serve(requests, call)
@@ -149,7 +182,10 @@ class AdminActions:
             "unreserve": self._cancel_reservation,
         }
         # Actions that take longer than a transaction. They write the audit themselves.
-        self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {"power": self._switch_power}
+        self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {
+            "power": self._switch_power,
+            "webhook": self._test_webhook,
+        }
 
     async def do(self, action: str, request: Any, call: GatewayCall) -> Any:
         """Run an action in a transaction, and record the action in the audit."""
@@ -193,6 +229,13 @@ class AdminActions:
         name, action = _read_text(request, "name"), _read_text(request, "switch")
         return await switch_power(self._context, call, name, action, detach=request.detach)
 
+    async def _test_webhook(self, request: pb.WebhookAction, call: GatewayCall) -> Any:
+        name, context = _read_text(request, "name"), self._context
+        tested = await context.webhooks.send_test(name)
+        async with context.db.transaction() as tx:
+            await access.note_audit(tx, call.who, f"{call.name} webhook", name, True, {"status": tested.status})
+        return tested
+
     async def _reserve_board(self, tx: Tx, request: pb.ReserveAction, call: GatewayCall) -> Any:
         selector = _read_text(request, "selector", optional=True)
         return await reservations.reserve(
@@ -211,7 +254,8 @@ class AdminActions:
         project, note = (_read_text(request, name, optional=True) for name in ("project", "note"))
         user = _read_text(request, "user")
         rights = {_parse_choice(Right, "right", right) for right in request.rights}
-        return NewToken(token=await access.add_token(tx, user, role, project, note, until, rights))
+        groups = list(request.groups)
+        return NewToken(token=await access.add_token(tx, user, role, project, note, until, rights, groups))
 
     async def _revoke_token(self, tx: Tx, request: pb.RevokeAction, call: GatewayCall) -> Any:
         if not 0 < request.id < 1 << 62:
@@ -238,6 +282,11 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
+
+
+def _list_more_boards(order: Submission) -> dict[str, Any]:
+    """Return the requests for the boards after the first, for the audit."""
+    return {"more": [asdict(one) for one in order.more]} if order.more else {}
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:

@@ -17,8 +17,8 @@ from hil.controller.farm.database.notifications import AGAIN, Change, drain_queu
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.leasing import leases, submissions
-from hil.controller.farm.messages import ENDED, JobState, Kind
-from hil.controller.farm.rpc import decode_submission, encode_card, encode_grant, encode_status
+from hil.controller.farm.messages import ENDED, GrantedLease, JobState, Kind
+from hil.controller.farm.rpc import decode_submission, encode_lease, encode_status
 from hil.controller.farm.store import access, queries
 from hil.controller.farm.store.records import fetch_rows
 from hil.errors import AccessRefused, HilError, UsageError
@@ -133,7 +133,7 @@ class LeaseHolder:
         if held is None or not held.started or grant is None:
             return None
         card = held.card.replace(direct=held.direct)
-        return pb.LeaseGranted(grant=encode_grant(grant), card=encode_card(card), key=held.key)
+        return encode_lease(GrantedLease(grant, card, held.key))
 
     async def _resume_lease(self, asked: pb.ResumeLease) -> None:
         """Resume a lease for a holder that presents the key."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from hil.controller.farm.host.gateway_link.uplink_call import UplinkCall
 from hil.controller.farm.messages import BoardCard, Grant
 from hil.controller.farm.rpc import decode_grant, encode_card
+from hil.core.text import replace_surrogates
 from hil.errors import AccessRefused, FarmUnreachable, HilError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -97,13 +98,13 @@ class GatewayStream:
         """Queue a line of a job's output."""
         with self._lock:
             lines = self._lines.setdefault(lease, [])
-            lines.append(_replace_surrogates(text))
+            lines.append(replace_surrogates(text))
             del lines[:-_MAX_LINES]
         self._wake.set()
 
     def queue_case(self, lease: int, *told: str) -> None:
         """Queue the name, outcome and reason of a finished case."""
-        name, outcome, reason = map(_replace_surrogates, told)
+        name, outcome, reason = map(replace_surrogates, told)
         with self._lock:
             cases = self._cases.setdefault(lease, [])
             cases.append(pb.CaseEnded(name=name, outcome=outcome, reason=reason))
@@ -112,7 +113,7 @@ class GatewayStream:
 
     def report_power(self, id: str, error: str) -> None:
         """Report the end of a power action. The gateway asks again if the report is lost."""
-        self._queue_message(pb.FromBoard(switched=pb.Switched(id=id, error=_replace_surrogates(error))))
+        self._queue_message(pb.FromBoard(switched=pb.Switched(id=id, error=replace_surrogates(error))))
 
     def flush_output(self, lease: int) -> None:
         """Send the remaining output of a lease's job."""
@@ -247,11 +248,6 @@ def _send_all(outgoing: queue.SimpleQueue[pb.FromBoard | None], stream: UplinkCa
 def compute_next_beat(now: float, every_s: float) -> float:
     """Return the time of the next heartbeat. All workers of a host send together, which reduces the cost to a fifth."""
     return (now // every_s + 1) * every_s
-
-
-def _replace_surrogates(text: str) -> str:
-    """Return a text without lone surrogates, which protobuf rejects."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _make_started_message(lease: int, direct: str) -> pb.FromBoard:

@@ -76,6 +76,7 @@ def run_command_job(attempt: Attempt) -> JobResult:
 def _make_environment(attempt: Attempt) -> Mapping[str, str]:
     """Return the command's environment, with the board and without the host's secrets."""
     grant = attempt.grant
+    configs = [attempt.config, *attempt.other_configs]
     kept = {name: value for name, value in os.environ.items() if name not in _PRIVATE}
     programs = str(Path(sys.executable).parent)
     return {
@@ -83,6 +84,8 @@ def _make_environment(attempt: Attempt) -> Mapping[str, str]:
         "PATH": os.pathsep.join(filter(None, (kept.get("PATH", ""), programs))),
         "HIL_BOARD": str(attempt.config),
         "HIL_BOARD_NAME": grant.board,
+        "HIL_BOARDS": os.pathsep.join(map(str, configs)),
+        "HIL_BOARD_NAMES": " ".join([grant.board, *(one.card.name for one in grant.more)]),
         "HIL_BOARD_ADDRESS": attempt.address,
         "HIL_FARM_JOB": grant.job,
         "HIL_FARM_USER": grant.user,

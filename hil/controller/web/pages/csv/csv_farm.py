@@ -23,8 +23,8 @@ from hil.controller.web.pages.farm.queue import read_jobs, read_waits
 from hil.controller.web.pages.farm.view import view_of
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import respond_with_rows
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import number_of
-from hil.errors import UsageError
 
 router = APIRouter()
 _BOARDS = ("name", "state", "reason", "job", "user", "since", "site", "host", "hw_type", "checked_at", "failures")
@@ -34,7 +34,7 @@ _CASES = ("name", "outcome", "reason", "job")
 MAX_CASES = 20_000
 _JOBS = (
     *("name", "submission", "state", "title", "kind", "priority", "user", "board", "pinned", "selector", "queued_at"),
-    *("started_at", "finished_at", "exit_code", "outcome", "reason", "attempts"),
+    *("started_at", "finished_at", "exit_code", "outcome", "reason", "attempts", "boards"),
 )
 
 
@@ -61,9 +61,7 @@ def jobs_csv(request: Request) -> Response:
     """Return all jobs, or the jobs in a state, newest first."""
     state = request.query_params.get("state", "")
     if state and state not in [one.value for one in JobState]:
-        raise UsageError(
-            f"invalid job state {state[:40]!r}", hint=f"valid states: {', '.join(one.value for one in JobState)}"
-        )
+        raise InvalidParameter.choose("job state", state, [one.value for one in JobState])
     found = view_of(request).ask("jobs", limit=MOST_JOBS, **({"state": [state]} if state else {}))
     return respond_with_rows("jobs", _JOBS, [_select_values(one, _JOBS) for one in found])
 
@@ -145,7 +143,8 @@ def job_cases_csv(request: Request) -> Response:
 
 
 def _select_values(one: Record, names: Sequence[str]) -> list[Any]:
-    return [None if (value := getattr(one, name)) is UNSET else value for name in names]
+    values = [None if (value := getattr(one, name)) is UNSET else value for name in names]
+    return [" ".join(value) if isinstance(value, list) else value for value in values]
 
 
 # URL parameters by path.

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from hil.compare.stats import STATISTICS
 from hil.controller.web.compare import compared, comparing
+from hil.controller.web.compare.moves import UNCHANGED
 from hil.controller.web.index import sessions
 from hil.controller.web.session import sides
 from hil.controller.web.session.records import read_detail
@@ -144,7 +145,7 @@ def compare_csv(request: Request) -> Response:
                 "a comparison as CSV requires two sides", hint="choose both sides on the page, then download the CSV"
             )
         found = comparing.compare_sides(database, a, b)
-        shows = [view.show] if view.show else list(compared.TITLES)
+        shows = [view.show] if view.show else [show for show in compared.TITLES if show != UNCHANGED]
         views = (replace(view, show=show, page=1) for show in shows)
         # Request one row more than the limit, so that the response can report the truncation.
         tables = (compared.list_tables(found, one, csv_answer.MAX_ROWS + 1)[0] for one in views)

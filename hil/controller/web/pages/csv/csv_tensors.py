@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from hil.compare.stats import STATISTICS
 from hil.controller.analysis.tensors.overview import Bin, SideCounts
 from hil.controller.analysis.tensors.texts import list_text_rows
+from hil.controller.web.access.heavy import run_heavy
 from hil.controller.web.readers.fields import read_mapping
 from hil.controller.web.tensors.query import list_tensor_parameters, query_of
 from hil.controller.web.tensors.subjects import find_subjects
@@ -26,8 +27,12 @@ Table = tuple[Sequence[str], Rows]
 
 
 @router.get("/tensors.csv")
-def tensors_csv(request: Request) -> Response:
+async def tensors_csv(request: Request) -> Response:
     """Return a table of a tensor's page, by default the worst elements. Raises UsageError for an unknown table."""
+    return await run_heavy(_make_table_response, request)
+
+
+def _make_table_response(request: Request) -> Response:
     query, wanted = query_of(request), request.query_params.get("table", "worst")
     _, _, subjects = find_subjects(request, query)
     subject = find_subject(subjects, query.kind, query.output, query.beside)

@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.farm import selector
 from hil.controller.farm.timeline import find_lease_periods
+from hil.controller.records.pages.farm import BoardDocument, BoardsDocument
 from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, make_use_chart
 from hil.controller.web.pages.farm.view import (
     STATE_KINDS,
@@ -21,11 +22,14 @@ from hil.controller.web.pages.farm.view import (
     render_farm_page,
     view_of,
 )
+from hil.controller.web.site import get_site
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import number_of
-from hil.errors import FarmUnreachable, UsageError
+from hil.errors import AccessRefused, FarmUnreachable, UsageError
 
 router = APIRouter()
 _EVENTS = 200
+_CONFIRMED_ACTIONS = ("off", "cycle")
 
 
 @router.get("/boards")
@@ -92,11 +96,27 @@ async def resume(request: Request) -> Response:
 
 @router.post("/board/power")
 async def power(request: Request) -> Response:
-    """Switch a board's power. The host does it later, and the events report the end."""
+    """Switch a board's power. The host does it later, and the events report the end.
+
+    The user must confirm an action that ends the programs on the board.
+    """
     form = await parse_form(request)
     name, action = form.get("name", ""), form.get("action", "")
+    if action in _CONFIRMED_ACTIONS and form.get("confirmed") != "yes":
+        return await run_in_threadpool(_render_confirmation, request, name, action)
     await run_in_threadpool(view_of(request).do, "power", name=name, switch=action, detach=True)
     return RedirectResponse(f"/board?{urlencode({'name': name})}", 303)
+
+
+def _render_confirmation(request: Request, name: str, action: str) -> Response:
+    farm = view_of(request)
+    found = next((one for one in farm.ask("boards") if one.name == name), None)
+    if found is None:
+        raise UsageError(f"board {name[:100]!r} not found on the farm", hint="see the list of boards")
+    if not farm.may_switch(found):
+        raise AccessRefused(f"the power of board {name} cannot be switched by {farm.visitor.user} now")
+    values = {"farm": farm, "board": found, "action": action}
+    return get_site(request).render_page(request, "power_confirm.html", **values)
 
 
 async def _change_board(request: Request, form: dict[str, str], action: str, **arguments: str) -> Response:
@@ -108,4 +128,10 @@ async def _change_board(request: Request, form: dict[str, str], action: str, **a
 PARAMETERS = {
     "/boards": ("hours", "select"),
     "/board": ("name", "hours"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/boards": {"boards.html": describe(BoardsDocument, use="chart")},
+    "/board": {"board.html": describe(BoardDocument, leases="stays", use="chart")},
 }

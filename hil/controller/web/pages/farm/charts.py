@@ -10,7 +10,7 @@ from typing import Any
 
 from hil.controller.farm.timeline import QueueTimes, Stay, compute_board_use, queue_times
 from hil.controller.records.lab.farm import FarmJob
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 # Time spans in hours and their labels. A span has PARTS intervals.
 SPANS = {1: "hour", 24: "day", 168: "week", 720: "30 days"}
@@ -29,7 +29,9 @@ class Chart:
     @property
     def data(self) -> str:
         """The chart's data as JSON."""
-        return json.dumps({"times": list(self.times), "lines": {name: list(one) for name, one in self.lines.items()}})
+        lines = {name: list(one) for name, one in self.lines.items()}
+        until = self.times[0] + self.hours * 3600 if self.times else None
+        return json.dumps({"times": list(self.times), "until": until, "lines": lines})
 
     def select_lines(self, names: Sequence[str]) -> Chart:
         """Return a copy of the chart with only the named lines."""
@@ -44,7 +46,7 @@ def make_empty_chart(hours: int) -> Chart:
 def check_span(hours: int) -> int:
     """Validate a chart's time span in hours. Raises UsageError if the time span is not in :data:`SPANS`."""
     if hours not in SPANS:
-        raise UsageError(f"invalid chart length: {hours} hours", hint=f"valid lengths: {', '.join(map(str, SPANS))}")
+        raise InvalidParameter.choose("chart length in hours", str(hours), map(str, SPANS))
     return hours
 
 

@@ -14,6 +14,7 @@ from hil.controller.farm.client.turns import add_turns
 from hil.controller.farm.messages import ENDED, JobState, parse_job
 from hil.controller.farm.timeline import QueueTimes
 from hil.controller.records.lab.farm import FarmCases, FarmJob, FarmStats
+from hil.controller.records.pages.farm import JobDocument, QueueDocument
 from hil.controller.web.index.sessions import IndexedSession, find_session
 from hil.controller.web.pages.farm.charts import SPANS, Chart, check_span, make_empty_chart, wait_chart
 from hil.controller.web.pages.farm.farm_events import read_log_end
@@ -26,6 +27,7 @@ from hil.controller.web.pages.farm.view import (
     view_of,
 )
 from hil.controller.web.site import get_site
+from hil.controller.web.text.documents import describe, list_records
 from hil.controller.web.text.requests import count_rows, is_saved, number_of
 from hil.errors import FarmUnreachable, UsageError
 
@@ -163,4 +165,13 @@ async def cancel(request: Request) -> Response:
 PARAMETERS = {
     "/queue": ("hours", "limit", "page"),
     "/job": ("name",),
+}
+
+_QUEUE_LISTS = ("waiting", "running", "ended")
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/queue": {
+        "queue.html": describe(QueueDocument, waits="chart", **{name: list_records(name) for name in _QUEUE_LISTS})
+    },
+    "/job": {"job.html": describe(JobDocument, jobs=list_records("jobs"))},
 }

@@ -8,13 +8,14 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 
 from hil.controller.farm.messages import Role
 from hil.controller.records.lab.farm import FarmBoard, FarmJob
 from hil.controller.web.access.visitors import Visitor
 from hil.controller.web.farm.link import FarmLink
 from hil.controller.web.site import get_site
+from hil.controller.web.text.documents import is_json
 from hil.controller.web.text.requests import is_saved
 from hil.core.cancellation import check_cancelled
 from hil.errors import AccessRefused, FarmUnreachable, UsageError
@@ -97,8 +98,10 @@ def is_update(request: Request) -> bool:
     return request.headers.get("hx-target", "") == "farm"
 
 
-def render_away_page(request: Request, error: FarmUnreachable) -> HTMLResponse:
-    """Render a page for an unreachable farm. The page reloads after the farm is back."""
+def render_away_page(request: Request, error: FarmUnreachable) -> Response:
+    """Render a page for an unreachable farm. The page reloads after the farm is back. For JSON, raise the error."""
+    if is_json(request):
+        raise error
     # htmx ignores responses with an error status.
     status = 200 if "hx-request" in request.headers else 503
     values = {"message": error.message, "hint": error.hint, "address": _request_path(request)}

@@ -8,12 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.records.pages.sessions import CauseDocument, HomeDocument
 from hil.controller.web.history.baseline import list_baselines
 from hil.controller.web.history.changed_cases import MAX_CAUSES, NAMED_CASES, read_changes
 from hil.controller.web.history.nights import NIGHTS, read_night_grid
 from hil.controller.web.index import sessions
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.errors import UsageError
 
@@ -118,4 +120,14 @@ PARAMETERS = {
     "/": list_fields(HomeFilter),
     "/cause": ("since", "key"),
     "/changes.csv": ("since", "key"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/": {
+        "sessions.html": describe(
+            HomeDocument, sessions="found.sessions", total="found.total", pages="found.pages", nights="grid"
+        )
+    },
+    "/cause": {"cause.html": describe(CauseDocument, cases="rows")},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -13,11 +13,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from hil.controller.records.decisions.triage import HIDDEN, TRIAGE_STATES, TriageEntry
+from hil.controller.records.pages.sessions import TriagePageDocument
 from hil.controller.web.index.sessions import IndexedSession, find_case, find_session
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import PageQuery, choose_page, find_issue_link
 from hil.controller.web.text.csv_answer import respond_with_rows
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.controller.workloads.suites.expected import choose_table_of
 from hil.controller.workloads.triage.entries import OUTCOMES, SCOPE, find_same, make_entry, put_entry, remove_entry
@@ -38,7 +40,7 @@ class TriageFilter(PageQuery):
     """Query parameters of the list of entries. "" matches all."""
 
     q: str = ""  # words that the case, owner, issue or note must contain
-    state: str = ""
+    state: str = field(default="", metadata={"choices": TRIAGE_STATES})
     page: int = 1
 
     def selects(self, entry: TriageEntry) -> bool:
@@ -169,4 +171,13 @@ def _make_case_address(given: Mapping[str, str]) -> str:
 PARAMETERS = {
     "/triage": list_fields(TriageFilter),
     "/triage.csv": list_fields(TriageFilter),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/triage": {
+        "triage.html": describe(
+            TriagePageDocument, entries="rows", total="paging.total", pages="paging.pages", error="view.error"
+        )
+    },
 }

@@ -13,6 +13,7 @@ from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
 from hil.controller.analysis.profile.totals import GROUPS, sum_rows
 from hil.controller.records.commands.stored import ProfileTotal
 from hil.controller.web.text.addresses import PageQuery, choose_page
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.errors import UsageError
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class TablePage:
 def read_totals(folder: Path, by: str) -> Sequence[ProfileTotal]:
     """Return a profile's totals, longest first. Raises UsageError for an unknown group or a damaged profile."""
     if by not in GROUPS:
-        raise UsageError(f"invalid grouping {by[:40]!r}", hint=f"valid groupings: {', '.join(GROUPS)}")
+        raise InvalidParameter.choose("grouping", by, GROUPS)
     return _read_totals(folder, _stamp_profile(folder), by)
 
 
@@ -89,7 +90,7 @@ def _sort_rows(found: Sequence[T], order: str, orders: Mapping[str, Callable[[T]
         return found
     value = orders.get(order.removeprefix("-"))
     if value is None:
-        raise UsageError(f"invalid order {order[:40]!r}", hint=f"valid orders: {', '.join(orders)}")
+        raise InvalidParameter.choose("order", order, orders)
     known = [one for one in found if value(one) is not None]
     unknown = [one for one in found if value(one) is None]
     return [*sorted(known, key=value, reverse=order.startswith("-")), *unknown]

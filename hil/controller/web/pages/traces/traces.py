@@ -15,6 +15,13 @@ from hil.controller.analysis.profile.compilation.compile_totals import read_comp
 from hil.controller.analysis.profile.diff import OpDiff
 from hil.controller.analysis.profile.show import TITLES
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
+from hil.controller.records.pages.analyses import (
+    CompilationDocument,
+    ProfileDocument,
+    ProfilesComparedDocument,
+    ProfilesDocument,
+    TraceOnlyDocument,
+)
 from hil.controller.web.index import sessions
 from hil.controller.web.index.profiles import (
     StoredProfile,
@@ -32,7 +39,9 @@ from hil.controller.web.session.records import read_detail
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import MAX_ROWS, respond_with_rows
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.names import escape_name
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import SESSION, count_rows, list_fields, number_of, parse_filter
 from hil.errors import UsageError
 
@@ -227,7 +236,7 @@ def compilation_csv(request: Request) -> Response:
     """Return a table of a compilation's profile: phases, passes or operations."""
     site, wanted = get_site(request), request.query_params.get("table", "")
     if wanted not in _STEPS:
-        raise UsageError(f"unknown compilation table {wanted[:40]!r}", hint=f"valid tables: {', '.join(_STEPS)}")
+        raise InvalidParameter.choose("compilation table", wanted, _STEPS)
     profile = find_profile(site.roots, request.query_params.get("profile", ""))
     found = read_compilation(check_compilation(site.roots, profile))
     rows = [[getattr(one, name) for name in _STEPS[wanted]] for one in getattr(found, wanted)]
@@ -249,4 +258,30 @@ PARAMETERS = {
     "/trace": (*SESSION, "case", "kind", "profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace.csv": ("profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace/compilation.csv": ("profile", "table"),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/traces": {"traces.html": describe(ProfilesDocument, profiles="found")},
+    "/trace": {
+        "trace.html": describe(ProfileDocument, operations="found.rows", total="found.total", pages="found.pages"),
+        "trace_only.html": describe(TraceOnlyDocument),
+        "trace_compile.html": describe(
+            CompilationDocument,
+            seconds="found.seconds",
+            phases="found.phases",
+            passes=lambda values: values["found"].passes[: values["most"]],
+            operations=lambda values: values["found"].operations[: values["most"]],
+            dispatches="found.dispatches",
+            program_bytes="found.program_bytes",
+        ),
+        "trace_diff.html": describe(
+            ProfilesComparedDocument,
+            incomparable="diff.incomparable",
+            timed="diff.timed",
+            operations="found.rows",
+            total="found.total",
+            pages="found.pages",
+        ),
+    },
 }

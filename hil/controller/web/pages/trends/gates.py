@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.records.pages.sessions import GatePageDocument
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
 from hil.controller.web.text.addresses import PageQuery
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 
 router = APIRouter()
@@ -35,4 +37,11 @@ def gates(request: Request) -> Response:
 # URL parameters by path.
 PARAMETERS = {
     "/gates": list_fields(GateFilter),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/gates": {
+        "gates.html": describe(GatePageDocument, gates="found.sessions", total="found.total", pages="found.pages")
+    },
 }

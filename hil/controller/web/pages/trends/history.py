@@ -13,6 +13,14 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
+from hil.controller.records.pages.measurements import (
+    CaseHistoryDocument,
+    CasePoint,
+    HistoryDocument,
+    RegressionsDocument,
+    SuiteHistoryDocument,
+    SuitePoint,
+)
 from hil.controller.web.history import charts, regressions, suite_history
 from hil.controller.web.history import remarks as remarks_file
 from hil.controller.web.history.changed_cases import MAX_CAUSES, NAMED_CASES, read_changes
@@ -24,6 +32,7 @@ from hil.controller.web.pages.trends.paging import choose_newest
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
+from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
 from hil.errors import UsageError
 
@@ -275,10 +284,52 @@ def regressions_csv(request: Request) -> Response:
     return respond_with_pages("regressions", _REGRESSION, read_part)
 
 
+def _list_suite_choices(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{**dict(one), "boards": [*filter(None, one["boards"].split("\n"))]} for one in values["suites"]]
+
+
+def _join_remark_lists(values: Mapping[str, Any]) -> list[remarks_file.Annotation]:
+    return [one for found in values["remarks"].values() for one in found]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/history": (*list_fields(series.HistoryFilter), "q"),
     "/history.csv": list_fields(series.HistoryFilter),
     "/history/regressions": list_fields(regressions.RegressionFilter),
     "/history/regressions.csv": list_fields(regressions.RegressionFilter),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/history": {
+        "history.html": describe(HistoryDocument, suites=_list_suite_choices),
+        "history_case.html": describe(
+            CaseHistoryDocument,
+            case="asked.case",
+            column="measure.column",
+            points=list_numbered(CasePoint),
+            total="paging.total",
+            pages="paging.pages",
+            steps="found.steps",
+            remarks=_join_remark_lists,
+        ),
+        "history_suite.html": describe(
+            SuiteHistoryDocument,
+            suite="asked.suite",
+            points=list_numbered(SuitePoint),
+            total="paging.total",
+            pages="paging.pages",
+            remarks=_join_remark_lists,
+        ),
+    },
+    "/history/regressions": {
+        "regressions.html": describe(
+            RegressionsDocument,
+            regressions="found.found",
+            total="found.total",
+            pages="found.pages",
+            unjudged="found.unjudged",
+        )
+    },
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.records.pages.measurements import SeriesDocument, SeriesListDocument, SeriesRun
 from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
 from hil.controller.web.index.sessions import link_runs
 from hil.controller.web.pages.trends.paging import choose_newest
@@ -14,6 +17,7 @@ from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import respond_with_rows
+from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
 from hil.errors import UsageError
 
@@ -132,8 +136,29 @@ def series_csv(request: Request) -> Response:
     )
 
 
+def _list_levels(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"index": index, "ratio": change.ratio, "p_value": change.p_value} for index, change in values["found"].changes
+    ]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/series": list_fields(SeriesFilter),
     "/series.csv": list_fields(SeriesFilter),
+}
+
+# JSON documents by path and template.
+DOCUMENTS = {
+    "/series": {
+        "series_list.html": describe(SeriesListDocument, series="rows", total="found.total", pages="found.pages"),
+        "series.html": describe(
+            SeriesDocument,
+            summary="found.summary",
+            runs=list_numbered(SeriesRun),
+            total="paging.total",
+            pages="paging.pages",
+            changes=_list_levels,
+        ),
+    },
 }

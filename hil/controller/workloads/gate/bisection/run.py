@@ -24,6 +24,7 @@ from hil.controller.workloads.gate.bisection.trial_log import TrialLog
 from hil.controller.workloads.gate.comparing.rounds import RoundsFile, RoundsKey
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.gate.remeasure import Remeasurer
+from hil.core.digest import digest_of
 from hil.errors import UsageError
 
 DEFAULT_BUILD_TIMEOUT_SECONDS = 1800.0
@@ -129,6 +130,7 @@ class CauseFinder:
         folder: directory of the gate.
         budget_s: maximum time in seconds for measurements in turns, per suspect and candidate.
         rounds: file with the measured rounds.
+        command: command of --bisect; "" without a command. Tests with another command do not count.
     """
 
     axis: BisectAxis
@@ -136,6 +138,11 @@ class CauseFinder:
     measurer: Remeasurer
     budget_s: float
     rounds: RoundsFile
+    command: str = ""
+
+    @property
+    def _command_digest(self) -> str:
+        return digest_of(self.command.encode()) if self.command else ""
 
     def run(self, suspects: Suspects, save: Callable[[], None]) -> None:
         """Set the cause of every verdict.
@@ -172,9 +179,10 @@ class CauseFinder:
         measurer = self.measurer
         suspect = SuspectRun(measurer.restorer, measurer.runner, measurer.pool, case, verdict)
         tester = CandidateTester(measurer, suspect, self.axis, self.budget_s)
-        # An interrupted gate may have searched on another axis.
-        trials = [one for one in log.trials if one.axis == self.axis.name]
-        measured = (case.new.run, *(one.tried.label for one in trials))
+        # An interrupted gate may have searched on another axis, or with another command.
+        searched = self.axis.name, self._command_digest
+        trials = [one for one in log.trials if (one.axis, one.command) == searched]
+        measured = (case.new.run, *(self._name_build(one.tried.label) for one in trials))
         known = self.rounds.read()
         tester.decisions += [known.get(self._make_key(case, name), ()) for name in measured]
         search = _SuspectSearch(tester, found, CandidateSearch(len(found.candidates), needs_good=found.needs_good))
@@ -215,14 +223,22 @@ class CauseFinder:
                 is_board_error=trial.is_board_error,
                 board_s=time.monotonic() - begun,
             )
-            log.append(CandidateTrial(series=one.series, run=case.new.run, axis=name, tried=tried))
+            log.append(
+                CandidateTrial(
+                    series=one.series, run=case.new.run, axis=name, command=self._command_digest, tried=tried
+                )
+            )
             one.add(tried)
 
     def _run_test(self, one: _SuspectSearch, label: str, folder: Path) -> Trial:
-        key = self._make_key(one.tester.suspect.case, label)
+        key = self._make_key(one.tester.suspect.case, self._name_build(label))
         known = self.rounds.read().get(key, ())
         keep_round = functools.partial(self.rounds.append, key)
         return one.tester.test(one.find(label), folder, known=known, keep_round=keep_round)
+
+    def _name_build(self, label: str) -> str:
+        """Return the name of a candidate's rounds. Another command may build another program for the candidate."""
+        return f"{label} {self._command_digest}".rstrip()
 
     def _make_key(self, case: GateCase, measured: str) -> RoundsKey:
         """Return the key under which the rounds of a run or candidate are stored."""

@@ -64,3 +64,12 @@ def test_compare_provenance_lists_versions_and_governors():
     runs: Any = [SimpleNamespace(record=SimpleNamespace(cases=[SimpleNamespace(provenance=one)])) for one in (old, now)]
     found = [(one.name, one.stored, one.now) for one in rerun._compare_provenance(*runs)]
     assert found == [("runtime version", "3.12", "3.13"), ("cpu0 governor", "performance", "")]
+
+
+def test_board_of_variable_is_noted(monkeypatch):
+    monkeypatch.setenv("HIL_BOARD", "rpi5")
+    assert rerun._explain_variable("jetson", "rpi5") == "HIL_BOARD selects rpi5 instead of the stored board jetson"
+    assert rerun._explain_variable("", "rpi5") == "HIL_BOARD selects rpi5 instead of the stored board"
+    assert rerun._explain_variable("rpi5", "rpi5") == ""
+    assert rerun._explain_variable("jetson", "pi4") == ""  # from --board
+    assert rerun._explain_variable("jetson", "") == ""

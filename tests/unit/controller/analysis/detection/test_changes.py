@@ -53,3 +53,11 @@ def test_find_changes_does_not_depend_on_unit(values: list[float], unit: float):
     rounded = [2.0 ** round(value) for value in values]  # so that a factor keeps ties
     scaled = [value * 2.0 ** round(np.log2(unit)) for value in rounded]
     assert [change.index for change in find_changes(scaled)] == [change.index for change in find_changes(rounded)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(-3.0, -5.0), (0.0, -1.0), (-1.0, 2.0), (5.0, 0.0)])
+def test_find_changes_finds_levels_of_any_sign(before: float, after: float) -> None:
+    noise = np.random.default_rng(6).normal(0, 0.1, 40)
+    (change,) = find_changes((np.repeat([before, after], 20) + noise).tolist())
+    assert change.index == 20 and change.ratio is None
+    assert (change.before, change.after) == (pytest.approx(before, abs=0.1), pytest.approx(after, abs=0.1))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hil.controller.analysis.graphs.colours import STOPS, ColourScale, choose_text_colour, interpolate_colour
@@ -12,6 +13,7 @@ from hil.controller.analysis.graphs.values import (
     LayerValue,
     NodeValue,
     bisect_layers,
+    compute_tolerance_ratio,
     map_layers,
     map_outputs,
     map_placement,
@@ -19,6 +21,7 @@ from hil.controller.analysis.graphs.values import (
     merge_values,
     read_suite_layers,
 )
+from hil.controller.analysis.tensors.pictures import LIMIT_COLOURS
 from hil.core.timeline import OpRow
 
 
@@ -197,3 +200,47 @@ def test_text_on_colour_has_readable_contrast():
         colour = interpolate_colour(step / 100)
         first, second = sorted([light(colour), light(choose_text_colour(colour))])
         assert (second + 0.05) / (first + 0.05) >= 4.5, colour
+
+
+LIMITS = {"rtol": 1e-3, "atol": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("output", "ratio"),
+    [
+        ({"mismatches": 2, "tolerance": LIMITS, "worst_values": [1.5, 1.0]}, (0.5 / 1.01e-3, False)),
+        ({"mismatches": 1, "tolerance": LIMITS, "worst_values": ["nan", 1.0]}, (math.inf, False)),
+        ({"mismatches": 1, "tolerance": LIMITS, "nonfinite": 1}, (math.inf, False)),
+        ({"mismatches": 1, "tolerance": LIMITS}, None),
+        ({"mismatches": 1, "tolerance": {"rtol": 0, "atol": 0}, "worst_values": [2, 1]}, (math.inf, False)),
+        # Within tolerance, the record only has the largest error.
+        ({"mismatches": 0, "tolerance": LIMITS, "max_abs": 4e-6}, (0.4, True)),
+        ({"mismatches": 0, "tolerance": LIMITS, "max_abs": 4.0}, (1.0, True)),
+        ({"mismatches": 0, "tolerance": LIMITS, "max_abs": 0.0}, (0.0, False)),
+        ({"mismatches": 0, "tolerance": None}, (0.0, False)),
+        ({"mismatches": 3, "tolerance": None}, (math.inf, False)),
+        ({"mismatches": 3, "tolerance": None, "criteria": [{}]}, None),
+        ({"max_abs": 1.0}, None),
+        ({"mismatches": 1, "tolerance": {"rtol": "x"}, "worst_values": 3}, None),
+    ],
+)
+def test_tolerance_ratio_of_recorded_output(output, ratio):
+    found = compute_tolerance_ratio(output)
+    assert found == (ratio if ratio is None else (pytest.approx(ratio[0]), ratio[1]))
+
+
+def test_tolerance_colours_change_at_the_limit():
+    values = [NodeValue(tolerance_ratio=value) for value in (0.0, 1e-9, 0.1, 1.0, 1.0001, 250.0, math.inf)]
+    scale = ColourScale.of("tolerance_ratio", values)
+    assert (scale.low, scale.high) == (1e-3, 1e3)
+    found = [scale.choose_colour(value) for value in values]
+    (far, _, near), (_, _, worst) = LIMIT_COLOURS
+    assert [found[0], found[1], found[3], found[6]] == [f"#{one}" for one in (far, far, near, worst)]
+    # 250 is 2.4 of 3 decades above the limit: between the second and the third colour.
+    level = 2 * (0.5 + np.log10(250) / 6) - 1
+    stops = [np.array([int(one[at : at + 2], 16) for at in (0, 2, 4)]) for one in LIMIT_COLOURS[1]]
+    wanted = stops[1] + (stops[2] - stops[1]) * (2 * level - 1)
+    assert np.allclose([int(found[5][at : at + 2], 16) for at in (1, 3, 5)], wanted, atol=1)
+    assert np.abs(np.array([int(found[4][at : at + 2], 16) for at in (1, 3, 5)]) - stops[0]).max() <= 1
+    assert [text for _, text in scale.legend()] == ["0.001 and less", "1, the limit", "above 1", "1000 and more"]
+    assert scale.choose_colour(NodeValue()) == ""

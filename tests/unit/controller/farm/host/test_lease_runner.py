@@ -238,6 +238,13 @@ def test_health_check_stops_recovery_when_board_works(
     assert way.hung_up == done == sum("does not work" in line for line in told)
 
 
+def test_board_in_use_runs_without_recovery_steps(do, tmp_path: Path) -> None:
+    way = StuckBoard(tmp_path, 1, Command(("sh", "-c", f"echo x >> {tmp_path}/done")))
+    busy = JobResult(4, "BOARD_BUSY", "in use by bob", infrastructure=True)
+    result, _ = do(way, lambda attempt: busy, replace(GRANT, spec=JobSpec(Kind.HEALTH)))
+    assert (result.outcome, result.reason) == ("BOARD_BUSY", "in use by bob") and not way.done.exists()
+
+
 def test_job_failure_runs_without_recovery_steps(do, tmp_path: Path) -> None:
     way = StuckBoard(tmp_path, 1, Command(("sh", "-c", f"echo x >> {tmp_path}/done")))
     result, _ = do(way, way.check)

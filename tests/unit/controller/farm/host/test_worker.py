@@ -121,9 +121,9 @@ def test_worker_keeps_job_result_when_lease_ends_in_probe() -> None:
     assert working._check_after_job(GRANT, CRASHED) == CRASHED
 
 
-def test_worker_discards_job_result_when_stopped_in_probe() -> None:
-    found = Working(None, why="the board's host was stopped", stopping=True)._check_after_job(GRANT, CRASHED)
-    assert (found.outcome, found.infrastructure) == ("BOARD_LOST", True)
+def test_worker_reports_nothing_when_stopped_in_probe() -> None:
+    working = Working(None, why="the board's host was stopped", stopping=True)
+    assert working._check_after_job(GRANT, CRASHED) is None
 
 
 def test_worker_skips_probe_after_wrong_output() -> None:

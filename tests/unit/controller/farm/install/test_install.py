@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from hil.controller.cli.stored.web import web
 from hil.controller.farm.gateway.metrics import FarmSnapshot, Metrics, _FarmCollector
 from hil.controller.farm.install.containers import make_containers
 from hil.controller.farm.install.monitoring import make_monitoring
-from hil.controller.farm.install.settings import InstallSettings
+from hil.controller.farm.install.settings import InstallService, InstallSettings
 from hil.controller.farm.install.units import make_units
 from hil.controller.farm.install.writer import list_unreadable
 from hil.controller.records.lab.farm import FarmStats, QueuePercentiles
@@ -164,6 +165,48 @@ def test_only_gateway_container_has_private_key(full: InstallSettings, tmp_path:
         assert mounts == [f"{tmp_path / 'farm.pem'}:/certificates/ca.pem:ro"]
 
 
+def test_pages_for_other_machines_use_tls(full: InstallSettings) -> None:
+    shown = replace(full, web="0.0.0.0:8790")
+    pages = parse_words(read_start(make_units(shown)["hil-web.service"])[3:])
+    assert (pages["tls_cert"], pages["tls_key"]) == (full.tls_cert, full.tls_key)
+    assert parse_words(read_start(make_units(full)["hil-web.service"])[3:])["tls_cert"] is None
+    services = yaml.safe_load(make_containers(shown)["compose.yaml"])["services"]
+    assert services["web"]["command"][-4:] == [
+        "--tls-cert",
+        "/certificates/cert.pem",
+        "--tls-key",
+        "/certificates/key.pem",
+    ]
+    assert f"{full.tls_key}:/certificates/key.pem:ro" in services["web"]["volumes"]
+
+
+def test_certificate_of_remote_pages_is_no_ca_of_gateway(full: InstallSettings) -> None:
+    tls = {"tls_cert": full.tls_cert, "tls_key": full.tls_key}
+    pages = InstallSettings(command=full.command, gateway="lab:7070", web="0.0.0.0:8790", **tls)
+    units = make_units(pages)
+    assert "HIL_FARM_CA" not in units["host.env"]
+    assert parse_words(read_start(units["hil-web.service"])[3:])["tls_cert"] == full.tls_cert
+    with pytest.raises(UsageError, match="TLS is not supported on Unix sockets"):
+        replace(pages, web="127.0.0.1:8790")
+
+
+@pytest.mark.parametrize(
+    ("service", "units", "containers"),
+    [
+        ("gateway", {"hil-farm-gateway.service", "farm.env"}, ["gateway"]),
+        ("host", {"hil-farm-host.service", "host.env"}, ["host"]),
+        ("web", {"hil-web.service", "web.env"}, ["web"]),
+    ],
+)
+def test_machine_has_only_chosen_service(service: str, units: set[str], containers: list[str]) -> None:
+    settings = replace(SIMPLE, services=(InstallService(service),))
+    assert set(make_units(settings)) == units
+    files = make_containers(settings)
+    assert list(yaml.safe_load(files["compose.yaml"])["services"]) == containers
+    assert [name for name in files if name.endswith(".env")] == [name for name in units if name.endswith(".env")]
+    assert ("board_configs/README" in files) == (service == "host")
+
+
 def test_image_excludes_environment_files(full: InstallSettings) -> None:
     files = make_containers(full)
     assert files[".dockerignore"].splitlines()[0] == "*"
@@ -189,7 +232,7 @@ def list_exported_metrics() -> set[str]:
     metrics.count_result("pi", "PASS", is_final=True)
 
     async def read() -> FarmSnapshot:
-        return FarmSnapshot(stats, parsed("boards", [board("pi")]), {"normal": 0.0})
+        return FarmSnapshot(stats, parsed("boards", [board("pi")]), {"normal": 0.0}, datetime.now(timezone.utc))
 
     async def export() -> str:
         metrics.registry.register(_FarmCollector(asyncio.get_running_loop(), read))
@@ -245,6 +288,8 @@ def test_scrape_config_names_metrics_address() -> None:
         ({"gateway": "lab:1", "db": "postgresql://x"}, "--gateway excludes"),
         ({"tls_cert": Path("/c.pem"), "listen": "0.0.0.0:1"}, "without a key"),
         ({"site": "a\nb"}, "unprintable"),
+        ({"gateway": "lab:1", "services": (InstallService.GATEWAY,)}, "--gateway excludes --service gateway"),
+        ({"backups": Path("/b"), "services": (InstallService.HOST,)}, "--backups needs the gateway"),
         ({"boards": ("a\nExecStart=x",)}, "unprintable"),
         ({"command": ("a\nExecStart=x",)}, "unprintable"),
     ],
@@ -365,3 +410,10 @@ def test_units_run_hil_of_this_environment(
     words = read_start((tmp_path / "new/systemd/hil-farm-host.service").read_text())
     python = [f"{tmp_path}/this/python", "-m", "hil"]
     assert words == [*([f"{tmp_path}/this/hil"] if has_script else python), "farm", "host"]
+
+
+def test_install_lists_commands_of_chosen_service(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "new", "--only", "systemd", "--service", "host", "--gateway", "lab:7070", "--json")
+    document = json.loads(done.stdout)
+    assert [Path(path).name for path in document["files"]] == ["hil-farm-host.service", "host.env"]
+    assert document["commands"][-1] == "sudo systemctl enable --now hil-farm-host.service"

@@ -38,6 +38,15 @@ STATES = (ONLINE, SUSPECT, QUARANTINED, OFFLINE)
             },
         ),
         (
+            EventKind.BUSY,
+            {
+                ONLINE: (QUARANTINED, 30),
+                SUSPECT: (QUARANTINED, 30),
+                QUARANTINED: (QUARANTINED, 30),
+                OFFLINE: (OFFLINE, None),
+            },
+        ),
+        (
             EventKind.CHECK_LOST,
             {
                 ONLINE: (SUSPECT, 0),
@@ -163,3 +172,11 @@ def test_repeated_lost_checks_quarantine_board():
     lost = [(SUSPECT, 1, 0), (SUSPECT, 2, 0)]
     assert seen == [*lost, (QUARANTINED, 3, 120), (QUARANTINED, 4, 200), (QUARANTINED, 5, 200)]
     assert apply_event(SUSPECT, 2, Event(EventKind.HEALTHY)).failures == 0
+
+
+@pytest.mark.parametrize("state", [SUSPECT, QUARANTINED])
+def test_board_in_use_is_checked_at_constant_intervals(state: BoardState) -> None:
+    for failures in (0, 5):
+        change = apply_event(state, failures, Event(EventKind.BUSY, "in use by bob"), TERMS)
+        assert (change.state, change.failures, change.check_in_s) == (QUARANTINED, failures, TERMS.quarantine_s)
+        assert change.reason == "in use by bob"

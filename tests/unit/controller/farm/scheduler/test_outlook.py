@@ -12,8 +12,9 @@ from support.fake_farm_client import job as fake_job
 from support.fake_farm_client import parsed
 
 from hil.controller.farm.messages import BoardState, Kind, Priority
+from hil.controller.farm.scheduler.candidates import BoardRow, BoardUse, FreeBoard, WaitingJob
 from hil.controller.farm.scheduler.outlook import explain_waiting, find_blocked, list_outlooks
-from hil.controller.farm.scheduler.policy import BoardRow, BoardUse, FreeBoard, WaitingJob, assign, order_turns
+from hil.controller.farm.scheduler.policy import assign, order_turns
 
 AGING_S = 600.0
 PI = BoardRow(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hil.controller.farm.messages import Kind, Priority
 from hil.controller.farm.scheduler import policy
-from hil.controller.farm.scheduler.policy import BoardUse, FreeBoard, WaitingJob, assign
+from hil.controller.farm.scheduler.candidates import BoardUse, FreeBoard, WaitingJob
+from hil.controller.farm.scheduler.policy import assign
 from hil.controller.farm.selector import parse
 
 AGING_S = 600.0

@@ -37,6 +37,17 @@ def test_retry_repeats_infrastructure_failure_up_to_limit(kind: Kind):
     assert final.reason == "the cable was cut (attempt 3 of 3)"
 
 
+@pytest.mark.parametrize("kind", [Kind.RUN, Kind.BUNDLE, Kind.SUITE, Kind.LEASE])
+def test_retry_ignores_limit_after_stop_of_host(kind: Kind):
+    assert decide_after_attempt(LOST, kind, 3, 3, interrupted=True) is None
+    assert decide_after_attempt(LOST, kind, 1, 3, interrupted=True, held=True) == LOST
+
+
+def test_retry_counts_interrupted_command():
+    assert decide_after_attempt(LOST, Kind.COMMAND, 1, 1, interrupted=True) is not None
+    assert decide_after_attempt(LOST, Kind.COMMAND, 1, 2, interrupted=True) is None
+
+
 def test_retry_applies_lowered_attempt_limit():
     assert decide_after_attempt(LOST, Kind.RUN, 4, 3) is not None
 

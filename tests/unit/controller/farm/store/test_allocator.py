@@ -12,6 +12,7 @@ from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, PASSED, Desk
 from hil.controller.farm.leasing import allocator, leases, submissions
 from hil.controller.farm.messages import JobResult, JobSpec, Kind, Submission
 from hil.controller.farm.scheduler import policy
+from hil.controller.farm.scheduler.candidates import WaitingJob
 from hil.controller.farm.store import records
 
 
@@ -142,7 +143,7 @@ def test_allocator_reads_only_front_of_long_queue(desk: Desk, monkeypatch: pytes
     asked: list[int] = []
     assign = policy.assign
 
-    def counted(waiting: Sequence[policy.WaitingJob], *others: Any) -> list[tuple[int, str]]:
+    def counted(waiting: Sequence[WaitingJob], *others: Any) -> list[tuple[int, str]]:
         asked.append(len(waiting))
         return assign(waiting, *others)
 

@@ -106,7 +106,34 @@ def test_leaving_worker_returns_job_to_queue(desk: Desk) -> None:
     assert desk.grant("a").job == name
     desk.leave("a")
     assert desk.grant("b").job == name
-    assert ("board.offline", "the worker was stopped") in desk.events(board="a")
+    assert ("board.offline", "the host h was stopped") in desk.events(board="a")
+
+
+def test_stopped_host_does_not_use_up_attempts(desk: Desk) -> None:
+    desk.online("a")
+    [name] = desk.submit(max_attempts=1)
+    for number in range(3):
+        if number:
+            desk.online("a")
+        # Not excluded from the board, because the board did not fail.
+        grant = desk.grant("a")
+        assert (grant.job, grant.attempt) == (name, 1)
+        desk.started(grant.lease)
+        desk.leave("a")
+        assert desk.jobs()[name] == "queued"
+    assert ("job.again", "the host h was stopped") in desk.events(job=name)
+    desk.online("a")
+    desk.silence("a")
+    desk.tick()
+    assert desk.result(name)["result"]["reason"].endswith("(attempt 1 of 1)")
+
+
+def test_stopped_host_ends_lease_in_use(desk: Desk) -> None:
+    desk.online("a")
+    [name] = desk.submit(kind=Kind.LEASE)
+    desk.started(desk.grant("a").lease)
+    desk.leave("a")
+    assert desk.result(name)["result"]["reason"] == "the host h was stopped"
 
 
 def test_leaving_worker_cancels_pending_check(desk: Desk) -> None:

@@ -277,3 +277,12 @@ def test_command_lists_broken_flows(package):
     assert "iree-O3" in listed.output and "broken: unusable: the entry point 'broken'" in listed.output
     document = json.loads(CliRunner().invoke(command, ["--json"]).output)
     assert [one["name"] for one in document["broken"]] == ["broken"] and document["flows"]
+
+
+def test_flow_without_settings_is_named_like_new_runtime() -> None:
+    assert load_flow("iree").with_runtime("onnxruntime") == Flow(
+        "onnxruntime", "onnxruntime", description="IREE, default options"
+    )
+    assert load_flow("iree-O3").with_runtime("onnxruntime").name == "iree-O3-onnxruntime"
+    assert load_flow("iree-f16").with_runtime("onnxruntime").name == "iree-f16-onnxruntime"
+    assert load_flow("iree-f16").with_runtime("iree").name == "iree-f16"

@@ -72,7 +72,7 @@ def make_suspect(case: str) -> tuple[GateCase, GateVerdict]:
 def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, GateCause]]:
     """Search with fake tests of commits. Returns the cause of each case."""
 
-    def run(axis: FakeAxis, test: CommitTest, *names: str) -> Mapping[str, GateCause]:
+    def run(axis: FakeAxis, test: CommitTest, *names: str, command: str = "") -> Mapping[str, GateCause]:
         def make_suspect_run(*arguments: Any) -> Any:
             return SimpleNamespace(case=arguments[-2], verdict=arguments[-1])
 
@@ -89,7 +89,7 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Map
         suspects = [make_suspect(name) for name in names]
         restorer = SimpleNamespace(name_board=lambda entry: entry.key.board)
         measurer: Any = SimpleNamespace(screen=screen, restorer=restorer, runner=None, pool=None)
-        CauseFinder(axis, tmp_path, measurer, 1, RoundsFile(tmp_path)).run(suspects, lambda: None)
+        CauseFinder(axis, tmp_path, measurer, 1, RoundsFile(tmp_path), command).run(suspects, lambda: None)
         assert not axis.is_open
         return {case.new.case: verdict.cause for case, verdict in suspects if verdict.cause is not None}
 
@@ -171,6 +171,15 @@ def test_resumed_search_repeats_tests_of_another_axis(bisect) -> None:
     second.name = "driver"
     bisect(first, fail_from(a=3), "a")
     assert list_subjects(bisect(second, fail_from(a=9), "a")["a"]) == ["commit 9"]
+
+
+def test_resumed_search_repeats_tests_of_another_command(bisect) -> None:
+    """The first command may have built a wrong program."""
+    bisect(FakeAxis(), fail_from(a=3), "a", command="make -j")
+    assert list_subjects(bisect(FakeAxis(), fail_from(a=9), "a", command="make")["a"]) == ["commit 9"]
+    again = FakeAxis()
+    assert list_subjects(bisect(again, fail_from(a=5), "a", command="make")["a"]) == ["commit 9"]
+    assert not again.builds
 
 
 def test_unknown_commit_becomes_reason(bisect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from support.run_records import bench_record, run_case, run_record
 from support.suite_runs import case, comparison, suite_run
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
+from hil.controller.models.description import digest_of_files
 from hil.controller.records.outputs import Origin
 from hil.controller.records.study import StudyBoard, StudyRecord, StudyRow, StudySettings
 from hil.controller.storage.cache import Cache
@@ -211,9 +212,10 @@ def test_program_of_bundle_is_found_while_bundle_is_unchanged(collector, tmp_pat
     assert later.found.programs == {} and later.found.entries[0].program == DIGEST
 
 
-def test_model_that_is_its_program_is_found_next_to_suite(collector, tmp_path):
+@pytest.mark.parametrize("digest", [DIGEST, digest_of_files({"m.onnx": DIGEST})])
+def test_model_that_is_its_program_is_found_next_to_suite(collector, tmp_path, digest):
     (tmp_path / "m.onnx").write_bytes(PROGRAM)
-    head = {"models": {"m": {"path": str(tmp_path / "m.onnx"), "digest": DIGEST}}}
+    head = {"models": {"m": {"path": str(tmp_path / "m.onnx"), "digest": digest}}}
     collector.collect(suite_run(tmp_path / "s", [case("m_full_model", model="m", program=DIGEST)], **head))
     (source,) = collector.found.programs.values()
     assert (source.record.main, source.folder) == ("m.onnx", tmp_path)

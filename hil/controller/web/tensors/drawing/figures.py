@@ -4,65 +4,100 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE, SAME
+from hil.controller.analysis.tensors.elements import NONFINITE, NONFINITE_ALONE, SAME, Codes
 from hil.controller.analysis.tensors.maps import MAX_CELLS, Map, find_edges
 from hil.controller.analysis.tensors.pictures import (
     COLOURS,
     EQUAL_COLOUR,
-    STEPS,
-    PaletteScale,
     encode_png,
     is_mixed,
     paint,
     paint_codes,
 )
 from hil.controller.analysis.tensors.planes import Plane
+from hil.controller.analysis.tensors.scales import STEPS, PaletteScale
 from hil.controller.web.templating import number
+from hil.controller.web.tensors.drawing.axes import AxisMarks, make_column_marks, make_row_marks
 
 # Minimum size in pixels for figures with few rows or columns.
 _LEAST_HEIGHT, _LEAST_WIDTH = 48, 160
+# Minimum distance between two marks of a color scale, as a share of its width.
+_TICK_GAP = 0.2
+# All colors of a scale, in a row.
+SCALE_CELLS = np.arange(STEPS, dtype=np.uint8)[np.newaxis]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Figure:
     """Picture with cells."""
 
     name: str  # element id in the page
     title: str
-    picture: str  # data URL
-    rows: int  # rows and columns in cells
-    columns: int
+    cells: Codes  # palette indices
+    palette: str  # palette name, see :func:`hil.controller.analysis.tensors.pictures.make_palette`
     alt: str
-    ends: tuple[str, str] | None = None  # values at the two ends of the color scale
-    bar: str = ""  # color scale as a picture
+    scale: str = ""  # description of the color scale
+    ticks: Sequence[tuple[float, str]] = ()  # (position on the color scale from 0 to 1, number)
     legend: Sequence[tuple[str, str]] = ()  # (color, meaning)
     worst: tuple[int, int] | None = None  # cell with the worst element
     note: str = ""  # additional explanation below the figure
     window: tuple[int, int, int, int] = field(default=(0, 0, 0, 0))  # top, left, rows and columns, in elements
+    axes: tuple[str, str] = ("", "")  # names of the row axis and the column axis
+    size: int = MAX_CELLS  # width or height in pixels of a picture that is not stretched
+
+    @property
+    def rows(self) -> int:
+        """Number of cell rows."""
+        return int(self.cells.shape[0])
+
+    @property
+    def columns(self) -> int:
+        """Number of cell columns."""
+        return int(self.cells.shape[1])
+
+    @cached_property
+    def picture(self) -> str:
+        """Picture as a data URL, a pixel per cell."""
+        return _make_data_url(encode_png(self.cells, self.palette))
+
+    @cached_property
+    def bar(self) -> str:
+        """Color scale as a data URL, or "" without a scale."""
+        return _make_data_url(encode_png(SCALE_CELLS, self.palette)) if self.ticks else ""
 
     @property
     def pixels(self) -> int:
         """Pixels per cell side in a figure that is not stretched."""
-        return max(1, MAX_CELLS // max(self.rows, self.columns))
+        return max(1, self.size // max(self.rows, self.columns))
 
     @property
     def width(self) -> int:
         """Picture width in pixels, a multiple of the column count."""
-        return self.columns * max(self.pixels, _LEAST_WIDTH // self.columns)
+        return self.columns * max(self.pixels, min(self.size, _LEAST_WIDTH) // self.columns)
 
     @property
     def height(self) -> int:
         """Picture height in pixels, a multiple of the row count."""
-        return self.rows * max(self.pixels, _LEAST_HEIGHT // self.rows)
+        return self.rows * max(self.pixels, min(self.size, _LEAST_HEIGHT) // self.rows)
+
+    @property
+    def marks(self) -> tuple[AxisMarks, AxisMarks]:
+        """Index marks of the rows and the columns."""
+        top, left, rows, columns = self.window
+        return (
+            make_row_marks(self.axes[0], top, rows, self.height),
+            make_column_marks(self.axes[1], left, columns, self.width),
+        )
 
     @property
     def bytes(self) -> int:
-        """Estimated memory use in bytes."""
-        return len(self.picture) + len(self.bar) + len(self.alt) + 2000
+        """Estimated memory use in bytes, with the pictures."""
+        return 3 * self.cells.nbytes + len(self.alt) + 4000
 
     def find_center(self, cell: tuple[int, int]) -> tuple[float, float]:
         """Return the center of a cell as (x, y) in pixels."""
@@ -70,8 +105,28 @@ class Figure:
         return (column + 0.5) * self.width / self.columns, (row + 0.5) * self.height / self.rows
 
 
+@dataclass(frozen=True)
+class NumberStyle:
+    """Format of a map's numbers."""
+
+    is_whole: bool = False  # True for the exact values of integers
+    unit: str = ""
+
+    def format(self, value: float) -> str:
+        """Format a number, without the unit."""
+        return str(int(value)) if self.is_whole and value.is_integer() and abs(value) <= 2**53 else number(value)
+
+
 def make_value_figure(
-    name: str, title: str, what: str, map: Map, scale: PaletteScale | None, *, pool: str, alone: bool
+    name: str,
+    title: str,
+    what: str,
+    map: Map,
+    scale: PaletteScale | None,
+    *,
+    pool: str,
+    alone: bool,
+    style: NumberStyle = NumberStyle(),
 ) -> Figure:
     """Return a figure with the values of one tensor.
 
@@ -81,14 +136,16 @@ def make_value_figure(
         alone: True for a tensor without a reference.
     """
     ends = map.ends
-    numbers = f"from {number(ends[0])} to {number(ends[1])}" if ends else "no finite value"
+    numbers = f"from {style.format(ends[0])} to {style.format(ends[1])}" if ends else "no finite value"
     pooled = _describe_pooling(map, {"mean": "the mean", "min": "the smallest", "max": "the largest"}[pool])
     codes = _describe_codes(map, NONFINITE_ALONE)
     alt = ". ".join(filter(None, [f"{title}, {what}: {_describe_place(map)}, {numbers}", pooled, codes])) + "."
-    return _make_figure(name, title, map, scale, "viridis", alt, legend=_make_legend(map, NONFINITE_ALONE))
+    return _make_figure(name, title, map, scale, "viridis", alt, legend=_make_legend(map, NONFINITE_ALONE), style=style)
 
 
-def make_difference_figure(name: str, title: str, map: Map, scale: PaletteScale | None, worst: str) -> Figure:
+def make_difference_figure(
+    name: str, title: str, map: Map, scale: PaletteScale | None, worst: str, style: NumberStyle = NumberStyle()
+) -> Figure:
     """Return a figure with differences. The brightest cells are the worst.
 
     Args:
@@ -99,43 +156,54 @@ def make_difference_figure(name: str, title: str, map: Map, scale: PaletteScale 
     found = f"{differ} of {cells} cells differ; {worst}" if differ else "no element differs"
     if any(map.counts[SAME + 1 :]) and map.ends is not None:
         found += f"; worst finite difference {number(map.ends[1])}"
-    alt = (
-        ". ".join(
-            filter(
-                None,
-                [
-                    f"{title}: {_describe_place(map)}. {found}",
-                    _describe_pooling(map, "the largest"),
-                    _describe_codes(map),
-                ],
-            )
-        )
-        + "."
-    )
+    parts = [f"{title}: {_describe_place(map)}. {found}", _describe_pooling(map, "the largest"), _describe_codes(map)]
+    alt = ". ".join(filter(None, parts)) + "."
     legend = [(f"#{EQUAL_COLOUR}", "equal"), *_make_legend(map)]
-    figure = _make_figure(name, title, map, scale, "inferno", alt, legend=legend)
-    at = find_worst_cell(map) if differ else None
-    return Figure(**{**vars(figure), "worst": at})
+    palette = "limit" if scale is not None and scale.kind == "limit" else "inferno"
+    figure = _make_figure(name, title, map, scale, palette, alt, legend=legend, style=style)
+    return replace(figure, worst=find_worst_cell(map) if differ else None)
 
 
 def make_nonfinite_figure(name: str, title: str, map: Map, *, alone: bool) -> Figure:
     """Return a figure with the positions of NaN and infinities."""
     words = NONFINITE_ALONE if alone else NONFINITE
     codes = _describe_codes(map, words) or "every element is finite"
-    alt = f"{title}: {_describe_place(map)}. {codes}."
-    legend = [(f"#{EQUAL_COLOUR}", "finite"), *_make_legend(map, words)]
-    picture = _make_data_url(encode_png(paint_codes(map), "viridis"))
     return Figure(
         name,
         title,
-        picture,
-        *_count_cells(map),
-        alt,
-        legend=legend,
+        paint_codes(map),
+        "viridis",
+        f"{title}: {_describe_place(map)}. {codes}.",
+        legend=[(f"#{EQUAL_COLOUR}", "finite"), *_make_legend(map, words)],
         worst=_find_most_severe_cell(map),
         note=_make_mixed_cells_note(map, SAME),
         window=_get_window_bounds(map),
     )
+
+
+def describe_scale(scale: PaletteScale | None, style: NumberStyle = NumberStyle()) -> str:
+    """Return the legend's text for a color scale: kind, limits, unit, and the number of cells beyond the ends."""
+    if scale is None:
+        return ""
+    beyond = [
+        f"{count} {'cell' if count == 1 else 'cells'} {where}"
+        for count, where in ((scale.below, "below"), (scale.above, "above"))
+        if count
+    ]
+    unit = f", in {style.unit}" if style.unit else ""
+    return f"{scale.text}{unit}{'; ' if beyond else ''}{', '.join(beyond)}"
+
+
+def list_scale_ticks(scale: PaletteScale | None, style: NumberStyle = NumberStyle()) -> list[tuple[float, str]]:
+    """Return the marks of a color scale: (position from 0 to 1, number). Marks that would overlap are left out."""
+    if scale is None:
+        return []
+    found = scale.list_ticks()
+    kept = [found[0], found[-1]] if len(found) > 1 else found
+    for one in sorted(found[1:-1], key=lambda tick: tick[1] not in (0.0, 1.0)):
+        if all(abs(one[0] - other[0]) >= _TICK_GAP for other in kept):
+            kept.append(one)
+    return [(share, style.format(value)) for share, value in sorted(kept)]
 
 
 def find_worst_cell(map: Map) -> tuple[int, int]:
@@ -170,30 +238,24 @@ def _make_figure(
     title: str,
     map: Map,
     scale: PaletteScale | None,
-    colours: str,
+    palette: str,
     alt: str,
     *,
     legend: Sequence[tuple[str, str]],
+    style: NumberStyle,
 ) -> Figure:
-    ends = None if scale is None else (number(scale.low), number(scale.high))
-    bar = "" if scale is None else _make_data_url(encode_png(np.arange(STEPS, dtype=np.uint8)[np.newaxis], colours))
-    picture = _make_data_url(encode_png(paint(map, scale), colours))
     return Figure(
         name,
         title,
-        picture,
-        *_count_cells(map),
+        paint(map, scale),
+        palette,
         alt,
-        ends,
-        bar,
+        describe_scale(scale, style),
+        list_scale_ticks(scale, style),
         legend,
         note=_make_mixed_cells_note(map),
         window=_get_window_bounds(map),
     )
-
-
-def _count_cells(map: Map) -> tuple[int, int]:
-    return map.numbers.shape[0], map.numbers.shape[1]
 
 
 def _get_window_bounds(map: Map) -> tuple[int, int, int, int]:

@@ -1,0 +1,1 @@
+"""Read a board's console: open links, split lines, share them between processes, and find causes of failures."""

@@ -1,0 +1,107 @@
+"""Read a board's console through the farm, and send input while the user leases the board."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from hil.controller.devices.console.lines import ConsoleLine
+from hil.controller.farm.client.client import FarmClient, convert_grpc_errors
+from hil.controller.farm.client.lease_session import GrantedLease
+from hil.controller.farm.rpc import CONSOLE_KEY, LEASE_KEY, LEASE_SECRET_KEY
+from hil.controller.records.console import ConsoleEntry
+from hil.errors import FarmError, UsageError
+from hil.protocol.v1 import farm_pb2 as pb
+
+# A host splits lines at 4 KiB, which JSON can escape to six times the size.
+_MAX_LINE = 1 << 16
+_decoder = msgspec.json.Decoder(ConsoleEntry)
+
+
+class FarmConsole:
+    """Connection to the console of a farm's board. Context manager.
+
+    Args:
+        since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
+        held: the user's lease of the board, for :meth:`send_line`.
+    """
+
+    def __init__(
+        self, farm: FarmClient, board: str, since_s: float | None, seconds: float | None, held: GrantedLease | None
+    ) -> None:
+        self._farm, self._board, self._seconds, self._held = farm, board, seconds, held
+        self._outgoing: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
+        self._outgoing.put({"since_s": since_s})
+        self._is_timed_out = threading.Event()
+
+    def send_line(self, text: str) -> None:
+        """Send a line of input to the board. The host ignores it without a lease."""
+        self._outgoing.put({"input": text})
+
+    def iter_lines(self) -> Iterator[ConsoleLine]:
+        """Yield the lines, for the given number of seconds, or until the user stops.
+
+        Raises:
+            UsageError: the board does not exist or has no console.
+            AccessRefused: the token does not allow this.
+            FarmError, FarmUnreachable: the connection ended.
+        """
+        metadata = [*self._farm.metadata, (CONSOLE_KEY, self._board)]
+        if self._held is not None:
+            metadata += [(LEASE_KEY, str(self._held.grant.lease)), (LEASE_SECRET_KEY, self._held.key)]
+        with convert_grpc_errors():
+            call = self._farm.stub.Dial(self._iter_pieces(), metadata=metadata)
+        timer = None if self._seconds is None else threading.Timer(self._seconds, self._time_out, [call])
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            with convert_grpc_errors():
+                yield from _parse_pieces(call, self._board)
+        except FarmError:
+            if not self._is_timed_out.is_set():
+                raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._outgoing.put(None)
+            call.cancel()
+        if not self._is_timed_out.is_set():
+            raise FarmError(f"the host ended the console of {self._board}")
+
+    def _time_out(self, call: object) -> None:
+        self._is_timed_out.set()
+        with contextlib.suppress(Exception):
+            call.cancel()  # type: ignore[attr-defined]
+
+    def _iter_pieces(self) -> Iterator[pb.Piece]:
+        for request in iter(self._outgoing.get, None):
+            yield pb.Piece(data=json.dumps(request).encode() + b"\n")
+
+
+def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
+    """Yield the lines of a stream. Another host is not trusted: ignore invalid lines."""
+    rest = b""
+    for piece in call:  # type: ignore[attr-defined]
+        *lines, rest = (rest + piece.data).split(b"\n")
+        rest = rest if len(rest) <= _MAX_LINE else b""
+        for data in lines:
+            try:
+                found = _decoder.decode(data)
+            except (msgspec.DecodeError, UnicodeError):
+                _raise_reported_error(data, board)
+                continue
+            yield ConsoleLine(found.host_ns, found.time_s, found.text, found.kind)
+
+
+def _raise_reported_error(data: bytes, board: str) -> None:
+    """Raise UsageError if the host sent an error."""
+    with contextlib.suppress(ValueError, AttributeError):
+        found = json.loads(data)
+        if text := found.get("error"):
+            raise UsageError(str(text)[:500], board=board, hint=str(found.get("hint", ""))[:500])

@@ -1,0 +1,194 @@
+"""Host side of `hil farm console`: send the lines of a board's console to users, and input of the lease holder to it.
+
+A connection consists of JSON lines in both directions. The user first sends the time of the first wanted line, and then
+input. The host sends lines as :class:`ConsoleEntry`, or an error before it ends the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from hil.controller.devices.agent_client.interruptible_channel import InterruptibleChannel
+from hil.controller.devices.console.lines import ConsoleLine
+from hil.controller.devices.console.reader import ConsoleReader
+from hil.controller.devices.console.spool import encode_entry, make_entry
+from hil.controller.devices.console.viewing import encode_input, read_stored_lines
+from hil.controller.farm.client.client import open_channel
+from hil.controller.farm.paths import FarmAddress
+from hil.controller.farm.rpc import DIAL_KEY, FarmStub
+from hil.core.board_config import BoardConfig
+from hil.core.text import TextSink
+from hil.errors import HilError, UsageError
+from hil.protocol import grpc_calls
+from hil.protocol.v1 import farm_pb2 as pb
+
+_POLL_SECONDS = 0.2
+# Time for the user's request.
+_FIRST_SECONDS = 10.0
+# Maximum users at the same time, and lines that wait for a slow user.
+MAX_USERS = 16
+_MAX_WAITING = 20_000
+# Maximum bytes of a request or a line of input.
+_MAX_INPUT = 1 << 16
+
+
+class ConsoleEndpoint:
+    """Console of a board for users of the farm. The first user opens the console, and the last one closes it.
+
+    Args:
+        get_config: returns the board's config.
+        say: receives notes for the operator of the host.
+    """
+
+    def __init__(self, get_config: Callable[[], BoardConfig], farm: FarmAddress, say: TextSink) -> None:
+        self._get_config, self._farm, self._say = get_config, farm, say
+        self._lock = threading.Lock()
+        self._reader: ConsoleReader | None = None
+        self._users: list[queue.Queue[ConsoleLine]] = []
+        self._calls: set[Any] = set()
+        self._is_closed = threading.Event()
+
+    def open_dial(self, dial: pb.DialIn, gateway: str, may_write: Callable[[], bool]) -> None:
+        """Serve a user in a separate thread.
+
+        Args:
+            gateway: address to connect to if the dial does not contain one.
+            may_write: returns True while the user leases the board.
+        """
+        arguments = (dial, gateway, may_write)
+        threading.Thread(target=self._serve_user, args=arguments, daemon=True, name="farm-console").start()
+
+    def close(self) -> None:
+        """End all connections, and close the console."""
+        self._is_closed.set()
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+    def _serve_user(self, dial: pb.DialIn, gateway: str, may_write: Callable[[], bool]) -> None:
+        try:
+            channel = open_channel(dial.gateway or gateway, self._farm.ca)
+        except HilError as error:
+            return self._say(f"console connection failed: {error}")
+        ended = threading.Event()
+        asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        try:
+            metadata = [*self._farm.metadata, (DIAL_KEY, dial.id)]
+            pieces = self._iter_pieces(asked, ended)
+            call = FarmStub(InterruptibleChannel(channel)).Accept(pieces, metadata=metadata)
+            with self._lock:
+                self._calls.add(call)
+            try:
+                self._read_input(call, asked, may_write)
+            finally:
+                ended.set()
+                call.cancel()
+                with self._lock:
+                    self._calls.discard(call)
+        except grpc.RpcError:
+            pass  # the user or the gateway closed the connection
+        finally:
+            ended.set()
+            grpc_calls.close_channel(channel)
+
+    def _read_input(self, call: Any, asked: queue.SimpleQueue[float | None], may_write: Callable[[], bool]) -> None:
+        """Read the user's request and input until the user ends the connection."""
+        rest, is_first = b"", True
+        for piece in call:
+            if not piece.data or len(rest) > _MAX_INPUT:
+                return
+            *lines, rest = (rest + piece.data).split(b"\n")
+            for line in lines:
+                try:
+                    request = json.loads(line)
+                    if is_first:
+                        since_s = request["since_s"]
+                        asked.put(None if since_s is None else float(since_s))
+                        is_first = False
+                    elif may_write():
+                        self._write_input(str(request["input"]))
+                except (ValueError, KeyError, TypeError):
+                    return
+
+    def _write_input(self, text: str) -> None:
+        reader = self._reader
+        if reader is not None:
+            try:
+                reader.write(encode_input(self._get_config(), text))
+            except HilError as error:
+                self._say(f"console input failed: {error.message}")
+
+    def _iter_pieces(self, asked: queue.SimpleQueue[float | None], ended: threading.Event) -> Iterator[pb.Piece]:
+        """Yield the lines for a user. Yield an error if the console cannot be read."""
+        try:
+            since_s = asked.get(timeout=_FIRST_SECONDS)
+            with self._open_lines() as lines:
+                known: list[ConsoleLine] = [] if since_s is None else read_stored_lines(self._get_config(), since_s)
+                yield from _encode_pieces(known)
+                recent = set(known[-200:])
+                while not (ended.is_set() or self._is_closed.is_set()):
+                    new = [line for line in _take_lines(lines) if line not in recent]
+                    yield from _encode_pieces(new)
+        except queue.Empty:
+            return
+        except HilError as error:
+            text = json.dumps({"error": error.message, "hint": error.hint})
+            yield pb.Piece(data=text.encode() + b"\n")
+
+    @contextlib.contextmanager
+    def _open_lines(self) -> Iterator[queue.Queue[ConsoleLine]]:
+        """Open the console for a user, unless it is open. Yield the queue of new lines."""
+        lines: queue.Queue[ConsoleLine] = queue.Queue(_MAX_WAITING)
+        with self._lock:
+            config = self._get_config()
+            if not config.console.is_set:
+                raise UsageError(f"{config.name} has no console", hint="add [console] to its config on the host")
+            if len(self._users) >= MAX_USERS:
+                raise UsageError(f"{MAX_USERS} users already read the console of {config.name}")
+            # Before the reader starts, so that this user gets the first line.
+            self._users.append(lines)
+            try:
+                if self._reader is None:
+                    self._reader = ConsoleReader(config, self._add_lines)
+            except BaseException:
+                self._users.remove(lines)
+                raise
+        try:
+            yield lines
+        finally:
+            with self._lock:
+                self._users.remove(lines)
+                reader = None
+                if not self._users:
+                    reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
+
+    def _add_lines(self, found: Sequence[ConsoleLine]) -> None:
+        for lines in list(self._users):
+            with contextlib.suppress(queue.Full):  # a slow user loses lines
+                for line in found:
+                    lines.put_nowait(line)
+
+
+def _take_lines(lines: queue.Queue[ConsoleLine]) -> list[ConsoleLine]:
+    """Return the waiting lines, after a short wait for the first one."""
+    found: list[ConsoleLine] = []
+    with contextlib.suppress(queue.Empty):
+        found.append(lines.get(timeout=_POLL_SECONDS))
+        while len(found) < 1000:
+            found.append(lines.get_nowait())
+    return found
+
+
+def _encode_pieces(lines: Sequence[ConsoleLine]) -> Iterator[pb.Piece]:
+    for at in range(0, len(lines), 100):
+        yield pb.Piece(data=b"".join(encode_entry(make_entry(line)) for line in lines[at : at + 100]))

@@ -1,0 +1,1 @@
+"""Messages to webhooks: signature, formats and delivery. This package decides nothing about events."""

@@ -1,0 +1,1 @@
+"""Documents of `hil web`: the JSON form of its pages."""

@@ -1,0 +1,1 @@
+"""Messages about the causes of new failures: `hil notify`."""

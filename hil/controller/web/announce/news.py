@@ -1,0 +1,95 @@
+"""Read the causes of new failures from the stored sessions, without a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hil.controller.records.decisions.notification import NotifiedCause
+from hil.controller.records.decisions.triage import HIDDEN
+from hil.controller.records.pages.common import BaselineName
+from hil.controller.web.history.baseline import find_baseline_of
+from hil.controller.web.history.causes import Cause
+from hil.controller.web.history.changed_cases import NewChanges, read_new_changes
+from hil.controller.web.index.folders import index_path
+from hil.controller.web.index.index import IndexReader, IndexWriter
+from hil.controller.web.index.indexer import Indexer
+from hil.controller.workloads.triage.entries import TriagedCase, TriageList
+from hil.errors import UsageError
+
+# Maximum seconds to analyse the histories of cases, and maximum cases to name in a message.
+_ANALYSIS_SECONDS, MAX_NAMES = 600.0, 20
+
+
+@dataclass(frozen=True)
+class NightNews:
+    """New causes since a baseline."""
+
+    baseline: BaselineName
+    causes: Sequence[NotifiedCause]  # without known failures
+    known: int  # causes whose cases are all known failures
+    url: str  # home page of these causes, or ""
+
+
+def read_news(roots: Sequence[Path], since: str, triage: TriageList, web_url: str = "") -> NightNews:
+    """Update the index of the runs directories, and return the causes of changes since a baseline.
+
+    Args:
+        since: baseline as in the address of the home page; "" is the night before the newest night.
+        web_url: address of hil web for links, or "".
+
+    Raises:
+        UsageError: invalid baseline, or hil cannot analyse all sessions.
+        StorageError: the index cannot be written.
+    """
+    changes = _read_changes([root.resolve() for root in roots], since)
+    if changes.baseline.is_empty:
+        text = f"nothing to compare: no earlier session of {changes.baseline.kind} {changes.baseline.value!r}"
+        raise UsageError(text, hint="select another baseline with --since")
+    address = web_url.rstrip("/")
+    shown = [one for one in changes.causes if not _is_known(one, triage)]
+    url = f"{address}/?since={changes.baseline.text}" if address else ""
+    found = [_make_cause(one, changes, triage, address) for one in shown]
+    baseline = BaselineName(kind=changes.baseline.kind, value=changes.baseline.value)
+    return NightNews(baseline, found, len(changes.causes) - len(shown), url)
+
+
+def _read_changes(roots: Sequence[Path], since: str) -> NewChanges:
+    path, begun = index_path(roots), time.monotonic()
+    with IndexWriter(path) as writer:
+        indexer, reader = Indexer(writer, roots), IndexReader(path)
+        while True:
+            indexer.scan()
+            with reader.open_snapshot() as database:
+                changes = read_new_changes(database, find_baseline_of(database, since))
+            # A running hil web with the same directories writes the index instead.
+            if not changes.unjudged:
+                return changes
+            if time.monotonic() - begun > _ANALYSIS_SECONDS:
+                raise UsageError(f"{changes.unjudged} histories are not analysed yet", hint="retry later")
+            time.sleep(indexer.pause_s)
+
+
+def _is_known(cause: Cause, triage: TriageList) -> bool:
+    """Return True if triage marks all cases of a cause as known failures."""
+    states = [
+        entry.state if entry is not None and (not entry.outcomes or (one.outcome or "SLOWER") in entry.outcomes) else ""
+        for one in cause.members
+        for entry in [triage.find(TriagedCase(one.case, one.suite, one.flow, one.board, one.runtime))]
+    ]
+    return all(state in HIDDEN for state in states)
+
+
+def _make_cause(cause: Cause, changes: NewChanges, triage: TriageList, address: str) -> NotifiedCause:
+    entries = [triage.find(TriagedCase(one.case, one.suite, one.flow, one.board, one.runtime)) for one in cause.members]
+    names = ("key", "title", "explanation", "kind", "subject", "what", "date", "ratio")
+    return NotifiedCause(
+        **{name: getattr(cause, name) for name in names},
+        boards=list(cause.boards),
+        names=list(cause.names)[:MAX_NAMES],
+        cases=len(cause.members),
+        owners=sorted({entry.owner for entry in entries if entry is not None and entry.owner}),
+        url=f"{address}/cause?{changes.make_query(cause)}" if address else "",
+    )

@@ -1,0 +1,1 @@
+"""Maps and charts of tensors: pictures, axes and legends."""

@@ -1,0 +1,1 @@
+"""Tables of stored benches, evaluations and traces, for data frames."""

