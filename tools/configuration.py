@@ -114,8 +114,10 @@ def _format_type(key: ConfigKey) -> str:
     kinds = schema["type"]
     if isinstance(kinds, list):
         return "command or request" if "object" in kinds else "command"
-    if kinds == "array" and isinstance(schema["items"]["type"], list):
+    if kinds == "array" and isinstance(schema["items"]["type"], list) and "properties" not in schema["items"]:
         return "list of commands"
+    if kinds == "array" and "properties" in schema["items"]:
+        return "list of tables"
     if "minimum" in schema and schema["maximum"] < 1 << 62:
         return f"{_TYPES[kinds]} from {schema['minimum']} to {schema['maximum']:,}"
     return _TYPES[kinds] + (" above 0" if "exclusiveMinimum" in schema else "")

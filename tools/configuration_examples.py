@@ -12,6 +12,7 @@ board = "sim-f16"                # or: runtime_hw_type = "sim-f16"
 flow = "iree-debug"
 out = "results/runs"
 web_url = "https://hil.lab"
+notify_github = "lab/models"
 runtime = "iree"
 arithmetic = "float16"
 function = "main"
@@ -73,6 +74,7 @@ aging_s = 300
 share_half_life_s = 7200
 keep_days = 90
 reserve_lead_s = 600
+gather_s = 30
 
 [limits]
 boards = 2
@@ -139,6 +141,26 @@ timeout_s = 30
 steps = [{ board = ["systemctl", "restart", "npu"] }, "reset", { command = ["./unplug", "3"] }, "cycle"]
 timeout_s = 20
 
+[console]
+serial = "/dev/ttyUSB0"
+baud = 115200
+boot = "login:"
+boot_s = 60
+
+[[console.patterns]]
+name = "npu fault"
+pattern = "npu[0-9]: fault"
+meaning = "the accelerator stopped"
+
+[provision]
+command = ["./flash", "{image}"]
+timeout_s = 600
+boot_s = 120
+
+[access]
+users = ["ana"]
+groups = ["vision"]
+
 [measure]
 before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-control --speed 100"]
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
@@ -146,6 +168,9 @@ timeout_s = 20
 """,
         "boards/agent.toml": """\
 # An agent that listens on a port, with TLS.
+[console]
+command = ["picocom", "--quiet", "/dev/ttyUSB1"]
+
 [connection]
 address = "board.lab:7061"
 token_file = "board.token"
@@ -175,6 +200,9 @@ cmd_off = "labgrid-client -p npu-1 power off"
 cmd_on = "labgrid-client -p npu-1 power on"
 cmd_cycle = "labgrid-client -p npu-1 power cycle"
 
+[console]
+labgrid = "console"
+
 [labgrid]
 place = "npu-1"
 coordinator = "labgrid.lab:20408"
@@ -183,6 +211,9 @@ client = "labgrid-client"
 """,
         "boards/program.toml": """\
 # A program of the host that hil installs on the board.
+[console]
+address = "telnet://lab:4001"
+
 [runtime]
 kind = "command"
 file = "bin/iree-run-module"

@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hil.core.config_keys import make_key
 from hil.core.config_values import check_type, make_values, parse_timeout, parse_words
 from hil.errors import UsageError, did_you_mean
 
@@ -96,14 +97,16 @@ BUILT_IN_PATTERNS = (
 class ConsoleConfig:
     """The ``[console]`` table. Without a link, the board has no console."""
 
-    serial: str = ""  # device of a serial port
-    baud: int = 115200
-    command: tuple[str, ...] = ()  # program that prints the console on stdout, and reads input from stdin
-    address: str = ""  # ``tcp://HOST:PORT`` or ``telnet://HOST:PORT``
-    labgrid: str = ""  # ``NetworkSerialPort`` of the labgrid place
-    boot: str = ""  # pattern of the line that ends the boot; "" if unknown
-    boot_s: float = 120.0  # maximum seconds until the pattern appears
-    patterns: tuple[ConsolePattern, ...] = ()  # patterns in addition to :data:`BUILT_IN_PATTERNS`
+    serial: str = make_key("", "Device of a serial port.")
+    baud: int = make_key(115200, "Speed of the serial port.", bounds=(50, _MAX_BAUD))
+    command: tuple[str, ...] = make_key((), "Program that prints the console on stdout, and reads input from stdin.")
+    address: str = make_key("", "`tcp://HOST:PORT` or `telnet://HOST:PORT`, such as a port of ser2net.")
+    labgrid: str = make_key("", "`NetworkSerialPort` of the board's labgrid place.")
+    boot: str = make_key("", "Regular expression for the line that ends the boot.", unset="unknown")
+    boot_s: float = make_key(120.0, "Maximum seconds until this line appears.")
+    patterns: tuple[ConsolePattern, ...] = make_key(
+        (), "Tables with `name`, `pattern` and `meaning`, for lines that explain a failure.", unset="built-in patterns"
+    )
 
     @property
     def is_set(self) -> bool:
@@ -120,9 +123,9 @@ class ConsoleConfig:
 class Provision:
     """The ``[provision]`` table: command that writes an image to the board."""
 
-    command: tuple[str, ...] = ()  # program and arguments; ``{image}`` is the image's path
-    timeout_s: float = 1800.0
-    boot_s: float = 300.0  # maximum seconds until the board responds after the command
+    command: tuple[str, ...] = make_key((), "Program and arguments; `{image}` is the path of the image.")
+    timeout_s: float = make_key(1800.0, "Timeout of the command, in seconds.")
+    boot_s: float = make_key(300.0, "Maximum seconds until the board responds after the command.")
 
 
 def parse_console(table: Mapping[str, Any], where: Path) -> ConsoleConfig:

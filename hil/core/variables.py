@@ -52,6 +52,10 @@ VARIABLES = (
         "HIL_WEB_URL", "Server of `hil web`, for links from reports to stored results.", example="https://hil.lab"
     ),
     Variable("HIL_WEB_TOKEN", "Token of a `hil web` server, for `hil web` and `hil publish`.", is_secret=True),
+    Variable("HIL_NOTIFY_URL", "URL of the webhook of `hil notify`.", is_secret=True),
+    Variable("HIL_NOTIFY_SECRET", "Key that signs the messages of `hil notify`.", is_secret=True),
+    Variable("HIL_FARM_ISSUER", "Login provider of `hil farm login`.", example="https://login.lab"),
+    Variable("HIL_FARM_CLIENT_ID", "Client of the farm at the login provider.", example="hil"),
     Variable("HIL_FARM", "Address of the farm's gateway.", unset="the farm on this machine", example="farm.lab:7070"),
     Variable("HIL_FARM_TOKEN", "Token for the farm.", is_secret=True),
     Variable("HIL_FARM_CA", "Certificate authority (PEM) of the farm's gateway.", example="/etc/hil/ca.pem"),
@@ -71,6 +75,7 @@ VARIABLES = (
         example="s3://hil/farm",
     ),
     Variable("HIL_BOARD_NAME", "Farm jobs: name of the board.", use="set"),
+    Variable("HIL_BOARD_NAMES", "Farm jobs and leases: names of all boards in order, separated by spaces.", use="set"),
     Variable("HIL_BOARD_ADDRESS", "Farm jobs: address of the board.", use="set"),
     Variable("HIL_FARM_JOB", "Farm jobs: ID of the job.", use="set"),
     Variable("HIL_FARM_USER", "Farm jobs: user who submitted the job.", use="set"),

@@ -21,6 +21,7 @@ from hil.core import board_config
 from hil.core.board_parser import BOARD_KEYS
 from hil.core.config_files import list_trusted_settings
 from hil.core.config_keys import KeyInfo, list_keys
+from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
 
 # Type of a value in a JSON schema -> text for people.
@@ -41,9 +42,20 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
     (board_config.Recover, "steps"): {"type": "array", "items": {"type": ["string", "object"]}},
     (board_config.MeasureCommands, "before"): {"type": "array", "items": {"type": ["string", "object"]}},
     (board_config.MeasureCommands, "after"): {"type": "array", "items": {"type": ["string", "object"]}},
+    (ConsoleConfig, "command"): _COMMAND,
+    (Provision, "command"): _COMMAND,
+    (ConsoleConfig, "patterns"): {
+        "type": "array",
+        "items": {
+            "type": ["object"],
+            "properties": {name: {"type": "string"} for name in ("name", "pattern", "meaning")},
+            "required": ["name", "pattern"],
+            "additionalProperties": False,
+        },
+    },
     **{
         (kind, name): _MAX_DAY
-        for kind in (board_config.Power, board_config.Recover, board_config.MeasureCommands)
+        for kind in (board_config.Power, board_config.Recover, board_config.MeasureCommands, ConsoleConfig, Provision)
         for name in ("delay", "boot_s", "timeout_s")
     },
     **{(Microcontroller, name): _COMMAND for name in ("flash", "reset")},
@@ -187,12 +199,19 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
-        ConfigTable("labgrid", "Board that labgrid manages.", list_dataclass_keys(board_config.Labgrid)),
+        ConfigTable(
+            "console",
+            "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "
+            "is required.",
+            list_dataclass_keys(ConsoleConfig),
+        ),
+        ConfigTable("provision", "[Image](console.md#write-an-image) of the board.", list_dataclass_keys(Provision)),
         ConfigTable(
             "access",
-            "Users of a [farm](farm-access.md) that may use the board. Without this table, everyone may use it.",
+            "Users and groups of a farm. Without this table, all users may use the board.",
             list_dataclass_keys(board_config.AccessList),
         ),
+        ConfigTable("labgrid", "Board that labgrid manages.", list_dataclass_keys(board_config.Labgrid)),
         ConfigTable(
             "mcu",
             "[Microcontroller](microcontrollers.md) on a serial line.",

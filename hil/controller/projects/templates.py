@@ -57,7 +57,7 @@ def write_project(texts: ProjectTexts) -> str:
     own = dims.pop(texts.model.name, "")
     others = "".join(f"\n[models.{_quote(glob.escape(name))}]\n{text}" for name, text in dims.items())
     return f"""\
-# Options of the hil commands in this directory. `hil config show` lists all options with their values.
+# Options of the hil commands in this directory. `hil config show --describe` lists all options.
 
 [defaults]
 # Board of commands without --board. The variable HIL_BOARD overrides this value.
