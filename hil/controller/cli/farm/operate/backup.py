@@ -78,8 +78,8 @@ def restore(file: Path, db: str, artifacts: str, force: bool, dry_run: bool, as_
     """Restore a farm from FILE, which hil farm backup wrote. The farm must be stopped.
 
     hil verifies the whole FILE first. After an error, the old farm is unchanged. Jobs that ran at the time of the
-    backup run again. All tokens of the backup are valid again. Restore only a FILE that you trust: the database runs
-    its content.
+    backup run again, except commands with a single attempt. All tokens of the backup are valid again. Restore only
+    a FILE that you trust: the database runs its content.
     """
     from hil.controller.farm.local.local_farm import need_packages
 
