@@ -28,7 +28,7 @@ from hil.controller.farm.webhooks.webhook_settings import BOARD_QUARANTINED, HOS
 from hil.controller.notify.delivery import MessageFormat, compute_backoff, encode_body, post_message
 from hil.controller.notify.slack import build_slack_message
 from hil.controller.records.lab.farm import FarmJob
-from hil.controller.records.lab.webhooks import WebhookJob, TestedWebhook, WebhookMessage
+from hil.controller.records.lab.webhooks import TestedWebhook, WebhookJob, WebhookMessage
 from hil.errors import DeliveryFailed, UsageError, did_you_mean
 
 _LOG = logging.getLogger("hil.farm.gateway")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
@@ -43,7 +43,7 @@ ANSWERS: dict[str, Any] = {
 class FakeClient:
     """Fake connection that stores the requests."""
 
-    asked: list[tuple[str, dict[str, Any]]] = []
+    asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
 
     def __init__(self, address: Any, **settings: object) -> None:
         self.address = address
