@@ -42,7 +42,7 @@ from hil.controller.records.commands.farm import (
     StatsReport,
     SubmissionStatus,
 )
-from hil.controller.records.lab.farm import FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
+from hil.controller.records.lab.farm import FarmAttempt, FarmBoard, FarmEvent, FarmJob, FarmStats, JobDetails
 from hil.errors import UsageError, did_you_mean, format_expected
 
 if TYPE_CHECKING:
@@ -196,10 +196,20 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
         answer(True, JobReport(job=job))
         return
     asked = {"selector": job.selector, "board": job.pinned, "priority": job.priority, "project": job.project}
+    asked["further boards"] = "; ".join(" ".join(filter(None, (one.board, one.selector))) or "any" for one in job.more)
     asked["waits"] = turn_text(job)
     wishes = [line((f"{label}: ", "bold"), text) for label, text in asked.items() if text]
-    more = [line(""), make_table(ATTEMPTS, list(enumerate(job.attempts_made, 1)))] if job.attempts_made else []
+    more = [line(""), make_table(ATTEMPTS, _number_attempts(job.attempts_made))] if job.attempts_made else []
     show(make_table(JOBS, [job]), line(""), *wishes, *more)
+
+
+def _number_attempts(leases: Sequence[FarmAttempt]) -> list[tuple[int, FarmAttempt]]:
+    """Return each lease with the number of its attempt. An attempt with several boards has several leases."""
+    number, found = 0, []
+    for lease in leases:
+        number += lease.part == 0
+        found.append((number, lease))
+    return found
 
 
 @make_command(epilog='Example: hil farm boards --select "arch=aarch64, mem>=1GiB"')

@@ -43,6 +43,6 @@ async def list_permissions(tx: Tx, who: Principal | None, user: str = "") -> lis
         access = read_access(row["access"])
         users = sorted(one for one, mine in groups.items() if access.allows(one, mine)) if is_admin else []
         allowed = access.allows(user, groups[user])
-        listed = BoardUsers(users=access.users, groups=access.groups)
+        listed = BoardUsers(users=list(access.users), groups=list(access.groups))
         found.append(BoardPermission(board=row["name"], access=listed, allowed=allowed, users=users))
     return found

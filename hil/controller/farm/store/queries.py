@@ -178,7 +178,7 @@ async def job(tx: Tx, name: str) -> JobDetails:
         )
     query = (
         "select id as lease, part, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
-        " where job = %s order by id"
+        " where job = %s order by attempt, part, id"
     )
     attempts = await fetch_rows(tx, query, [found[0]["id"]])
     made = [FarmAttempt(**_format_row(row)) for row in attempts]

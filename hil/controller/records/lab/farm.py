@@ -148,8 +148,8 @@ def make_suite_part(values: dict[str, Any]) -> SuitePart:
 class BoardUsers(Record, kw_only=True):
     """Users and groups that may use a board; everyone if both are empty."""
 
-    users: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    users: list[str] = []
+    groups: list[str] = []
 
 
 class FarmBoard(Record, kw_only=True):

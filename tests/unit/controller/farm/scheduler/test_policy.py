@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.farm.messages import Kind, Priority
+from hil.controller.farm.messages import BoardAccess, BoardRequest, Kind, Priority
 from hil.controller.farm.scheduler import policy
 from hil.controller.farm.scheduler.candidates import BoardUse, FreeBoard, WaitingJob
 from hil.controller.farm.scheduler.policy import assign
 from hil.controller.farm.selector import parse
+from hil.controller.farm.settings import FarmLimits, UserLimits
 
 AGING_S = 600.0
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -311,3 +312,58 @@ def test_policy_caches_selector_matches_per_board(monkeypatch: pytest.MonkeyPatc
     assert len(assign(jobs, boards, {}, AGING_S)) == 200
     assert set(asked.values()) == {1}
     assert len(asked) == len(selectors) * len(boards)
+
+
+def pair(number: int, *names: str, **settings: Any) -> WaitingJob:
+    """Return a job that needs these boards at once."""
+    first, *more = names
+    return job(number, board=first, more=tuple(BoardRequest(board=name) for name in more), **settings)
+
+
+def test_policy_grants_all_boards_of_job_or_none():
+    assert given_to([pair(1, "b", "a")], A, B) == ["1b", "1a"]
+    assert given_to([pair(1, "a", "b")], A) == []
+    assert given_to([pair(1, "a", "b"), job(2)], A) == ["2a"]
+
+
+def test_policy_finds_different_boards_for_overlapping_requests():
+    small, large = FreeBoard("s", {"ram": 1}), FreeBoard("l", {"ram": 2})
+    wanted = job(1, selector="ram>=1", more=(BoardRequest("ram<2"),))
+    assert given_to([wanted], small, large) == ["1l", "1s"]
+
+
+def test_policy_keeps_boards_for_job_after_long_wait():
+    jobs = [pair(1, "a", "b", waits_s=70.0), job(2, waits_s=1.0)]
+    assert assign(jobs, [A], {}, AGING_S, busy=[B], gather_s=60.0) == []
+    assert assign(jobs, [A], {}, AGING_S, busy=[B], gather_s=80.0) == [(2, "a")]
+    assert assign(jobs, [A], {}, AGING_S, busy=[], gather_s=60.0) == [(2, "a")]
+
+
+def test_policy_limits_boards_of_job():
+    limits = FarmLimits(UserLimits(boards=1))
+    assert assign([pair(1, "a", "b"), job(2)], [A, B], {}, AGING_S, limits) == [(2, "a")]
+
+
+def test_policy_respects_access_of_board():
+    closed = replace(A, access=BoardAccess(groups=("vision",)))
+    assert given_to([job(1), job(2, "bob", groups=frozenset({"vision"}))], closed) == ["2a"]
+    assert given_to([job(1)], closed, B) == ["1b"]
+
+
+@given(st.lists(st.sets(st.sampled_from("abc"), min_size=1), min_size=1, max_size=8))
+def test_policy_ends_all_jobs_with_overlapping_boards(needs: list[set[str]]):
+    """Jobs that need any sets of boards all run: no two jobs wait for boards of each other."""
+    waiting = [pair(number, *sorted(names), waits_s=100.0) for number, names in enumerate(needs)]
+    running: list[tuple[int, str]] = []
+    for _ in range(2 * len(needs)):
+        used = {board for _, board in running}
+        free, busy = ([one for one in (A, B, C) if (one.name in used) is state] for state in (False, True))
+        granted = assign(waiting, free, {}, AGING_S, busy=busy, gather_s=0.0)
+        for number in {number for number, _ in granted}:
+            assert {board for of, board in granted if of == number} == needs[number]
+        started = {number for number, _ in granted}
+        waiting = [one for one in waiting if one.id not in started]
+        running += granted
+        ended = running[0][0] if running else None
+        running = [one for one in running if one[0] != ended]
+    assert waiting == []

@@ -256,7 +256,7 @@ def test_me_returns_caller(farm_db: str) -> None:
     who = Principal("ann", Role.SUBMITTER, "vision")
     said = msgspec.to_builtins(with_tx(farm_db, lambda tx: queries.ask(tx, "me", {}, FarmSettings(), who)))
     check_document(said, "me", "farm")
-    assert said == {"user": "ann", "role": "submitter", "project": "vision", "rights": []}
+    assert said == {"user": "ann", "role": "submitter", "project": "vision", "rights": [], "groups": []}
 
 
 def test_queries_succeed_on_empty_farm(farm_db: str) -> None:
