@@ -253,6 +253,17 @@ def test_map_files_contain_view_and_facts(images):
     assert missing.status_code == 404 and "map 'x' not found" in unescape(missing.text)
 
 
+def test_map_file_of_hostile_name_is_valid_xml(tmp_path):
+    name = "<script>\ufffe\uffff\x1b&"
+    values = {name: np.ones(3, np.float32)}
+    write_tensors(tmp_path, values, values)
+    with asking(tmp_path) as client:
+        answer = ask(client, "/tensors/map.svg", figure="value-0")
+    texts = [one.text for one in ElementTree.fromstring(answer.content).iter("{http://www.w3.org/2000/svg}text")]
+    assert "<script>\ufffd\ufffd\\x1b&" in texts[0]
+    assert re.fullmatch(r'attachment; filename="[\w.-]+"', answer.headers["content-disposition"])
+
+
 def test_tile_files_contain_all_tiles_of_the_page(images):
     with asking(images[0]) as client:
         svg = ask(client, "/tensors/map.svg", tiles=1, figure="tiles")
