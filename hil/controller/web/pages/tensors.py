@@ -103,13 +103,12 @@ def _read_cell(request: Request) -> Response:
 
 
 @router.get("/tensors/failing")
-async def failing(request: Request) -> Response:
-    """Redirect to the next or previous failing output of the session."""
-    return await run_heavy(_redirect_to_failing, request)
+def failing(request: Request) -> Response:
+    """Redirect to the next or previous failing output of the session.
 
-
-def _redirect_to_failing(request: Request) -> Response:
-    """Return the redirect. Raises UsageError if no failing case has stored tensors, or the direction is unknown."""
+    Raises:
+        UsageError: no failing case has stored tensors, or the direction is unknown.
+    """
     query, step = query_of(request), request.query_params.get("step", "next")
     if step not in ("next", "previous"):
         raise InvalidParameter.choose("step", step, ("next", "previous"))
@@ -125,12 +124,11 @@ def _redirect_to_failing(request: Request) -> Response:
 @router.get("/tensors/map.svg")
 @router.get("/tensors/map.png")
 async def map_file(request: Request) -> Response:
-    """Return a map of the current view as a file."""
-    return await run_heavy(_make_map_response, request)
+    """Return a map of the current view as a file. Raises UsageError if the view has no such map."""
+    return await run_heavy(_make_map, request)
 
 
-def _make_map_response(request: Request) -> Response:
-    """Return the file. Raises UsageError if the view has no such map."""
+def _make_map(request: Request) -> Response:
     query = query_of(request)
     _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside), "all")
