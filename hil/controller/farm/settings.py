@@ -20,7 +20,7 @@ _DAY_SECONDS = 86400.0
 _MAX_LIMIT = 10**15
 _NO_LIMIT = "no limit"
 _LIMITS, _USERS = "limits", "users"
-# The modules hil.controller.farm.oidc.oidc_settings and hil.controller.farm.webhooks.webhook_settings read the last ones.
+# Modules in hil.controller.farm.oidc and hil.controller.farm.webhooks read the last two.
 TABLES = ("terms", _LIMITS, TABLE, "oidc", "webhooks")
 
 
