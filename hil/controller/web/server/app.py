@@ -29,7 +29,7 @@ from hil.controller.web.pages.trends import gates, history, series
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.server.first_index import wait_for_index
-from hil.controller.web.server.json_api import OPENAPI, JsonErrors, JsonPages
+from hil.controller.web.server.json_api import OPENAPI, JsonErrors, JsonPages, is_of_api
 from hil.controller.web.server.openapi import describe_api
 from hil.controller.web.server.url_parameters import check_parameters, collect_documents, collect_parameters
 from hil.controller.web.site import WebSite, get_site
@@ -170,7 +170,8 @@ def _handle_internal_error(request: Request, error: Exception) -> Response:
 
 
 def _render_error(request: Request, status: int, message: str, hint: str, kind: str = "HTTPError") -> Response:
-    if is_json(request):
+    # An internal error is handled before the request of the API becomes a request for the page.
+    if is_json(request) or is_of_api(request.scope):
         return respond_with_error(status, kind, message, hint)
     # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:
