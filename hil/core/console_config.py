@@ -37,6 +37,8 @@ _MAX_PATTERN = 200
 _MAX_PATTERNS = 50
 # Further repetitions multiply the time for a line by its length.
 _MAX_REPEATS = 3
+# Further optional parts and groups with alternatives multiply the time by the number of their forms.
+_MAX_CHOICES = 6
 _MAX_BAUD = 20_000_000
 # Placeholder for the image file in ``[provision] command``.
 IMAGE = "{image}"
@@ -194,8 +196,8 @@ def _parse_patterns(values: Any, place: str) -> tuple[ConsolePattern, ...]:
 def check_pattern(pattern: str, place: str) -> None:
     """Raise UsageError for an invalid regular expression, or one that may need exponential time.
 
-    A group with a repetition or an alternative inside may not be repeated, such as ``(a+)+``. Together with
-    :data:`MATCHED_CHARACTERS`, this limits the time of a match.
+    A group with a repetition, an optional part or an alternative inside may not be repeated, such as ``(a+)+``. The
+    number of these parts is limited. Together with :data:`MATCHED_CHARACTERS`, this limits the time of a match.
     """
     try:
         re.compile(pattern)
@@ -216,17 +218,23 @@ def _find_slow_part(pattern: str) -> str:
     repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", plain))
     if repeats > _MAX_REPEATS:
         return f"{repeats} repetitions, at most {_MAX_REPEATS} are allowed"
-    open_groups: list[bool] = [False]
+    # A question mark after a repetition only changes the order of attempts.
+    plain = re.sub(r"([*+?}])\?", r"\1", plain)
+    choices = plain.count("?")
+    open_groups: list[str] = [""]
     for index, character in enumerate(plain):
         if character == "(":
-            open_groups.append(False)
-        elif character in "*+{|":
-            open_groups[-1] = True
+            open_groups.append("")
+        elif character in "*+{?|":
+            open_groups[-1] += character
         elif character == ")" and len(open_groups) > 1:
-            is_varied = open_groups.pop()
-            if is_varied and plain[index + 1 : index + 2] in ("*", "+", "{"):
-                return "a repeated group contains a repetition or an alternative"
-            open_groups[-1] |= is_varied
+            found = open_groups.pop()
+            if found and plain[index + 1 : index + 2] in ("*", "+", "{"):
+                return "a repeated group contains a repetition, an optional part or an alternative"
+            choices += "|" in found
+            open_groups[-1] += found.replace("|", "*")
+    if choices > _MAX_CHOICES:
+        return f"{choices} optional parts and groups with alternatives, at most {_MAX_CHOICES} are allowed"
     return ""
 
 
