@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.config_keys import make_key
-from hil.core.config_values import check_type, make_values, parse_timeout, parse_words
+from hil.core.config_values import make_values, parse_program, parse_timeout
 from hil.errors import UsageError, did_you_mean
 
 LINKS = ("serial", "command", "address", "labgrid")
@@ -146,7 +146,7 @@ def parse_console(table: Mapping[str, Any], where: Path) -> ConsoleConfig:
     if table and len(links) != 1:
         what = f"defines {' and '.join(links)}" if links else "has no link"
         raise UsageError(f"{place} {what}", hint=f"set exactly one of {', '.join(LINKS)}")
-    command = _parse_command(table["command"], place, where) if "command" in table else ()
+    command = parse_program(table["command"], f"{place} command", where) if "command" in table else ()
     if console.address:
         split_console_address(console.address, place)
     if not 50 <= console.baud <= _MAX_BAUD:
@@ -171,11 +171,6 @@ def split_console_address(address: str, place: str) -> tuple[str, str, int]:
             f"{place} address is {address!r}", hint="expected tcp://HOST:PORT or telnet://HOST:PORT, as for ser2net"
         )
     return protocol, host, int(port)
-
-
-def _parse_command(value: Any, place: str, where: Path) -> tuple[str, ...]:
-    program, *arguments = parse_words(value, f"{place} command")
-    return (str(where.absolute().parent / program) if "/" in program else program, *arguments)
 
 
 def _parse_patterns(values: Any, place: str) -> tuple[ConsolePattern, ...]:
@@ -250,7 +245,7 @@ def parse_provision(table: Mapping[str, Any], where: Path) -> Provision:
         return Provision()
     if "command" not in table:
         raise UsageError(f"{place} has no command", hint=f'for example command = ["flash", "{IMAGE}"]')
-    command = check_type(_parse_command(table["command"], place, where), "tuple[str, ...]", f"{place} command")
+    command = parse_program(table["command"], f"{place} command", where)
     if not any(IMAGE in word for word in command[1:]):
         raise UsageError(f"{place} command does not contain {IMAGE}", hint=f"add the argument {IMAGE}")
     seconds = {

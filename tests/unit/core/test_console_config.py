@@ -98,10 +98,20 @@ def test_built_in_patterns_are_valid_and_fast():
     assert time.process_time() - began < 5
 
 
-def test_program_of_console_is_part_of_trusted_digest(tmp_path):
-    program = tmp_path / "console.sh"
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[console]\ncommand = ["./program"]',
+        '[provision]\ncommand = ["./program", "{image}"]',
+        '[mcu]\nchip = "mps2-an386"\nflash = ["./program", "{elf}"]',
+        '[mcu]\nchip = "mps2-an386"\nreset = ["./program"]',
+        '[mcu]\nchip = "mps2-an386"\nuart = "program"',
+    ],
+)
+def test_program_is_part_of_trusted_digest(tmp_path, table):
+    program = tmp_path / "program"
     program.write_text("echo 1")
-    config = parse('[console]\ncommand = ["./console.sh"]', tmp_path)
+    config = parse(table, tmp_path)
     before = LoadedBoard(config, config.path, True).digest
     program.write_text("echo 2")
     assert LoadedBoard(config, config.path, True).digest != before
