@@ -91,6 +91,31 @@ auto = true
 path = "history"
 quota = "10 GiB"
 baseline = "main"
+
+[oidc]
+issuer = "https://login.example"
+audience = ["hil"]
+algorithms = ["RS256"]
+user_claim = "preferred_username"
+groups_claim = "groups"
+project_claim = "team"
+role = ""
+roles = { admin = ["lab"], submitter = ["developers"] }
+rights = { power = ["lab"] }
+leeway_s = 10
+stream_hours = 8
+
+[webhooks.ci]
+url = "https://ci.example/hil"
+secret_env = "CI_SECRET"
+format = "json"
+events = ["job_ended"]
+failed_only = true
+
+[webhooks.chat]
+url_env = "CHAT_URL"
+secret = "shared"
+format = "slack"
 """,
     },
     "board": {
@@ -208,6 +233,26 @@ place = "npu-1"
 coordinator = "labgrid.lab:20408"
 service = "ssh"
 client = "labgrid-client"
+""",
+        "boards/m4.toml": """\
+# A microcontroller on a serial line.
+[connection]
+address = "serial:/dev/ttyACM0"
+
+[mcu]
+chip = "stm32f407"
+core = "cortex-m4"
+flash_memory = "0x08000000:1M"
+ram = "0x20000000:128K"
+tick_hz = 168000000
+uart = "usart2.c"
+stack = "16K"
+baud = 921600
+defines = { USART2 = "0x40004400" }
+flash = ["openocd", "-f", "board/stm32f4discovery.cfg", "-c", "program {elf} verify reset exit"]
+reset = "openocd -f board/stm32f4discovery.cfg -c 'init; reset; exit'"
+boot_s = 5
+watchdog_s = 30
 """,
         "boards/program.toml": """\
 # A program of the host that hil installs on the board.

@@ -20,7 +20,8 @@ _DAY_SECONDS = 86400.0
 _MAX_LIMIT = 10**15
 _NO_LIMIT = "no limit"
 _LIMITS, _USERS = "limits", "users"
-TABLES = ("terms", _LIMITS, TABLE)
+# Modules in hil.controller.farm.oidc and hil.controller.farm.webhooks read the last two.
+TABLES = ("terms", _LIMITS, TABLE, "oidc", "webhooks")
 
 
 @dataclass(frozen=True)
