@@ -144,13 +144,13 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         users = _USED_BY.get(key)
         if users and kind in METER_KINDS and kind not in users:
             raise UsageError(f"{place} {key} has no effect with kind {kind!r}", hint=f"remove {key}")
-    seconds = {
-        key: parse_timeout(table.get(key, getattr(MeterConfig, key)), f"{place} {key}") for key in ("idle_s", "start_s")
-    }
+    idle_s, start_s = (
+        parse_timeout(table.get(key, getattr(MeterConfig, key)), f"{place} {key}") for key in ("idle_s", "start_s")
+    )
     rate = table.get("rate_hz", MeterConfig.rate_hz)
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= _MAX_RATE_HZ:
         raise UsageError(f"{place} rate_hz must be a number above 0, at most {_MAX_RATE_HZ:g}, got {rate!r}")
-    special = {"command", "rate_hz", "options", *seconds}
+    special = {"command", "rate_hz", "options", "idle_s", "start_s"}
     plain = {key: value for key, value in table.items() if key not in special}
     found: MeterConfig = make_values(MeterConfig, plain, place)
     for key, allowed in (("clock", METER_CLOCKS), ("windows", METER_WINDOWS)):
@@ -166,7 +166,8 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         raise UsageError(f"{place} has no command", hint='for example command = ["joulescope-stream", "--csv"]')
     return replace(
         found,
-        **seconds,
+        idle_s=idle_s,
+        start_s=start_s,
         rate_hz=float(rate),
         command=command,
         path=_resolve_path(found, place, where),

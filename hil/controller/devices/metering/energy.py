@@ -31,9 +31,9 @@ MAX_LOST = 0.01
 # Largest error of the clock, relative to the length of a window.
 MAX_CLOCK_ERROR = 0.01
 # Parts of an idle interval, whose powers give the standard error of the idle power.
-_IDLE_PARTS = 5
+_IDLE_PARTS = 10
 # A difference is noise below this many standard errors.
-_NOISE_ERRORS = 3.0
+_NOISE_ERRORS = 4.0
 
 TimeRange = tuple[int, int]
 

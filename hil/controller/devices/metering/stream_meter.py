@@ -182,7 +182,7 @@ class _ProgramSource:
             self._error_text += os.read(self._errors.fileno(), _CHUNK_BYTES)
         lines = self._error_text.decode("utf-8", errors="replace").strip().splitlines()
         more = f": {escape_controls(lines[-1][:200])}" if lines else ""
-        return f"the meter's command {shlex.join(self._argv)} ended ({how}){more}"
+        return f"the meter's command {self._argv[0]} {how}{more}"
 
     def close(self) -> None:
         """Stop the program with all processes of its group."""

@@ -148,10 +148,9 @@ def unwrap_counter(values: Floats, counter_range: float) -> Floats:
 
 def _find_folder(pattern: str) -> Path:
     """Return the directory of a path with wildcards, because the kernel numbers its sensors at each boot."""
+    found = [pattern]
     if glob.has_magic(pattern):
         found = sorted(glob.glob(pattern))  # noqa: PTH207 - the whole path is the pattern
-    else:
-        found = [pattern]
     if len(found) != 1 or not Path(found[0]).is_dir():
         what = f"matches {len(found)} directories" if len(found) != 1 else "is not a directory"
         raise UsageError(f"the meter's path {pattern} {what}", hint="correct [meter] path in the board's config")
