@@ -94,6 +94,7 @@ def _run_windows(side: BenchSide, meter: Meter, report: Callable[[float], None])
         _observe_runs(side, meter, batches)
         _wait(_SETTLE_SECONDS)
         after = _stay_idle(meter, side.board)
+    _wait_until(meter, after[1], side.board.meter.start_s)
     return _EnergyRun(batches, warmup, (before, after))
 
 
@@ -188,6 +189,14 @@ def _wait_for_samples(meter: Meter, limit_s: float) -> bool:
         if found.times_ns.size > 1 or found.problem:
             break
     return meter.read().times_ns.size > 1
+
+
+def _wait_until(meter: Meter, end_ns: int, limit_s: float) -> None:
+    """Wait until the samples reach a host time: they may arrive late, for example from a file."""
+    for _ in _iter_looks(limit_s):
+        found = meter.read()
+        if found.problem or found.clock == "board" or (found.times_ns.size and found.times_ns[-1] >= end_ns):
+            break
 
 
 def _stay_idle(meter: Meter, board: Board) -> TimeRange:

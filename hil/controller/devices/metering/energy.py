@@ -255,7 +255,7 @@ def _compute_joules(samples: PowerSamples, window: EnergyWindow) -> float:
 
 def _count_range(samples: PowerSamples, part: TimeRange) -> int:
     inside = samples.find(*part)
-    return inside.stop - inside.start
+    return int(inside.stop - inside.start)
 
 
 def _split_power(samples: PowerSamples, part: TimeRange) -> Floats:

@@ -54,5 +54,6 @@ class SimulatedMeter:
         active = np.zeros(times_ns.size, np.bool_)
         for start, end in self._runs:
             active |= (times_ns >= start) & (times_ns < end)
-        idle: Floats = power.idle_w + power.drift_w * (times_ns - self._start_ns) / 1e9
-        return idle + (power.active_w - power.idle_w) * active
+        elapsed_s = (times_ns - self._start_ns).astype(np.float64) / 1e9
+        watts: Floats = power.idle_w + power.drift_w * elapsed_s + (power.active_w - power.idle_w) * active
+        return watts
