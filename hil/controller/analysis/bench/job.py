@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.analysis.bench.conditions import prepare_boards, settle_boards, watch_conditions
-from hil.controller.analysis.bench.energy import measure_energy
+from hil.controller.analysis.bench.energy import measure_side_energy
 from hil.controller.analysis.bench.measure import MIN_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.prompts import group_sides, split_prompts
 from hil.controller.analysis.bench.stats import Batch, BenchJob
@@ -338,7 +338,7 @@ class _BenchRun:
                 def report(share: float, label: str = side.label) -> None:
                     self.screen.stage(title, round(100 * share), f"measuring the energy of {label}")
 
-                side.energy = measure_energy(side, report)
+                side.energy = measure_side_energy(side, report)
 
     def _finish_run(self, run: Run, interrupted: bool) -> BenchRecord:
         for side in self.sides:

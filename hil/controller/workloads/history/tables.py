@@ -116,7 +116,7 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
             *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
             entry.grade and entry.grade.grade,
-            *_list_energy(entry),
+            *list_energy(entry),
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
@@ -138,7 +138,7 @@ def _describe_energy(entry: HistoryEntry) -> str:
     return "-" if found is None or found.per_inference is None else format_joules(found.per_inference.joules)
 
 
-def _list_energy(entry: HistoryEntry) -> tuple[float | None, ...]:
+def list_energy(entry: HistoryEntry) -> tuple[float | None, ...]:
     """Return the energy of an inference with its interval, and the average and idle power."""
     found = entry.energy
     if found is None or found.per_inference is None:
