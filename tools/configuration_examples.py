@@ -190,6 +190,15 @@ groups = ["vision"]
 before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-control --speed 100"]
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
 timeout_s = 20
+
+[meter]
+kind = "command"
+command = ["joulescope-stream", "--csv"]
+columns = ["time", "volts", "amps", "gpio"]
+clock = "epoch"
+windows = "gpio"
+idle_s = 2
+start_s = 30
 """,
         "boards/agent.toml": """\
 # An agent that listens on a port, with TLS.
@@ -262,6 +271,32 @@ address = "telnet://lab:4001"
 [runtime]
 kind = "command"
 file = "bin/iree-run-module"
+""",
+        "boards/metered.toml": """\
+# A simulated board with a simulated meter.
+[simulator]
+
+[meter]
+kind = "simulated"
+rate_hz = 200
+
+[meter.options]
+idle_w = 2.0
+active_w = 5.0
+noise_w = 0.1
+drift_w = 0.01
+lost = 0.001
+seed = 1
+""",
+        "boards/sensor.toml": """\
+# A board with a power sensor that this machine reads.
+[connection]
+address = "hil@pi5-2.lab"
+
+[meter]
+kind = "hwmon"
+path = "/sys/class/hwmon/hwmon3"
+channel = 2
 """,
         "boards/emulated.toml": """\
 # An emulated board whose clock counts instructions.

@@ -13,6 +13,7 @@ from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
+from hil.core.meter_config import MeterConfig
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 
 ACTIONS = ("reset", "off", "on", "cycle")
@@ -256,6 +257,7 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
+    meter: MeterConfig = field(default_factory=MeterConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     provision: Provision = field(default_factory=Provision)
     simulator: Simulator | None = None

@@ -55,7 +55,7 @@ class LoadedBoard:
         for hook in (*config.power.hooks.values(), *config.recover.steps, *measure.before, *measure.after):
             if isinstance(hook, Command) and "/" in hook.argv[0]:
                 programs.append(Path(hook.argv[0]))
-        commands = [config.console.command, config.provision.command]
+        commands = [config.console.command, config.provision.command, config.meter.command]
         if config.mcu is not None:
             commands += [config.mcu.flash, config.mcu.reset, (config.mcu.uart,)]
         programs += [Path(argv[0]) for argv in commands if argv and "/" in argv[0]]

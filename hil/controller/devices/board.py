@@ -91,6 +91,7 @@ class Board:
         self.config = self._link.config or choice.config
         # Never use the link's config here: a provider's config must not run commands on this machine.
         self.measure = choice.config.measure
+        self.meter = choice.config.meter
         self.config_path = choice.config.path
         self.client = make_client(self._link, self.name)
         try:

@@ -23,6 +23,7 @@ from hil.core.config_files import list_trusted_settings
 from hil.core.config_keys import KeyInfo, list_keys
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
+from hil.core.meter_config import MeterConfig
 
 # Type of a value in a JSON schema -> text for people.
 Schema = Mapping[str, Any]
@@ -44,6 +45,9 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
     (board_config.MeasureCommands, "after"): {"type": "array", "items": {"type": ["string", "object"]}},
     (ConsoleConfig, "command"): _COMMAND,
     (Provision, "command"): _COMMAND,
+    (MeterConfig, "command"): _COMMAND,
+    (MeterConfig, "options"): {"type": "object"},
+    **{(MeterConfig, name): _MAX_DAY for name in ("idle_s", "start_s")},
     (ConsoleConfig, "patterns"): {
         "type": "array",
         "items": {
@@ -199,6 +203,7 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
+        ConfigTable("meter", "[Meter](energy.md) of the board's power.", list_dataclass_keys(MeterConfig)),
         ConfigTable(
             "console",
             "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "

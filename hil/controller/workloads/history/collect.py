@@ -218,6 +218,7 @@ def make_run_entry(
         grade=grade_measurement(side.conditions, times) if side and times else case.grade,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         instructions=counted if counted and counted.median is not None else None,
+        energy=side.energy if side and side.energy and not side.energy.refused else None,
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
         tools=ToolVersions(

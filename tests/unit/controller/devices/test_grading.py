@@ -8,7 +8,8 @@ import pytest
 from support.times import steady_times
 
 from hil.controller.devices.measuring.grading import grade_measurement
-from hil.controller.records.measurements.bench import Drift, Interval
+from hil.controller.records.measurements.bench import Drift
+from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.measurements.conditions import ConditionReading, Conditions
 
 
