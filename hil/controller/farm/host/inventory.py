@@ -162,9 +162,9 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
 
 
 def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys, power and console settings, as TOML."""
+    """Return the config without connection, keys, and commands and settings of this host, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover", "console", "provision", "access"):
+    for table in ("connection", "power", "recover", "measure", "console", "provision", "access"):
         document.pop(table, None)
     return tomlkit.dumps(document)
 

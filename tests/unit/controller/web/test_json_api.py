@@ -36,7 +36,7 @@ from tools.schemas import name_page
 DOCUMENTS = collect_documents(PAGES)
 # Routes without a document: files, downloads, streams, and data in other formats.
 OTHERS = re.compile(
-    r".*\.csv|/triage\.json|/log|/file|/share|/job/log(\.txt)?|/(farm/)?events|/api/.*|/graph/node-data|/perfetto/.*"
+    r".*\.csv|/triage\.json|/log|/file|/share|/job/log(\.txt)?|/board/console|/(farm/)?events|/api/.*|/graph/node-data|/perfetto/.*"
 )
 
 
