@@ -14,6 +14,7 @@ from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
+from hil.core.stack_config import StackValue
 
 ACTIONS = ("reset", "off", "on", "cycle")
 DEFAULT_FLAGS = (
@@ -258,6 +259,11 @@ class BoardConfig:
     measure: MeasureCommands = MeasureCommands()
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     provision: Provision = field(default_factory=Provision)
+    stack: Mapping[str, StackValue] = make_key(
+        dict,
+        "[Part of the stack](stack.md), such as `driver`: its version, the command on the board that prints it "
+        '(`["program"]`), or a command on this machine (`{ command = ["program"] }`). A command needs trust.',
+    )
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     mcu: Microcontroller | None = None

@@ -56,6 +56,7 @@ from hil.core.console_config import parse_console, parse_provision
 from hil.core.files import read_file, suggest_path
 from hil.core.mcu_config import MCU_RUNTIME, parse_mcu
 from hil.core.runtimes import list_known_runtimes
+from hil.core.stack_config import parse_stack
 from hil.errors import UsageError, did_you_mean
 
 # Keys of [board]. The other fields of BoardConfig are tables.
@@ -76,6 +77,7 @@ BOARD_TABLES = {
     "measure",
     "console",
     "provision",
+    "stack",
     "simulator",
     "labgrid",
     "mcu",
@@ -184,6 +186,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "measure": parse_measure(get_table("measure"), path),
             "console": parse_console(get_table("console"), path),
             "provision": parse_provision(get_table("provision"), path),
+            "stack": parse_stack(get_table("stack"), path),
             "simulator": simulator,
             "mcu": mcu,
             "labgrid": make_values(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),

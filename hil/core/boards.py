@@ -55,7 +55,8 @@ class LoadedBoard:
         for hook in (*config.power.hooks.values(), *config.recover.steps, *measure.before, *measure.after):
             if isinstance(hook, Command) and "/" in hook.argv[0]:
                 programs.append(Path(hook.argv[0]))
-        for argv in (config.console.command, config.provision.command):
+        commands = [one.command or one.board for one in config.stack.values()]
+        for argv in (config.console.command, config.provision.command, *commands):
             if argv and "/" in argv[0]:
                 programs.append(Path(argv[0]))
         try:
