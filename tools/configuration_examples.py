@@ -143,6 +143,11 @@ iree = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backen
 shelf = 2
 fan = true
 
+[stack]
+firmware = ["vcgencmd", "version"]
+driver = { command = ["./driver.sh", "pi5-1"] }
+carrier = "rev B"
+
 [connection]
 address = "hil@pi5-1.lab:22"
 identity = "keys/pi5"

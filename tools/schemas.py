@@ -21,6 +21,7 @@ from hil.controller.records.decisions.evaluation import EvaluatedSample, Evaluat
 from hil.controller.records.decisions.gate import GateRecord
 from hil.controller.records.decisions.notification import AnnouncedDocument, NightMessage, NotifyReport
 from hil.controller.records.decisions.reduce import ReduceRecord
+from hil.controller.records.decisions.stack_search import StackSearchRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
 from hil.controller.records.lab.webhooks import TestedWebhook, WebhookMessage
@@ -58,7 +59,7 @@ class SchemaFile:
 
 COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "bench": [BenchRecord],
-    "bisect": [BisectRecord],
+    "bisect": [BisectRecord, StackSearchRecord],
     "board check": [boards.CheckReport],
     "board clean": [boards.RemovedAgent],
     "board deploy": [boards.DeployedAgent],
@@ -170,6 +171,7 @@ STORED: Mapping[str, type[Record]] = {
     "matrix run": MatrixRun,
     "bench": BenchRecord,
     "bisect": BisectRecord,
+    "stack search": StackSearchRecord,
     "dispatches": DispatchList,
     "study": StudyRecord,
     "evaluation": EvaluationRecord,

@@ -23,6 +23,7 @@ from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import CallContext, Journal, Session, Sessions
+from hil.agent.stack import collect_stack
 from hil.agent.store import BlobStore, Quota
 from hil.agent.store_lock import StoreLock, store_error
 from hil.agent.supervisor import Supervisor
@@ -224,6 +225,7 @@ class BoardService:
             simulated=self._config.simulated,
             build=self._config.build,
             store_room_bytes=self._store.count_free_bytes(),
+            stack=() if self._config.machine else collect_stack(),
         )
 
     def _describe_runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:

@@ -57,6 +57,7 @@ from hil.core.files import read_file, suggest_path
 from hil.core.mcu_config import MCU_RUNTIME, parse_mcu
 from hil.core.meter_config import parse_meter
 from hil.core.runtimes import list_known_runtimes
+from hil.core.stack_config import parse_stack
 from hil.errors import UsageError, did_you_mean
 
 # Keys of [board]. The other fields of BoardConfig are tables.
@@ -78,6 +79,7 @@ BOARD_TABLES = {
     "meter",
     "console",
     "provision",
+    "stack",
     "simulator",
     "labgrid",
     "mcu",
@@ -187,6 +189,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "meter": parse_meter(get_table("meter"), path),
             "console": parse_console(get_table("console"), path),
             "provision": parse_provision(get_table("provision"), path),
+            "stack": parse_stack(get_table("stack"), path),
             "simulator": simulator,
             "mcu": mcu,
             "labgrid": make_values(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),

@@ -17,6 +17,7 @@ from hil.controller.devices.board_choice import BoardChoice, fill_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.measuring.measure_commands import prepare_board
 from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
@@ -93,6 +94,7 @@ class Board:
         self.measure = choice.config.measure
         self.meter = choice.config.meter
         self.config_path = choice.config.path
+        self._stack_values = choice.config.stack
         self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
@@ -118,7 +120,11 @@ class Board:
         found = self.client.info()
         lease = self.config.connection.lease
         image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        stack = StackReader(
+            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
+        ).read(found)
         more = {"lease": lease, "image": image.to_json() if image else None}
+        more |= {"stack": [one.to_json() for one in stack]}
         return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
@@ -552,6 +558,7 @@ class LoadedProgram:
             "machine": info.get("machine", {}),
             "readings": info.get("readings", []),
             "simulated": info.get("simulated", []),
+            "stack": info.get("stack", []),
             "agent_version": info.get("agent_version", ""),
             "runtime": self._artifact.runtime,
             "runtime_version": version,

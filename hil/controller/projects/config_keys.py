@@ -29,6 +29,12 @@ from hil.core.meter_config import MeterConfig
 Schema = Mapping[str, Any]
 _TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
 _COMMAND: Schema = {"type": ["string", "array"], "items": {"type": "string"}}
+_STACK_VALUE: Schema = {
+    "type": ["string", "array", "object"],
+    "items": {"type": "string"},
+    "properties": {"command": _TEXTS},
+    "additionalProperties": False,
+}
 _MAX_DAY = {"type": "number", "minimum": 0, "maximum": 86400}
 _TYPES: Mapping[Any, Schema] = {
     str: {"type": "string"},
@@ -186,6 +192,7 @@ def list_board_tables() -> list[ConfigTable]:
         _make_open_table("devices", "Devices of runtimes.", "RUNTIME", "devices"),
         _make_open_table("compile_flags", "Flags of compilers.", "COMPILER", "compile_flags"),
         _make_open_table("labels", "Labels.", "LABEL", "labels"),
+        _make_open_table("stack", "Parts of the stack.", "PART", "stack"),
         ConfigTable(
             "connection",
             "Connection to the board. Paths are relative to the config.",
@@ -233,7 +240,7 @@ def list_board_tables() -> list[ConfigTable]:
 
 def _make_open_table(table: str, meaning: str, name: str, field: str) -> ConfigTable:
     info = list_keys(board_config.BoardConfig)[field]
-    schemas: Mapping[str, Schema] = {"compile_flags": _TEXTS, "labels": {}}
+    schemas: Mapping[str, Schema] = {"compile_flags": _TEXTS, "labels": {}, "stack": _STACK_VALUE}
     schema = schemas.get(table, {"type": "string", **({"enum": list(info.values)} if info.values else {})})
     return ConfigTable(table, meaning, rest=ConfigKey(name, schema, "", info.meaning))
 

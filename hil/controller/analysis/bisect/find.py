@@ -109,7 +109,7 @@ def bisect(
     purpose = f"hil bisect {model.name}"
     with (
         make_temporary_folder("hil-bisect-") as scratch,
-        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=note_board) as pool,
+        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=note_board, record_folder=out) as pool,
     ):
         calls: list[str] = []
         if asked.generate is not None:
@@ -142,6 +142,7 @@ def bisect(
             subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
         )
         found, notes = _run_trials(bench, ways)
+        consoles = pool.save_consoles(is_last=True)
     source, runtime = subject.activations.source, chosen.runtime or choice.config.runtime
     first_isolated, first_cumulative = find_first_wrong(found, "isolated"), find_first_wrong(found, "cumulative")
     record = BisectRecord(
@@ -158,6 +159,7 @@ def bisect(
         exposed=found.exposed,
         notes=[*calls, *notes],
         folder=str(out or ""),
+        consoles=consoles,
         created=begun,
         origin=find_origin(asked.labels),
         command=get_typed_command(),

@@ -177,6 +177,8 @@ def _list_rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     for one in info.get("runtimes", ()):
         state = f"does not work: {one['error']}" if one.get("error") else describe_runtime(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
+    for part in info.get("stack", ()):
+        rows.append(("stack", f"{part['name']}: {part['version'] or 'unknown'}"))
     for one in info.get("readings", ()):
         value = one.get("text") or round(one.get("value", 0.0), 1)
         rows.append(("reading", f"{one['name']}: {value} {one.get('unit', '')}".rstrip()))

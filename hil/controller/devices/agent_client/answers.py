@@ -20,6 +20,7 @@ from hil.core import tensors
 from hil.core.cpuinfo import MAX_READING
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
 from hil.core.repetition import Answer, Repetition
+from hil.core.stack_config import MAX_PARTS
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import BoardLost, HilError, ProtocolBroken
@@ -119,6 +120,7 @@ def check_description(reply: pb.DescribeReply) -> None:
     _check_count(reply.runtimes, _RUNTIMES_MOST, "runtimes")
     _check_names([one.name for one in reply.runtimes], "runtimes")
     _check_readings(reply.readings)
+    _check_count(reply.stack, MAX_PARTS, "parts of the stack")
     _check_finite(reply.holder.held_s, "time the board is in use")
 
 

@@ -20,6 +20,7 @@ from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, 
 from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
 from hil.core.meter_config import MeterConfig
+from hil.core.stack_config import StackValue
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -156,8 +157,17 @@ def format_leased_config(config: BoardConfig, address: str, fence: int, lease: s
         document.pop(table, None)
     if config.console.is_set:
         document["console"] = _make_console_table(config.console)
+    if config.stack:
+        document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
     document["connection"] = {"address": address, "fence": fence, "lease": lease}
     return tomlkit.dumps(document)
+
+
+def _make_stack_value(value: StackValue) -> Any:
+    """Return a value of ``[stack]`` for a config in another directory."""
+    if value.command:
+        return {"command": list(value.command)}
+    return list(value.board) if value.board else value.text
 
 
 def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
@@ -169,10 +179,12 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
 
 
 def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys, power and console settings, as TOML."""
+    """Return the config without connection, keys, and commands and settings of this host, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover", "meter", "console", "provision", "access"):
+    for table in ("connection", "power", "recover", "measure", "meter", "console", "provision", "access"):
         document.pop(table, None)
+    # Commands would run on the user's machine.
+    document["stack"] = {name: one.text for name, one in config.stack.items() if one.text}
     return tomlkit.dumps(document)
 
 

@@ -141,6 +141,7 @@ class BoardSettings(Record, kw_only=True):
     recover: RecoverSettings
     console: ConsoleSettings
     provision: ProvisionSettings
+    stack: Annotated[dict[str, dict[str, Any]], note("part -> `text`, or the `command` or `board` command")] = {}
     simulator: SimulatorSettings | None
     labgrid: LabgridSettings
     path: str

@@ -60,6 +60,10 @@ class MeasuredBoard(Record, kw_only=True):
     id: Annotated[str, note("identifier of the machine, or empty")] = ""
     device: str = ""
     stack: Annotated[dict[str, str], note("kernel, CPU, libc, governors, firmware and similar facts")] = {}
+    parts: Annotated[
+        dict[str, str] | None,
+        note("versions of driver, firmware and other parts, empty if unknown; null in entries of earlier versions"),
+    ] = None
     readings: Annotated[
         dict[str, float], note("clocks in MHz, temperatures in degrees Celsius and other readings")
     ] = {}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hil.controller.records.measurements.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import compute_relative_spread, make_series_id
 from hil.controller.storage.screen.texts import as_text, format_joules, format_score, format_seconds, line
+from hil.controller.workloads.history.entry_changes import describe_stacks
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
 ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
@@ -45,7 +46,7 @@ def describe_entries(
     """Return the heads and the rows of a table of entries.
 
     If an entry has counts, a column shows the instructions. If an entry has a grade, a column shows the grades.
-    The same holds for the energy of an inference.
+    The same holds for the energy of an inference. If the stack changed, a column shows the changed parts.
     """
     heads: tuple[str, ...] = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS
     rows = [_describe_entry(one) for one in entries]
@@ -53,6 +54,7 @@ def describe_entries(
         "instructions": [_describe_instructions(one) for one in entries],
         "energy": [_describe_energy(one) for one in entries],
         "grade": ["-" if one.grade is None else one.grade.grade for one in entries],
+        "stack": _describe_stack_column(entries),
     }
     for head, cells in optional.items():
         if any(cell != "-" for cell in cells):
@@ -60,6 +62,13 @@ def describe_entries(
             rows = [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, cells, strict=True)]
             heads = (*heads[:place], head, *heads[place:])
     return heads, rows
+
+
+def _describe_stack_column(entries: Sequence[HistoryEntry]) -> list[str]:
+    """Return a cell per entry, or only dashes if no entry has a stack."""
+    if all(one.board.parts is None for one in entries):
+        return ["-"] * len(entries)
+    return [line(text) or "-" for text in describe_stacks(entries)]
 
 
 def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
