@@ -91,6 +91,38 @@ auto = true
 path = "history"
 quota = "10 GiB"
 baseline = "main"
+
+[webhooks.ci]
+url = "https://ci.example.com/hil"
+secret_env = "CI_SECRET"
+events = ["job_ended"]
+failed_only = true
+
+[webhooks.chat]
+url_env = "CHAT_URL"
+secret = "shared secret"
+format = "slack"
+
+[oidc]
+issuer = "https://login.example.com/realms/lab"
+audience = ["hil"]
+algorithms = ["RS256"]
+user_claim = "preferred_username"
+groups_claim = "groups"
+project_claim = "team"
+role = "submitter"
+leeway_s = 10
+stream_hours = 12
+
+[oidc.roles]
+viewer = ["guests"]
+submitter = ["vision", "speech"]
+host = ["lab-hosts"]
+admin = ["lab-admins"]
+
+[oidc.rights]
+power = ["vision"]
+commands = ["vision"]
 """,
     },
     "board": {

@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from hil.controller.cli.project.config_files import CONFIG_FILES
+from hil.controller.farm.oidc.oidc_settings import load_oidc
 from hil.controller.farm.settings import TABLES, load_history, load_settings
+from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 from hil.controller.pipeline.settings.project import read_project
 from hil.controller.projects.config_keys import ConfigTable
 from hil.controller.projects.config_schema import make_schema
@@ -48,7 +50,8 @@ def parse(kind: str, text: str, path: Path) -> Any:
         return read_project(path)
     if kind == "board":
         return parse_board(text, path)
-    return load_settings(path), load_history(path, "")
+    secrets = {"CI_SECRET": "secret", "CHAT_URL": "https://chat.example.com/hook"}
+    return load_settings(path), load_history(path, ""), load_webhooks(path, secrets), load_oidc(path)
 
 
 @pytest.mark.parametrize(("kind", "text"), ALL_EXAMPLES)
