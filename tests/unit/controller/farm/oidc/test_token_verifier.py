@@ -55,6 +55,13 @@ def test_verifier_refuses_users_without_role(provider: OidcProvider) -> None:
     assert verifier.verify(provider.make_token(groups="guests")).role is Role.VIEWER
 
 
+def test_verifier_uses_default_role_only_without_group(provider: OidcProvider) -> None:
+    verifier = make_verifier(provider, roles={"viewer": ("guests",), "host": ("lab",)})
+    assert verifier.verify(provider.make_token(groups=["guests"])).role is Role.VIEWER
+    assert verifier.verify(provider.make_token(groups=["guests", "lab"])).role is Role.HOST
+    assert verifier.verify(provider.make_token(groups=["others"])).role is Role.SUBMITTER
+
+
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
