@@ -24,7 +24,7 @@ from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
-from hil.controller.farm.messages import ENDED, Priority, Right, Role, Submission, parse_job
+from hil.controller.farm.messages import ENDED, BoardAccess, Priority, Right, Role, Submission, parse_job
 from hil.controller.farm.rpc import (
     CONSOLE_KEY,
     LEASE_KEY,
@@ -34,6 +34,7 @@ from hil.controller.farm.rpc import (
     encode_status,
 )
 from hil.controller.farm.store import access, event_log, queries
+from hil.controller.farm.store.board_access import check_board_access
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
 from hil.controller.records.lab.farm import (
@@ -131,9 +132,10 @@ class FarmService:
         if (name := call.metadata.get(CONSOLE_KEY, "")) and not given:
             call.check_permission("console")
             async with context.db.transaction() as tx:
-                names = {one.name for one in await queries.boards(tx)}
-            if name not in names:
+                open_to = {one.name: one.access for one in await queries.boards(tx)}.get(name)
+            if open_to is None:
                 raise UsageError(f"board {name[:100]!r} not found on the farm", hint="list all boards: hil farm boards")
+            check_board_access(call.who, name, BoardAccess(tuple(open_to.users), tuple(open_to.groups)))
             await self._connect_worker(requests, call, name, 0, console=True)
             return
         if not given.isdecimal() or len(given) > 18:
