@@ -302,6 +302,9 @@ async def _end_job(
         return await _retry_or_finish(tx, lease, result, settings, interrupted=interrupted)
     text = f"board {lease.board}: {result.reason or result.outcome or 'the lease ended'}"
     result = result.replace(reason=text)
+    if lease.job.kind is Kind.COMMAND and result.exit_code == EXIT_OK:
+        # The host of this board only waits, so its report says nothing about the command.
+        result = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, text)
     for main in await lock_active_leases(tx, "job.id = %(job)s and lease.part = 0", {"job": lease.job.id}):
         await _end_lease(tx, queue, main, text, settings)
         await _retry_or_finish(tx, main, result, settings, failed_on=lease.board, interrupted=interrupted)

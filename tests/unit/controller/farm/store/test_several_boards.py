@@ -6,7 +6,7 @@ import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, Desk
 
 from hil.controller.farm.leasing import leases
-from hil.controller.farm.messages import BoardAccess, BoardRequest, Kind, Principal, Right, Role
+from hil.controller.farm.messages import BoardAccess, BoardRequest, JobResult, Kind, Principal, Right, Role
 from hil.controller.farm.store import queries
 from hil.errors import AccessRefused, NoSuchBoard, UsageError
 
@@ -86,6 +86,18 @@ def test_loss_of_second_board_ends_job(desk: Desk, lost: str) -> None:
     assert result["result"]["reason"].startswith("board b: ")
     assert name not in used(desk).values()
     assert desk.board("b")["state"] == ("offline" if lost == "host" else "suspect")
+
+
+@pytest.mark.parametrize(("kind", "ended"), [(Kind.COMMAND, (3, "TIMEOUT")), (Kind.LEASE, (0, ""))])
+def test_time_limit_of_second_board_is_no_success(desk: Desk, kind: Kind, ended: tuple[int, str]) -> None:
+    desk.online("a", "b", labels=LABELS)
+    [name] = desk.submit(who=CAROL, kind=kind, board="a", more=(B,))
+    # The host of the second board only waits: it reports the end of its time while the command still runs.
+    assert (desk.grant("b").timeout_s > desk.grant("a").timeout_s) is (kind is Kind.COMMAND)
+    desk.report(desk.grant("b"), JobResult(0, reason="time limit reached"))
+    result = desk.result(name)
+    assert (result["exit_code"], result["outcome"]) == ended
+    assert name not in used(desk).values()
 
 
 def test_loss_of_first_board_frees_second_board(desk: Desk) -> None:
