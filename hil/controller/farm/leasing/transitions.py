@@ -98,10 +98,12 @@ async def queue_again(tx: Tx, job: JobRow, board: str, reason: str, *, interrupt
 
     Args:
         board: board of the attempt.
-        interrupted: the board did not fail, so the attempt does not count, and the job may use the board again.
+        interrupted: the board did not fail, so the job may use the board again. The attempt does not count, except for
+            a command.
     """
+    is_uncounted = interrupted and job.kind is not Kind.COMMAND
     avoid = sorted({*job.avoid, *([] if interrupted else [board])})
-    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(interrupted)})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(is_uncounted)})
     await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=board)
 
 

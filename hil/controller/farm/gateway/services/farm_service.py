@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,11 +20,11 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.database.notifications import Change, drain_queue
 from hil.controller.farm.gateway.calls import NOTHING, GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
+from hil.controller.farm.gateway.services.lease_holder import LeaseHolder, list_more_boards
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
-from hil.controller.farm.messages import ENDED, BoardAccess, Priority, Right, Role, Submission, parse_job
+from hil.controller.farm.messages import ENDED, BoardAccess, Priority, Right, Role, parse_job
 from hil.controller.farm.rpc import (
     CONSOLE_KEY,
     LEASE_KEY,
@@ -80,7 +80,7 @@ class FarmService:
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
-                fields = {**same, "jobs": len(done.jobs), **_list_more_boards(wanted)}
+                fields = {**same, "jobs": len(done.jobs), **list_more_boards(wanted)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
             context.dispatch.trigger_check()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
@@ -284,11 +284,6 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
-
-
-def _list_more_boards(order: Submission) -> dict[str, Any]:
-    """Return the requests for the boards after the first, for the audit."""
-    return {"more": [asdict(one) for one in order.more]} if order.more else {}
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:

@@ -108,6 +108,18 @@ def test_loss_of_first_board_frees_second_board(desk: Desk) -> None:
     assert desk.board("b")["state"] == "online"
 
 
+def test_stop_of_host_counts_attempt_of_command(desk: Desk) -> None:
+    desk.online("a", "b", labels=LABELS)
+    name = submit(desk, "a", B, max_attempts=2)
+    for attempt in (1, 2):
+        assert desk.grant("a").attempt == attempt
+        desk.leave("b")
+        if attempt == 1:
+            desk.report(desk.grant("a"))  # the check after the command
+            desk.online("b", labels=LABELS)
+    assert desk.result(name)["outcome"] == "BOARD_LOST"
+
+
 def test_retry_avoids_lost_board(desk: Desk) -> None:
     desk.online("a", "b", "c", labels=LABELS)
     name = submit(desk, "a", BoardRequest("name!=a"), max_attempts=2)
