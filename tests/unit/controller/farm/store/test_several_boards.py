@@ -120,6 +120,18 @@ def test_stop_of_host_counts_attempt_of_command(desk: Desk) -> None:
     assert desk.result(name)["outcome"] == "BOARD_LOST"
 
 
+def test_interrupted_attempt_is_listed_separately(desk: Desk) -> None:
+    desk.online("a", "b")
+    [name] = desk.submit(kind=Kind.LEASE, board="a", more=(B,))
+    desk.leave("b")
+    assert desk.jobs() == {name: "queued"}
+    desk.online("b")
+    job = desk.do(queries.job, name)
+    assert (job.boards, job.attempts) == (["a", "b"], 1)
+    assert [(one.board, one.part) for one in job.attempts_made] == [("a", 0), ("b", 1)] * 2
+    assert [one.ended_at is None for one in job.attempts_made] == [False, False, True, True]
+
+
 def test_retry_avoids_lost_board(desk: Desk) -> None:
     desk.online("a", "b", "c", labels=LABELS)
     name = submit(desk, "a", BoardRequest("name!=a"), max_attempts=2)
