@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hil.controller.devices.console.lines import ConsoleLine
+from hil.controller.devices.console.spool import encode_entry, make_entry
+from hil.controller.farm.client.console import _parse_pieces
 from hil.controller.farm.host import console_endpoint
 from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.paths import FarmAddress
@@ -64,3 +66,11 @@ def test_next_user_waits_until_console_is_closed(endpoint: ConsoleEndpoint, monk
     first.join(60)
     second.join(60)
     assert not errors and not open_readers
+
+
+@pytest.mark.parametrize(
+    "data", [b"[" * 50_000, b'{"x": ' + b"[" * 50_000, b'{"error": ' + b"[" * 9000, b"[]", b"\xff"]
+)
+def test_user_ignores_invalid_lines_of_host(data: bytes) -> None:
+    valid = encode_entry(make_entry(ConsoleLine(1, 2.0, "ready")))
+    assert [line.text for line in _parse_pieces([pb.Piece(data=data + b"\n" + valid)], "bench")] == ["ready"]
