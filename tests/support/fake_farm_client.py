@@ -34,12 +34,13 @@ def parsed(what: str, answer: Any) -> Any:
 def board(name: str, state: str = "online", **values: Any) -> dict[str, Any]:
     usual = {"site": "lab", "host": "host1", "hw_type": "rpi5", "reason": "", "labels": {"name": name}, "failures": 0}
     usual |= {"warm": [], "job": "", "user": "", "since": None, "checked_at": at(1000), "power": []}
+    usual |= {"access": {"users": [], "groups": []}}
     return {"name": name, "state": state, **usual, **values}
 
 
 def job(name: str, state: str = "queued", **values: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"title": "digits", "kind": "run", "project": "", "priority": "normal", "selector": ""}
-    usual |= {"attempts": 0, "user": "ada", "board": "", "pinned": "", "queued_at": at(1000), "started_at": None}
+    usual |= {"attempts": 0, "user": "ada", "board": "", "pinned": "", "boards": [], "more": [], "queued_at": at(1000), "started_at": None}
     usual |= {"finished_at": None, "exit_code": None, "outcome": "", "reason": "", "attempts_made": []}
     if state != "queued":
         usual |= {"board": "pi", "started_at": at(1005)}

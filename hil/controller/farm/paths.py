@@ -76,12 +76,12 @@ def choose_farm_address(gateway: str = "", token: str = "", ca: Path | None = No
                 hint=f"run hil farm up, or set {FARM_VARIABLE}=HOST:PORT",
             )
     gateways = tuple(part.strip() for part in named.split(",") if part.strip())
+    source = None if token else _find_login(named)
+    if source is None:
+        token = token or _read_own_token(home, gateways)
     for gateway in gateways:
         check_address(gateway, ca)
-    if not token and (source := _find_login(named)) is not None:
-        return FarmAddress(gateways, source(), ca, source)
-    token = token or _read_own_token(home, gateways)
-    return FarmAddress(gateways, token, ca)
+    return FarmAddress(gateways, source() if source else token, ca, source)
 
 
 def get_login_key() -> str:

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 T = TypeVar("T")
 # Paths of these pages. Most of their requests wait for a computation (`tensors.view.RESULTS`).
-HEAVY = ("/tensors", "/tensors.csv", "/api/tensors/cell")
+HEAVY = ("/tensors", "/tensors.csv", "/tensors/map.svg", "/tensors/map.png", "/api/tensors/cell")
 # Maximum concurrent requests for these pages, in total and of a client.
 MAX_HEAVY, MAX_HEAVY_OF_CLIENT = 8, 6
 _limiter = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("hil_heavy_threads")

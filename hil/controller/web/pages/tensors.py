@@ -123,8 +123,12 @@ def failing(request: Request) -> Response:
 
 @router.get("/tensors/map.svg")
 @router.get("/tensors/map.png")
-def map_file(request: Request) -> Response:
+async def map_file(request: Request) -> Response:
     """Return a map of the current view as a file. Raises UsageError if the view has no such map."""
+    return await run_heavy(_make_map, request)
+
+
+def _make_map(request: Request) -> Response:
     query = query_of(request)
     _, _, subjects = find_subjects(request, query)
     shown = TensorView.of(query, find_subject(subjects, query.kind, query.output, query.beside), "all")

@@ -17,7 +17,7 @@ from hil.controller.farm.client.client import FarmClient
 from hil.errors import EXIT_BOARD, FarmError, UsageError
 
 EVENT = {"id": 7, "at": at(1000), "what": "job.done", "board": "pi", "job": "1", "lease": 3, "host": "", "reason": ""}
-ATTEMPT = {"lease": 3, "board": "pi", "fence": 4, "granted_at": at(1), "started_at": None, "ended_at": None}
+ATTEMPT = {"lease": 3, "board": "pi", "fence": 4, "part": 0, "granted_at": at(1), "started_at": None, "ended_at": None}
 USER = {"user": "ada", "project": "", "running": 1, "queued": 2, "board_s": 1.5}
 TOKEN = {
     "id": 1,
@@ -28,6 +28,7 @@ TOKEN = {
     "made_at": at(1),
     "good": True,
     "rights": [],
+    "groups": [],
 }
 ENTRY = {"id": 1, "at": at(1), "user": "ada", "role": "admin", "peer": "", "action": "Do", "object": "", "detail": {}}
 

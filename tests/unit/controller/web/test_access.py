@@ -30,7 +30,8 @@ SESSIONS = """
     /share /events /api/there /api/graph /api/tensors/cell /static /perfetto/ /perfetto/ui/{name:path} /perfetto/trace
     /sessions.csv /session.csv /session/table.csv /session/targets.csv /case.csv /compare.csv /tensors.csv /graph.csv
     /case/positions.csv
-    /search /search.csv /api/v1/openapi.json
+    /search /search.csv /api/v1/openapi.json /console /console.csv /graph/scopes.csv
+    /tensors/failing /tensors/map.svg /tensors/map.png
     /series /series.csv /gates /cause /changes.csv /nights.csv /triage.csv /triage.json
     /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
 """

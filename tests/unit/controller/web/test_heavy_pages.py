@@ -62,4 +62,5 @@ def test_waiting_tensor_pages_do_not_delay_other_pages(
 
 
 def test_pages_of_tensors_are_heavy() -> None:
-    assert {one for one in routes() if "tensors" in one} == {*HEAVY}
+    # The next failing output is found in the index, without reading a tensor.
+    assert {one for one in routes() if "tensors" in one} == {*HEAVY, "/tensors/failing"}

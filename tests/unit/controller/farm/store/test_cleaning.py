@@ -82,6 +82,7 @@ DELETED = {
     "boards": 1,
     "artifacts": 3,
     "shares": 1,
+    "messages": 0,
 }
 
 
