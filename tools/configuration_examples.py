@@ -92,30 +92,37 @@ path = "history"
 quota = "10 GiB"
 baseline = "main"
 
-[oidc]
-issuer = "https://login.example"
-audience = ["hil"]
-algorithms = ["RS256"]
-user_claim = "preferred_username"
-groups_claim = "groups"
-project_claim = "team"
-role = ""
-roles = { admin = ["lab"], submitter = ["developers"] }
-rights = { power = ["lab"] }
-leeway_s = 10
-stream_hours = 8
-
 [webhooks.ci]
-url = "https://ci.example/hil"
+url = "https://ci.example.com/hil"
 secret_env = "CI_SECRET"
-format = "json"
 events = ["job_ended"]
 failed_only = true
 
 [webhooks.chat]
 url_env = "CHAT_URL"
-secret = "shared"
+secret = "shared secret"
 format = "slack"
+
+[oidc]
+issuer = "https://login.example.com/realms/lab"
+audience = ["hil"]
+algorithms = ["RS256"]
+user_claim = "preferred_username"
+groups_claim = "groups"
+project_claim = "team"
+role = "submitter"
+leeway_s = 10
+stream_hours = 12
+
+[oidc.roles]
+viewer = ["guests"]
+submitter = ["vision", "speech"]
+host = ["lab-hosts"]
+admin = ["lab-admins"]
+
+[oidc.rights]
+power = ["vision"]
+commands = ["vision"]
 """,
     },
     "board": {

@@ -16,6 +16,7 @@ from hil.controller.farm.client.client import FarmClient, convert_grpc_errors
 from hil.controller.farm.messages import GrantedLease
 from hil.controller.farm.rpc import CONSOLE_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.records.console import ConsoleEntry
+from hil.core.bounded_json import parse_json
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -99,7 +100,7 @@ def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
         for data in lines:
             try:
                 found = _decoder.decode(data)
-            except (msgspec.DecodeError, UnicodeError):
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
                 _raise_reported_error(data, board)
                 continue
             yield ConsoleLine(found.host_ns, found.time_s, found.text, found.kind)
@@ -108,6 +109,6 @@ def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
 def _raise_reported_error(data: bytes, board: str) -> None:
     """Raise UsageError if the host sent an error."""
     with contextlib.suppress(ValueError, AttributeError):
-        found = json.loads(data)
+        found = parse_json(data)
         if text := found.get("error"):
             raise UsageError(str(text)[:500], board=board, hint=str(found.get("hint", ""))[:500])
