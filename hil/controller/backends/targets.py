@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hil.controller.backends.gpu_targets import GPU_DRIVERS, choose_gpu_flags, get_driver
 from hil.errors import ErrorCode, HilError, UsageError
 
 _DEVICE = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
@@ -34,9 +35,16 @@ class Target:
 def choose_iree_target(machine: Mapping[str, Any]) -> Target:
     """Return the target for a machine description from the Describe call.
 
+    Args:
+        machine: the description; its key "device" describes the configured device, if any.
+
     Raises:
-        UsageError: unsupported architecture.
+        UsageError: unsupported architecture, or a GPU that the board does not describe.
     """
+    device: Mapping[str, Any] = machine.get("device", {})
+    wanted = str(device.get("id", ""))
+    if (driver := get_driver(wanted)) in GPU_DRIVERS:
+        return Target(*choose_gpu_flags(wanted, device), arch=driver)
     arch = str(machine.get("arch", ""))
     family = _FAMILY.get(arch.lower())
     if family is None:

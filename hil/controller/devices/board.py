@@ -97,7 +97,7 @@ class Board:
             self.info: dict[str, Any] = self._describe()
             try:
                 self.config, self.target = fill_target(
-                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
+                    self.config, choice.runtime, self.info, choice.timeout_s
                 )
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error

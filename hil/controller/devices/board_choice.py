@@ -91,21 +91,54 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
 
 
 def fill_target(
-    config: BoardConfig, runtime: str, machine: Mapping[str, Any], timeout_s: float = TARGET_SECONDS
+    config: BoardConfig, runtime: str, info: Mapping[str, Any], timeout_s: float = TARGET_SECONDS
 ) -> tuple[BoardConfig, str]:
     """Return a config with the compile target filled in, and the target's description.
 
     The description is "" if the config's flags are used unchanged.
+
+    Args:
+        info: the board's description, with the keys of Describe.
 
     Raises:
         UsageError: there is no target for this board, or a package's function failed or exceeded the time limit.
     """
     if knows_target(config, runtime):
         return config, ""
-    info = list_known_runtimes()[runtime or config.runtime]
-    target = _choose_target(info, machine, timeout_s)
-    flags = {**config.compile_flags, info.compiler: target.flags}
+    found = list_known_runtimes()[runtime or config.runtime]
+    device = config.devices.get(found.name, "")
+    machine = {**info["machine"], "device": {"id": device, **(_find_details(info, found.name, device) or {})}}
+    target = _choose_target(found, machine if device else info["machine"], timeout_s)
+    flags = {**config.compile_flags, found.compiler: target.flags}
     return replace(config, compile_flags=flags), target.description
+
+
+def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
+    """Return the choice with another device for a runtime.
+
+    The config's compile flags are for the config's device. For another driver, hil chooses the target from the board's
+    description.
+
+    Args:
+        runtime: "" means the config's runtime.
+        device: "" keeps the config's device.
+    """
+    config = choice.config
+    name = runtime or config.runtime
+    if not device or config.devices.get(name) == device:
+        return choice
+    before, after = config.devices.get(name, "").partition("://")[0], device.partition("://")[0]
+    flags = dict(config.compile_flags)
+    info = list_known_runtimes().get(name)
+    if info is not None and before != after:
+        flags.pop(info.compiler, None)
+    return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
+
+
+def _find_details(info: Mapping[str, Any], runtime: str, device: str) -> Mapping[str, Any] | None:
+    from hil.controller.backends.gpu_targets import find_device
+
+    return find_device(info.get("runtimes", ()), runtime, device)
 
 
 def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:

@@ -24,7 +24,7 @@ from hil.controller.backends.references import (
     run_reference_with_fallback,
 )
 from hil.controller.devices.board import LoadedProgram
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.generation.decode import choose_importer
@@ -97,7 +97,7 @@ def choose_board(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
         takes_ranges: See :func:`check_options`.
     """
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
-    choice = choose(job.board, job.hw_type, **keys)
+    choice = use_device(choose(job.board, job.hw_type, **keys), job.runtime, job.device)
     check_options(job.make_options(), choice, takes_ranges=takes_ranges)
     return choice
 
