@@ -170,7 +170,8 @@ def _compare_spirv(targets: list[GpuTarget], device: Mapping[str, str]) -> str:
 
 def _compare_capabilities(needed: set[int], device: Mapping[str, str]) -> str:
     features = device.get("features", "").split()
-    lacking = [name for number, (name, feature) in _CAPABILITIES.items() if number in needed and feature not in features]
+    absent = {number: name for number, (name, feature) in _CAPABILITIES.items() if feature not in features}
+    lacking = [name for number, name in absent.items() if number in needed]
     if "subgroup_operations" in device:
         mask = read_number(device["subgroup_operations"])
         lacking += [name for number, (name, bit) in _OPERATIONS.items() if number in needed and not mask & bit]

@@ -7,7 +7,7 @@ format for this text, so that only the values that hil uses are read, and missin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # IREE's drivers that compute on the CPU. They report nothing about their device.
@@ -48,10 +48,21 @@ def parse_device(driver: str, device: Mapping[str, Any], report: str) -> dict[st
     }
 
 
+def get_driver(device: str) -> str:
+    """Return the driver in a device name such as ``vulkan://GPU-6d65``."""
+    return device.partition("://")[0]
+
+
+def find_device(runtimes: Iterable[Mapping[str, Any]], runtime: str, device: str) -> Mapping[str, Any] | None:
+    """Return a board's description of a device: the given device, or the first device of a driver; None if missing."""
+    reported = next((one.get("device_details", ()) for one in runtimes if one.get("name") == runtime), ())
+    wanted = [one for one in reported if device in (one.get("id"), get_driver(str(one.get("id", ""))))]
+    return wanted[0] if wanted else None
+
+
 def is_software_gpu(device: Mapping[str, Any]) -> bool:
     """Return True if the CPU computes in place of a GPU. Its times say nothing about a GPU."""
-    driver = str(device.get("id", "")).partition("://")[0]
-    return device.get("type") == CPU_TYPE and driver not in CPU_DRIVERS
+    return device.get("type") == CPU_TYPE and get_driver(str(device.get("id", ""))) not in CPU_DRIVERS
 
 
 def _get_type(driver: str, reported: str) -> str:

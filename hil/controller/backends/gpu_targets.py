@@ -7,11 +7,12 @@ smallest value that Vulkan permits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hil.errors import UsageError
 from hil.formats.gpu_programs import get_spirv_version, has_subgroup_operation, read_number
+from hil.formats.iree_devices import get_driver
 
 TARGET_DEVICE = "--iree-hal-target-device="
 # Smallest limits of a Vulkan device: maxComputeWorkGroupSize, -Invocations, maxComputeSharedMemorySize, -Count.
@@ -19,21 +20,13 @@ _LIMITS = (
     "max_workgroup_sizes = [128, 128, 64], max_thread_count_per_workgroup = 128, "
     "max_workgroup_memory_bytes = 16384, max_workgroup_counts = [65535, 65535, 65535]"
 )
+_DESCRIBED = f"{TARGET_DEVICE}#hal.device.target<"
+_VULKAN_TARGET = "--iree-vulkan-target"  # also the prefix of -features
 # Driver -> compiler's name of the device, and the flag for its architecture.
 _OF_ARCH = {"cuda": ("cuda", "--iree-cuda-target="), "hip": ("hip", "--iree-rocm-target=")}
+# Flags that a device given by the user replaces.
+_OF_DEVICE = (TARGET_DEVICE, "--iree-hal-local-target-device-backends=")
 GPU_DRIVERS = ("vulkan", *_OF_ARCH)
-
-
-def get_driver(device: str) -> str:
-    """Return the driver in a device name such as ``vulkan://GPU-6d65``."""
-    return device.partition("://")[0]
-
-
-def find_device(runtimes: Iterable[Mapping[str, Any]], runtime: str, device: str) -> Mapping[str, Any] | None:
-    """Return a board's description of a device: the given device, or the first device of a driver; None if missing."""
-    reported = next((one.get("device_details", ()) for one in runtimes if one.get("name") == runtime), ())
-    wanted = [one for one in reported if device in (one.get("id"), get_driver(str(one.get("id", ""))))]
-    return wanted[0] if wanted else None
 
 
 def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
@@ -62,6 +55,25 @@ def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str
     target = _format_target(arch, spirv, size, operations, set(properties.get("features", "").split()))
     description = f"vulkan, SPIR-V {spirv[0]}.{spirv[1]}, subgroup size {size}, subgroup operations {groups} ({named})"
     return (f"{TARGET_DEVICE}{target}",), description
+
+
+def is_gpu_target(flags: Sequence[str]) -> bool:
+    """Return whether flags compile for a GPU."""
+    return any(flag.startswith(TARGET_DEVICE) and not flag.startswith(f"{TARGET_DEVICE}local") for flag in flags)
+
+
+def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return a config's compile flags with the user's flags.
+
+    iree-compile accepts several devices, so a user's device replaces the config's. A user's Vulkan target replaces the
+    device that hil described.
+    """
+    if any(flag.startswith(TARGET_DEVICE) for flag in given):
+        return (*(flag for flag in chosen if not flag.startswith(_OF_DEVICE)), *given)
+    if any(flag.startswith(_VULKAN_TARGET) for flag in given):
+        plain = f"{TARGET_DEVICE}vulkan"
+        return (*(plain if flag.startswith(_DESCRIBED) else flag for flag in chosen), *given)
+    return (*chosen, *given)
 
 
 def _require(known: bool, device: str, what: str) -> None:

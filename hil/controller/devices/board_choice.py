@@ -15,6 +15,7 @@ from hil.core.named import resolve
 from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
 from hil.core.text import TextSink
 from hil.errors import UsageError
+from hil.formats.iree_devices import find_device, get_driver
 
 if TYPE_CHECKING:
     from hil.controller.backends.targets import Target
@@ -107,8 +108,9 @@ def fill_target(
         return config, ""
     found = list_known_runtimes()[runtime or config.runtime]
     device = config.devices.get(found.name, "")
-    machine = {**info["machine"], "device": {"id": device, **(_find_details(info, found.name, device) or {})}}
-    target = _choose_target(found, machine if device else info["machine"], timeout_s)
+    details = find_device(info.get("runtimes", ()), found.name, device) or {}
+    machine = {**info["machine"], "device": {**details, "id": device}} if device else info["machine"]
+    target = _choose_target(found, machine, timeout_s)
     flags = {**config.compile_flags, found.compiler: target.flags}
     return replace(config, compile_flags=flags), target.description
 
@@ -127,18 +129,12 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     name = runtime or config.runtime
     if not device or config.devices.get(name) == device:
         return choice
-    before, after = config.devices.get(name, "").partition("://")[0], device.partition("://")[0]
+    before, after = get_driver(config.devices.get(name, "")), get_driver(device)
     flags = dict(config.compile_flags)
     info = list_known_runtimes().get(name)
     if info is not None and before != after:
         flags.pop(info.compiler, None)
     return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
-
-
-def _find_details(info: Mapping[str, Any], runtime: str, device: str) -> Mapping[str, Any] | None:
-    from hil.controller.backends.gpu_targets import find_device
-
-    return find_device(info.get("runtimes", ()), runtime, device)
 
 
 def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:

@@ -17,6 +17,7 @@ from hil import errors
 from hil.bundles.cases import Signature, check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references import (
     load_references,
     read_expected,
@@ -131,7 +132,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     order: dict[str, Any] = {
         "compiler": compiler,
         "runtime": runtime,
-        "flags": (*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+        "flags": combine_flags(config.compile_flags.get(compiler, ()), case.options.compile_flags),
         "isolated": context.isolated,
         "recompute": case.options.recompute,
         "debug_ir": case.options.debug_ir,

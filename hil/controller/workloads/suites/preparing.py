@@ -13,6 +13,7 @@ from typing import Any
 
 from hil.compare.criteria import select_output_texts
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow, compute_quantum_atol
@@ -239,7 +240,7 @@ def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardCon
 
 
 def _collect_flags(case: Case, config: BoardConfig) -> tuple[str, ...]:
-    return (*config.compile_flags.get("iree", ()), *case.options.compile_flags)
+    return combine_flags(config.compile_flags.get("iree", ()), case.options.compile_flags)
 
 
 def _group_key(case: Case, config: BoardConfig) -> tuple[str, tuple[str, ...]]:
