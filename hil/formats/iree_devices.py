@@ -12,6 +12,8 @@ from typing import Any
 
 # IREE's drivers that compute on the CPU. They report nothing about their device.
 CPU_DRIVERS = ("local-sync", "local-task")
+# Names of IREE's drivers and ONNX Runtime's providers for GPUs.
+GPU_DRIVERS = ("cuda", "hip", "metal", "vulkan", "WebGpuExecutionProvider")
 # Type of a CPU. The device of a GPU driver with this type is a GPU in software, such as Mesa's lavapipe.
 CPU_TYPE = "cpu"
 _MAX_VALUE = 1000
@@ -39,9 +41,10 @@ def parse_device(driver: str, device: Mapping[str, Any], report: str) -> dict[st
     lines = {key: value.strip()[:_MAX_VALUE] for key, value in _LINE.findall(report)}
     path = str(device.get("path", ""))
     vendor = " ".join(filter(None, (lines.get("driver"), lines.get("driver_info"))))
+    name = "" if driver in CPU_DRIVERS else str(device.get("name", ""))[:_MAX_VALUE]
     return {
         "id": f"{driver}://{path}" if path else driver,
-        "name": lines.get("name") or str(device.get("name", ""))[:_MAX_VALUE],
+        "name": lines.get("name") or name,
         "type": _get_type(driver, lines.get("type", "")),
         "driver": vendor,
         "properties": _read_properties(lines),
@@ -62,7 +65,7 @@ def find_device(runtimes: Iterable[Mapping[str, Any]], runtime: str, device: str
 
 def is_software_gpu(device: Mapping[str, Any]) -> bool:
     """Return True if the CPU computes in place of a GPU. Its times say nothing about a GPU."""
-    return device.get("type") == CPU_TYPE and get_driver(str(device.get("id", ""))) not in CPU_DRIVERS
+    return device.get("type") == CPU_TYPE and get_driver(str(device.get("id", ""))) in GPU_DRIVERS
 
 
 def _get_type(driver: str, reported: str) -> str:
@@ -75,7 +78,7 @@ def _get_type(driver: str, reported: str) -> str:
 
 
 def _read_properties(lines: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     if "gpu-arch-name" in lines:
         found["arch"] = lines["gpu-arch-name"]
     if "gpu-compute-capability" in lines:

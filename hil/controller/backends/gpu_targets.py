@@ -26,7 +26,7 @@ _VULKAN_TARGET = "--iree-vulkan-target"  # also the prefix of -features
 _OF_ARCH = {"cuda": ("cuda", "--iree-cuda-target="), "hip": ("hip", "--iree-rocm-target=")}
 # Flags that a device given by the user replaces.
 _OF_DEVICE = (TARGET_DEVICE, "--iree-hal-local-target-device-backends=")
-GPU_DRIVERS = ("vulkan", *_OF_ARCH)
+TARGETED_DRIVERS = ("vulkan", *_OF_ARCH)
 
 
 def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
@@ -40,6 +40,8 @@ def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str
         UsageError: the board does not report what the target depends on.
     """
     driver = get_driver(device)
+    if details.get("missing"):  # the board refuses the program, and names its devices
+        return (f"{TARGET_DEVICE}{driver}",), f"{driver}, which the board lacks"
     properties: Mapping[str, str] = details.get("properties", {})
     named = f"{details.get('name', '')} of the board"
     if driver in _OF_ARCH:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.controller.backends.gpu_targets import GPU_DRIVERS, choose_gpu_flags, is_gpu_target
+from hil.controller.backends.gpu_targets import TARGETED_DRIVERS, choose_gpu_flags, is_gpu_target
 from hil.errors import ErrorCode, HilError, UsageError
 from hil.formats.iree_devices import get_driver
 
@@ -44,7 +44,7 @@ def choose_iree_target(machine: Mapping[str, Any]) -> Target:
     """
     device: Mapping[str, Any] = machine.get("device", {})
     wanted = str(device.get("id", ""))
-    if (driver := get_driver(wanted)) in GPU_DRIVERS:
+    if (driver := get_driver(wanted)) in TARGETED_DRIVERS:
         return Target(*choose_gpu_flags(wanted, device), arch=driver)
     arch = str(machine.get("arch", ""))
     family = _FAMILY.get(arch.lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +108,8 @@ def fill_target(
         return config, ""
     found = list_known_runtimes()[runtime or config.runtime]
     device = config.devices.get(found.name, "")
-    details = find_device(info.get("runtimes", ()), found.name, device) or {}
-    machine = {**info["machine"], "device": {**details, "id": device}} if device else info["machine"]
+    details = _describe_device(info.get("runtimes", ()), found.name, device)
+    machine = {**info["machine"], "device": details} if device else info["machine"]
     target = _choose_target(found, machine, timeout_s)
     flags = {**config.compile_flags, found.compiler: target.flags}
     return replace(config, compile_flags=flags), target.description
@@ -135,6 +135,13 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     if info is not None and before != after:
         flags.pop(info.compiler, None)
     return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
+
+
+def _describe_device(runtimes: Sequence[Mapping[str, Any]], runtime: str, device: str) -> dict[str, Any]:
+    """Return the board's description of a device for a target function, with ``missing`` if there is no such device."""
+    devices = next((one.get("devices", ()) for one in runtimes if one.get("name") == runtime), ())
+    is_missing = bool(devices) and not {device, get_driver(device)} & set(devices)
+    return {**(find_device(runtimes, runtime, device) or {}), "id": device, "missing": is_missing}
 
 
 def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:
