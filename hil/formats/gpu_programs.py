@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TARGET = re.compile(rb'#hal\.executable\.target<"([\w-]+)", "[\w-]+", \{[^}]{0,4000}?#iree_gpu\.target<(.{0,2000}?)>>')
@@ -20,7 +20,7 @@ _SIZES = re.compile(r"subgroup_size_choices = \[([\d, ]*)\]")
 VULKAN = "vulkan-spirv"
 _BACKENDS = {"vulkan": VULKAN, "cuda": "cuda", "hip": "rocm"}
 # SPIR-V: magic number, number of header words, and the opcode that declares a capability.
-_MAGIC = b"\x03\x02\x23\x07"
+_MAGIC = re.compile(rb"\x03\x02\x23\x07")
 _HEADER_WORDS, _CAPABILITY = 5, 17
 _MAX_CAPABILITIES = 200
 # Capability -> name and the feature that IREE reports for it.
@@ -70,19 +70,19 @@ class GpuTarget:
 
 def read_targets(program: bytes | memoryview) -> list[GpuTarget]:
     """Return the GPU targets of a .vmfb file; none for CPU programs, and if the compiler omitted the checks."""
-    found = (_parse_target(match[1].decode(), match[2].decode(errors="replace")) for match in _find_targets(program))
-    return list(dict.fromkeys(found))
+    found = ((match[1].decode(), match[2].decode(errors="replace")) for match in _TARGET.finditer(program))
+    return [_parse_target(backend, text) for backend, text in dict.fromkeys(found)]
 
 
 def list_capabilities(program: bytes | memoryview) -> set[int]:
     """Return the capabilities that the program's SPIR-V code declares."""
-    content, found, at = bytes(program), set[int](), -1
-    while (at := content.find(_MAGIC, at + 1)) >= 0:
-        place = at + 4 * _HEADER_WORDS
+    found = set[int]()
+    for start in _MAGIC.finditer(program):
+        place = start.start() + 4 * _HEADER_WORDS
         for _ in range(_MAX_CAPABILITIES):
-            if place + 8 > len(content):
+            if place + 8 > len(program):
                 break
-            word, value = struct.unpack_from("<II", content, place)
+            word, value = struct.unpack_from("<II", program, place)
             if word != (2 << 16 | _CAPABILITY):
                 break
             found.add(value)
@@ -131,10 +131,6 @@ def read_number(text: str) -> int:
         return int(text, 0)
     except ValueError:
         return 0
-
-
-def _find_targets(program: bytes | memoryview) -> Iterator[re.Match[bytes]]:
-    yield from _TARGET.finditer(program)
 
 
 def _parse_target(backend: str, text: str) -> GpuTarget:

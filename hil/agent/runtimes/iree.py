@@ -18,7 +18,7 @@ from hil.core.installed import get_version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
 from hil.errors import ErrorCode, LoadFailed, RunFailed, did_you_mean
-from hil.formats.gpu_programs import find_mismatch
+from hil.formats.gpu_programs import find_mismatch, read_targets
 from hil.formats.iree_buffers import make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
@@ -104,6 +104,13 @@ class IreeRuntime:
         except LoadFailed:
             raise
         except Exception as error:
+            if name in CPU_DRIVERS and (targets := read_targets(memoryview(content))):
+                raise LoadFailed(
+                    f"{main} was compiled for {targets[0].backend} ({targets[0].arch}), not for device {name!r}",
+                    detail=str(error),
+                    hint="select the program's device, such as --device vulkan, or compile the model again",
+                    code=ErrorCode.WRONG_TARGET,
+                ) from error
             message = f"IREE cannot load {main}: {_get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
         reopen = open_context if has_state(memoryview(content)) else None

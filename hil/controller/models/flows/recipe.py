@@ -84,9 +84,9 @@ class Flow:
     def with_runtime(self, runtime: str) -> Flow:
         """Return the flow for a different runtime.
 
-        The new flow has no device, compiler, flags or arithmetic, because these settings apply to the original runtime. Its
-        name contains the flow and the runtime. For a flow without settings that is named like its runtime, the name is
-        only the new runtime.
+        The new flow has no device, compiler, flags or arithmetic, because these settings apply to the original runtime.
+        Its name contains the flow and the runtime. For a flow without settings that is named like its runtime, the name
+        is only the new runtime.
         """
         if runtime in ("", self.runtime):
             return self

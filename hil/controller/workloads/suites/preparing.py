@@ -113,7 +113,10 @@ def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice
 
 
 def resolve_boards(request: SuiteRequest, flow: Flow) -> list[BoardChoice]:
-    """Return the boards of a request, with the flow's device. Raises UsageError for duplicates, and the errors of :func:`choose`."""
+    """Return the boards of a request, with the flow's device.
+
+    Raises UsageError for duplicates, and the errors of :func:`choose`.
+    """
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
