@@ -241,7 +241,7 @@ class _BenchRun:
             # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
                 board = self._open_session(pool, number).board
-                config, target = fill_target(board.config, runtime, board.info["machine"])
+                config, target = fill_target(board.config, runtime, board.info)
                 self.screen.note(f"compiling for {target or board.target or board.name}")
             case = self.runner.compile(case, config)
             if not case.outcome:
