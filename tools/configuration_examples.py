@@ -91,6 +91,38 @@ auto = true
 path = "history"
 quota = "10 GiB"
 baseline = "main"
+
+[webhooks.ci]
+url = "https://ci.example.com/hil"
+secret_env = "CI_SECRET"
+events = ["job_ended"]
+failed_only = true
+
+[webhooks.chat]
+url_env = "CHAT_URL"
+secret = "shared secret"
+format = "slack"
+
+[oidc]
+issuer = "https://login.example.com/realms/lab"
+audience = ["hil"]
+algorithms = ["RS256"]
+user_claim = "preferred_username"
+groups_claim = "groups"
+project_claim = "team"
+role = "submitter"
+leeway_s = 10
+stream_hours = 12
+
+[oidc.roles]
+viewer = ["guests"]
+submitter = ["vision", "speech"]
+host = ["lab-hosts"]
+admin = ["lab-admins"]
+
+[oidc.rights]
+power = ["vision"]
+commands = ["vision"]
 """,
     },
     "board": {
@@ -117,6 +149,11 @@ iree = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backen
 [labels]
 shelf = 2
 fan = true
+
+[stack]
+firmware = ["vcgencmd", "version"]
+driver = { command = ["./driver.sh", "pi5-1"] }
+carrier = "rev B"
 
 [connection]
 address = "hil@pi5-1.lab:22"
@@ -165,6 +202,15 @@ groups = ["vision"]
 before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-control --speed 100"]
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
 timeout_s = 20
+
+[meter]
+kind = "command"
+command = ["joulescope-stream", "--csv"]
+columns = ["time", "volts", "amps", "gpio"]
+clock = "epoch"
+windows = "gpio"
+idle_s = 2
+start_s = 30
 """,
         "boards/agent.toml": """\
 # An agent that listens on a port, with TLS.
@@ -209,6 +255,26 @@ coordinator = "labgrid.lab:20408"
 service = "ssh"
 client = "labgrid-client"
 """,
+        "boards/m4.toml": """\
+# A microcontroller on a serial line.
+[connection]
+address = "serial:/dev/ttyACM0"
+
+[mcu]
+chip = "stm32f407"
+core = "cortex-m4"
+flash_memory = "0x08000000:1M"
+ram = "0x20000000:128K"
+tick_hz = 168000000
+uart = "usart2.c"
+stack = "16K"
+baud = 921600
+defines = { USART2 = "0x40004400" }
+flash = ["openocd", "-f", "board/stm32f4discovery.cfg", "-c", "program {elf} verify reset exit"]
+reset = "openocd -f board/stm32f4discovery.cfg -c 'init; reset; exit'"
+boot_s = 5
+watchdog_s = 30
+""",
         "boards/program.toml": """\
 # A program of the host that hil installs on the board.
 [console]
@@ -217,6 +283,32 @@ address = "telnet://lab:4001"
 [runtime]
 kind = "command"
 file = "bin/iree-run-module"
+""",
+        "boards/metered.toml": """\
+# A simulated board with a simulated meter.
+[simulator]
+
+[meter]
+kind = "simulated"
+rate_hz = 200
+
+[meter.options]
+idle_w = 2.0
+active_w = 5.0
+noise_w = 0.1
+drift_w = 0.01
+lost = 0.001
+seed = 1
+""",
+        "boards/sensor.toml": """\
+# A board with a power sensor that this machine reads.
+[connection]
+address = "hil@pi5-2.lab"
+
+[meter]
+kind = "hwmon"
+path = "/sys/class/hwmon/hwmon3"
+channel = 2
 """,
         "boards/emulated.toml": """\
 # An emulated board whose clock counts instructions.

@@ -45,7 +45,7 @@ class LoadedBoard:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the config's text and of the local programs that the config names by path.
+        """Digest of the config's text and of the local programs and C files that the config names by path.
 
         The user's trust applies to this digest. The digest is "" if such a program cannot be read. Such a config is
         never trusted.
@@ -55,9 +55,11 @@ class LoadedBoard:
         for hook in (*config.power.hooks.values(), *config.recover.steps, *measure.before, *measure.after):
             if isinstance(hook, Command) and "/" in hook.argv[0]:
                 programs.append(Path(hook.argv[0]))
-        for argv in (config.console.command, config.provision.command):
-            if argv and "/" in argv[0]:
-                programs.append(Path(argv[0]))
+        commands = [config.console.command, config.provision.command, config.meter.command]
+        commands += [one.command or one.board for one in config.stack.values()]
+        if config.mcu is not None:
+            commands += [config.mcu.flash, config.mcu.reset, (config.mcu.uart,)]
+        programs += [Path(argv[0]) for argv in commands if argv and "/" in argv[0]]
         try:
             digests = [digest_file(path) for path in programs]
         except (OSError, RuntimeError):  # RuntimeError: unknown user in ~user

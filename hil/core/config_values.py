@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hil.errors import UsageError, did_you_mean
@@ -71,3 +72,9 @@ def parse_words(value: Any, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where} must be a command (a list of strings or a single line) or a table with a url")
     found: tuple[str, ...] = check_type(argv, TEXTS, where)
     return found
+
+
+def parse_program(value: Any, where: str, config: Path) -> tuple[str, ...]:
+    """Parse a command. A relative path of the program starts at the directory of the config file."""
+    program, *arguments = parse_words(value, where)
+    return (str(config.absolute().parent / program) if "/" in program else program, *arguments)

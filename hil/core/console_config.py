@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.config_keys import make_key
-from hil.core.config_values import check_type, make_values, parse_timeout, parse_words
+from hil.core.config_values import make_values, parse_program, parse_timeout
 from hil.errors import UsageError, did_you_mean
 
 LINKS = ("serial", "command", "address", "labgrid")
@@ -37,6 +37,8 @@ _MAX_PATTERN = 200
 _MAX_PATTERNS = 50
 # Further repetitions multiply the time for a line by its length.
 _MAX_REPEATS = 3
+# Further optional parts and groups with alternatives multiply the time by the number of their forms.
+_MAX_CHOICES = 6
 _MAX_BAUD = 20_000_000
 # Placeholder for the image file in ``[provision] command``.
 IMAGE = "{image}"
@@ -144,7 +146,7 @@ def parse_console(table: Mapping[str, Any], where: Path) -> ConsoleConfig:
     if table and len(links) != 1:
         what = f"defines {' and '.join(links)}" if links else "has no link"
         raise UsageError(f"{place} {what}", hint=f"set exactly one of {', '.join(LINKS)}")
-    command = _parse_command(table["command"], place, where) if "command" in table else ()
+    command = parse_program(table["command"], f"{place} command", where) if "command" in table else ()
     if console.address:
         split_console_address(console.address, place)
     if not 50 <= console.baud <= _MAX_BAUD:
@@ -171,11 +173,6 @@ def split_console_address(address: str, place: str) -> tuple[str, str, int]:
     return protocol, host, int(port)
 
 
-def _parse_command(value: Any, place: str, where: Path) -> tuple[str, ...]:
-    program, *arguments = parse_words(value, f"{place} command")
-    return (str(where.absolute().parent / program) if "/" in program else program, *arguments)
-
-
 def _parse_patterns(values: Any, place: str) -> tuple[ConsolePattern, ...]:
     if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
         raise UsageError(f"{place} patterns must be a list of tables", hint="write [[console.patterns]] for each")
@@ -194,8 +191,8 @@ def _parse_patterns(values: Any, place: str) -> tuple[ConsolePattern, ...]:
 def check_pattern(pattern: str, place: str) -> None:
     """Raise UsageError for an invalid regular expression, or one that may need exponential time.
 
-    A group with a repetition or an alternative inside may not be repeated, such as ``(a+)+``. Together with
-    :data:`MATCHED_CHARACTERS`, this limits the time of a match.
+    A group with a repetition, an optional part or an alternative inside may not be repeated, such as ``(a+)+``. The
+    number of these parts is limited. Together with :data:`MATCHED_CHARACTERS`, this limits the time of a match.
     """
     try:
         re.compile(pattern)
@@ -216,17 +213,23 @@ def _find_slow_part(pattern: str) -> str:
     repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", plain))
     if repeats > _MAX_REPEATS:
         return f"{repeats} repetitions, at most {_MAX_REPEATS} are allowed"
-    open_groups: list[bool] = [False]
+    # A question mark after a repetition only changes the order of attempts.
+    plain = re.sub(r"([*+?}])\?", r"\1", plain)
+    choices = plain.count("?")
+    open_groups: list[str] = [""]
     for index, character in enumerate(plain):
         if character == "(":
-            open_groups.append(False)
-        elif character in "*+{|":
-            open_groups[-1] = True
+            open_groups.append("")
+        elif character in "*+{?|":
+            open_groups[-1] += character
         elif character == ")" and len(open_groups) > 1:
-            is_varied = open_groups.pop()
-            if is_varied and plain[index + 1 : index + 2] in ("*", "+", "{"):
-                return "a repeated group contains a repetition or an alternative"
-            open_groups[-1] |= is_varied
+            found = open_groups.pop()
+            if found and plain[index + 1 : index + 2] in ("*", "+", "{"):
+                return "a repeated group contains a repetition, an optional part or an alternative"
+            choices += "|" in found
+            open_groups[-1] += found.replace("|", "*")
+    if choices > _MAX_CHOICES:
+        return f"{choices} optional parts and groups with alternatives, at most {_MAX_CHOICES} are allowed"
     return ""
 
 
@@ -242,7 +245,7 @@ def parse_provision(table: Mapping[str, Any], where: Path) -> Provision:
         return Provision()
     if "command" not in table:
         raise UsageError(f"{place} has no command", hint=f'for example command = ["flash", "{IMAGE}"]')
-    command = check_type(_parse_command(table["command"], place, where), "tuple[str, ...]", f"{place} command")
+    command = parse_program(table["command"], f"{place} command", where)
     if not any(IMAGE in word for word in command[1:]):
         raise UsageError(f"{place} command does not contain {IMAGE}", hint=f"add the argument {IMAGE}")
     seconds = {

@@ -16,7 +16,7 @@ from typing import Any
 
 from hil.core.chips import DEFAULT_BAUD, DEFAULT_STACK, parse_chip
 from hil.core.config_keys import make_key
-from hil.core.config_values import make_values, parse_timeout, parse_words
+from hil.core.config_values import make_values, parse_program, parse_timeout
 from hil.errors import UsageError
 
 # Runtime and compiler of boards with this table.
@@ -57,7 +57,7 @@ def parse_mcu(table: Mapping[str, Any], path: Path) -> Microcontroller:
     """Parse the table.
 
     Args:
-        path: the config file. A relative path of ``uart`` starts at its directory.
+        path: the config file. Relative paths of ``uart`` and of programs start at its directory.
 
     Raises:
         UsageError: a key is unknown, or a value is invalid.
@@ -72,7 +72,7 @@ def parse_mcu(table: Mapping[str, Any], path: Path) -> Microcontroller:
         values["defines"] = {name: str(one) if type(one) is int else one for name, one in defines.items()}
     for key in ("flash", "reset"):
         if key in values:
-            values[key] = parse_words(values[key], f"{where} {key}")
+            values[key] = parse_program(values[key], f"{where} {key}", path)
     made: Microcontroller = make_values(Microcontroller, values, where)
     if made.uart and (own := path.parent / made.uart).is_file():
         made = replace(made, uart=str(own.resolve()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import subprocess
 import tempfile
 import time
@@ -156,7 +158,6 @@ class FirmwareProgram:
         self._client, self._firmware, self._settings = client, firmware, settings
         self.inputs, self.outputs = firmware.inputs, firmware.outputs
         self._data, self._crc = b"", 0
-        self._is_written = False
         self._ticks = 0
         self._outputs_crc = 0
         self._placed = (Part("cpu"),)
@@ -171,7 +172,7 @@ class FirmwareProgram:
         try:
             self._client.write_inputs(self._data)
         except BoardRestarted as restarted:
-            raise BoardLost("the microcontroller restarted while hil wrote the inputs") from restarted
+            raise self._report_restart("while hil wrote the inputs") from restarted
 
     def run(self) -> None:
         """Run the program once and wait for the end."""
@@ -199,7 +200,7 @@ class FirmwareProgram:
         try:
             data = self._client.read(OUTPUTS, sum(sizes))
         except BoardRestarted as restarted:
-            raise BoardLost("the microcontroller restarted while hil read the outputs") from restarted
+            raise self._report_restart("while hil read the outputs") from restarted
         if zlib.crc32(data) != self._outputs_crc:
             raise BoardUnfit("the outputs changed between the run and the transfer")
         arrays, start = [], 0
@@ -228,29 +229,36 @@ class FirmwareProgram:
             end_ns = get_time_ns()
             check(self.fetch())
             try:
-                ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4").astype(np.int64)
+                ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4")
             except BoardRestarted as restarted:
-                raise BoardLost("the microcontroller restarted while hil read the ticks") from restarted
-            ends = np.cumsum(ticks) * 1_000_000_000 // self._firmware.tick_hz
-            start_ns = end_ns - int(ends[-1])
-            starts = np.concatenate([[0], ends[:-1]])
-            for step, begin, until in zip(self._firmware.steps, starts, ends, strict=True):
+                raise self._report_restart("while hil read the ticks") from restarted
+            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(ticks.tolist())]
+            start_ns = end_ns - (ends[-1] if ends else 0)
+            for step, begin, until in zip(self._firmware.steps, [0, *ends], ends, strict=False):
                 found.append(
                     Operation(
                         step.name or step.kind,
                         number,
-                        start_ns + int(begin),
-                        start_ns + int(until),
+                        start_ns + begin,
+                        start_ns + until,
                         step.nodes,
                         is_overhead=step.kind != "dispatch",
                     )
                 )
         return [write_operations(found, folder)]
 
+    def _greet(self) -> None:
+        """Greet the board after a restart. Until then, it answers every request with a message about the restart."""
+        self._client.greet(self._settings.boot_s)
+
+    def _report_restart(self, when: str) -> BoardLost:
+        with contextlib.suppress(BoardLost, ProtocolBroken):
+            self._greet()
+        return BoardLost(f"the microcontroller restarted {when}", hint="check the power supply and the reset line")
+
     def _explain(self, hello: Hello) -> RunCrashed | BoardLost:
         if not hello.fault_kind:
-            return BoardLost(
-                "the microcontroller restarted during the run", hint="check the power supply and the reset line"
-            )
+            return self._report_restart("during the run")
+        self._greet()
         message, detail = explain_fault(self._client.read_fault(), self._firmware, self._settings.chip)
         return RunCrashed(message, detail=detail)

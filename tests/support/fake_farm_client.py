@@ -40,7 +40,16 @@ def board(name: str, state: str = "online", **values: Any) -> dict[str, Any]:
 
 def job(name: str, state: str = "queued", **values: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"title": "digits", "kind": "run", "project": "", "priority": "normal", "selector": ""}
-    usual |= {"attempts": 0, "user": "ada", "board": "", "pinned": "", "boards": [], "more": [], "queued_at": at(1000), "started_at": None}
+    usual |= {
+        "attempts": 0,
+        "user": "ada",
+        "board": "",
+        "pinned": "",
+        "boards": [],
+        "more": [],
+        "queued_at": at(1000),
+        "started_at": None,
+    }
     usual |= {"finished_at": None, "exit_code": None, "outcome": "", "reason": "", "attempts_made": []}
     if state != "queued":
         usual |= {"board": "pi", "started_at": at(1005)}

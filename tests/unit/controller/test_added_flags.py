@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 # All packages that make programs or compute answers. Profilers only inspect them.
-ROOMS = ("agent", "formats", "controller/backends", "controller/models", "controller/analysis/layers")
+ROOMS = ("agent", "core", "formats", "controller/backends", "controller/models", "controller/analysis/layers")
 FLAG = re.compile(r"(?:--(?:iree|mlir|dump|xla|run-reproducer|compile-to)[\w-]*|session\.\w+$)")
 # Flags that hints and messages mention.
 NOT_ADDED = {"--iree-opt-level"}

@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from hil.controller.cli.project.config_files import CONFIG_FILES
+from hil.controller.farm.oidc.oidc_settings import load_oidc
 from hil.controller.farm.settings import TABLES, load_history, load_settings
+from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 from hil.controller.pipeline.settings.project import read_project
 from hil.controller.projects.config_keys import ConfigTable
 from hil.controller.projects.config_schema import make_schema
@@ -28,6 +30,8 @@ ROOT = DOCS.parent
 COMMAND = "run: .venv/bin/python -m tools.configuration"
 # Variables of other programs in the source: files that `hil init` writes, and shell completion.
 OTHERS = {"HIL_PACKAGE"}
+# Macros of the firmware.
+OTHERS |= {"HIL_BAUD", "HIL_CLINT", "HIL_RAM", "HIL_RESET", "HIL_RESET_VALUE", "HIL_TICK_HZ", "HIL_UART", "HIL_UART_HZ"}
 ALL_EXAMPLES = [(kind, text) for kind, texts in EXAMPLES.items() for text in texts.values()]
 
 
@@ -48,7 +52,8 @@ def parse(kind: str, text: str, path: Path) -> Any:
         return read_project(path)
     if kind == "board":
         return parse_board(text, path)
-    return load_settings(path), load_history(path, "")
+    secrets = {"CI_SECRET": "secret", "CHAT_URL": "https://chat.example.com/hook"}
+    return load_settings(path), load_history(path, ""), load_webhooks(path, secrets), load_oidc(path)
 
 
 @pytest.mark.parametrize(("kind", "text"), ALL_EXAMPLES)

@@ -97,9 +97,15 @@ def _read_lines(
         yield from watch.iter_lines(since_s, seconds)
 
 
+def iter_input() -> Iterator[str]:
+    """Yield the lines of stdin. Bytes that are not UTF-8 become replacement characters."""
+    for line in sys.stdin.buffer:
+        yield line.decode(errors="replace")
+
+
 def _send_input(watch: ConsoleWatch) -> None:
     try:
-        for text in sys.stdin:
+        for text in iter_input():
             watch.send_line(text)
     except BoardError as error:
         print_message(f"hil: {error.message}")

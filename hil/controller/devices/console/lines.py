@@ -22,8 +22,9 @@ _SEQUENCE = re.compile(
     r"|\x1b[ -/]*[0-~]"
     r"|\x9b[0-?]*[ -/]*[@-~]"
 )
-# A carriage return without a line feed starts the line again, such as in a progress bar.
-_LINE_END = re.compile(rb"\r*\n|\r+(?=[^\r\n])")
+# A carriage return without a line feed starts the line again, such as in a progress bar. A match begins at the first of
+# several carriage returns, so that the search takes linear time.
+_LINE_END = re.compile(rb"(?<!\r)\r*\n|(?<!\r)\r+(?=[^\r\n])")
 
 LineKind = Literal["output", "note"]
 

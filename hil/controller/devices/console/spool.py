@@ -48,8 +48,11 @@ class Spool:
         self._lock: int | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = folder.lstat()
         except OSError as error:
             raise StorageError(f"{folder} cannot be created: {error.strerror or error}") from error
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise StorageError(f"other users may write to {folder}", hint=f"chmod 700 {folder}, or remove it")
 
     @property
     def is_ours(self) -> bool:

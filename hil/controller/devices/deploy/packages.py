@@ -176,9 +176,14 @@ def read_index(folder: Path) -> list[Package]:
 
 
 # Top-level parts of hil that only the controller uses.
-_CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "py.typed", "sim", "testing"}
+_CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "mcu", "py.typed", "sim", "testing"}
 # Modules in shared packages that only the controller uses.
-_OF_CONTROLLER = {"core/board_config.py", "core/boards.py", "core/config_files.py"}
+_OF_CONTROLLER = {
+    *(f"core/{name}.py" for name in ("board_config", "board_parser", "boards", "bounded_http", "chips")),
+    *(f"core/{name}.py" for name in ("config_files", "config_keys", "config_values", "console_config", "mcu_config")),
+    *(f"core/{name}.py" for name in ("examples", "json_values", "variables")),
+    *("formats/elf32.py", "formats/firmware.py", "protocol/v1/farm_pb2.py"),
+}
 
 
 def own_title() -> str:

@@ -22,7 +22,7 @@ from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.pages import compare, consoles, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
-from hil.controller.web.pages.farm import boards, farm_events, queue
+from hil.controller.web.pages.farm import board_console, boards, farm_events, queue
 from hil.controller.web.pages.home import home, search, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.pages.trends import gates, history, series
@@ -52,6 +52,7 @@ PAGES = (
     consoles,
     events,
     share,
+    board_console,
     boards,
     queue,
     farm_events,

@@ -38,7 +38,7 @@ DOCUMENTS = collect_documents(PAGES)
 # Routes without a document: files, downloads, streams, and data in other formats.
 OTHERS = re.compile(
     r".*\.csv|/triage\.json|/log|/file|/share|/job/log(\.txt)?|/(farm/)?events|/api/.*|/graph/node-data|/perfetto/.*"
-    r"|/tensors/failing|/tensors/map\.(svg|png)"
+    r"|/board/console|/tensors/failing|/tensors/map\.(svg|png)"
 )
 
 

@@ -11,7 +11,7 @@ from hil.controller.storage.sources.packages import find_package_folder
 from hil.core.chips import Chip
 from hil.core.files import open_file, read_file
 from hil.core.scratch import remove_tree
-from hil.errors import CompileFailed
+from hil.errors import CompileFailed, UsageError
 from hil.formats.elf32 import Elf32
 from hil.formats.firmware import Symbol
 
@@ -26,9 +26,11 @@ _SHOWN = 3
 
 
 def list_sources(chip: Chip) -> list[Path]:
-    """Return the C files of a chip's firmware, without the model's."""
-    uart = SOURCES / chip.uart
-    return [*(SOURCES / name for name in (*_COMMON, *chip.core.sources)), uart if uart.exists() else Path(chip.uart)]
+    """Return the C files of a chip's firmware, without the model's. Raises UsageError if the UART's file is missing."""
+    uart = next((one for one in (SOURCES / chip.uart, Path(chip.uart)) if one.is_file()), None)
+    if uart is None:
+        raise UsageError(f"[mcu] uart: C file {chip.uart!r} not found", hint="specify a path relative to the config")
+    return [*(SOURCES / name for name in (*_COMMON, *chip.core.sources)), uart]
 
 
 def link_firmware(chip: Chip, objects: Sequence[Path], script: Path, out: Path, zig_cache: Path, log: Path) -> None:

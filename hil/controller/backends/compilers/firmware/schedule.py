@@ -166,6 +166,11 @@ class Interpreter:
             if not isinstance(result, _View):
                 raise _not_static("util.return", "returns a number, not a tensor")
             outputs.append(result.span)
+        sizes = [span.length for span in outputs], [_measure(spec) for spec in specs[1]]
+        if sizes[0] != sizes[1]:
+            raise CompileFailed(
+                f"the program returns tensors of {sizes[0]} bytes, but the model's have {sizes[1]} bytes"
+            )
         used = [self._steps, initial]
         buffers = {id(span.buffer): span.buffer for steps in used for step in steps for span in _list_spans(step)}
         buffers |= {id(span.buffer): span.buffer for span in outputs}
@@ -173,6 +178,7 @@ class Interpreter:
         state = [one for one in buffers.values() if one.kind == "state"]
         for span in outputs:
             span.buffer.last = None
+        _check_spans(self._steps)
         arena = _place([one for one in buffers.values() if one.kind == "transient"])
         return Schedule([one.span for one in inputs], outputs, initial, self._steps, specs, constants, state, arena)
 
@@ -231,7 +237,7 @@ class Interpreter:
         return [given[1] if condition else given[2]]
 
     def _cast(self, operation: Any, given: list[Any]) -> Sequence[Any]:
-        return given[:1]
+        return given
 
     def _load_global(self, operation: Any, given: list[Any]) -> Sequence[Any]:
         return [self._globals.get(_text(operation, "global").lstrip("@"))]
@@ -312,10 +318,8 @@ class Interpreter:
 
     def _fill(self, operation: Any, given: list[Any]) -> Sequence[Any]:
         commands, target, offset, length, pattern = given
-        width = int(re.sub(r"\D", "", str(operation.operands[4].type))) // 8
         offset, length, pattern = _need_numbers(operation.name, [offset, length, pattern])
-        data = (pattern % (1 << 8 * width)).to_bytes(width, "little")
-        commands.steps.append((Fill, _resolve(target, offset, length), data))
+        commands.steps.append((Fill, _resolve(target, offset, length), _make_pattern(operation, 4, pattern)))
         return []
 
     def _copy(self, operation: Any, given: list[Any]) -> Sequence[Any]:
@@ -365,11 +369,8 @@ class Interpreter:
 
     def _queue_fill(self, operation: Any, given: list[Any]) -> Sequence[Any]:
         target, offset, length, pattern = given[4:8]
-        width = int(re.sub(r"\D", "", str(operation.operands[7].type))) // 8
         offset, length, pattern = _need_numbers(operation.name, [offset, length, pattern])
-        self._steps.append(
-            Fill(_resolve(target, offset, length), (pattern % (1 << 8 * width)).to_bytes(width, "little"))
-        )
+        self._steps.append(Fill(_resolve(target, offset, length), _make_pattern(operation, 7, pattern)))
         return []
 
     def _queue_copy(self, operation: Any, given: list[Any]) -> Sequence[Any]:
@@ -377,6 +378,24 @@ class Interpreter:
         source_offset, target_offset, length = _need_numbers(operation.name, [source_offset, target_offset, length])
         self._steps.append(CopyStep(_resolve(target, target_offset, length), _resolve(source, source_offset, length)))
         return []
+
+
+def _make_pattern(operation: Any, place: int, number: int) -> bytes:
+    """Return the bytes of a fill's pattern, an operand of type i8, i16 or i32."""
+    width = int(str(operation.operands[place].type).removeprefix("i")) // 8
+    return (number % (1 << 8 * width)).to_bytes(width, "little")
+
+
+def _check_spans(steps: Sequence[Step]) -> None:
+    """Raise CompileFailed if a step uses bytes outside of a buffer, or a buffer that is not allocated."""
+    for number, step in enumerate(steps):
+        for span in _list_spans(step):
+            buffer = span.buffer
+            if span.offset < 0 or span.offset + span.length > buffer.size:
+                raise _not_static("hal.buffer.subspan", "exceeds its buffer")
+            is_late = buffer.last is not None and number >= buffer.last
+            if buffer.kind == "transient" and (number < buffer.first or is_late):
+                raise _not_static("hal.device.queue.dealloca", "frees a buffer that the program still uses")
 
 
 def _text(operation: Any, name: str) -> str:
@@ -534,7 +553,7 @@ _IGNORED = frozenset(
     hal.buffer.assert hal.buffer_view.assert hal.buffer_usage hal.memory_type hal.encoding_type hal.device.allocator
     hal.fence.create hal.fence.join hal.fence.await hal.fence.signal hal.command_buffer.execution_barrier
     hal.command_buffer.finalize hal.device.queue.barrier hal.device.queue.flush util.status.check_ok
-    hal.executable.create hal.executable_end util.optimization_barrier
+    hal.executable.create hal.executable_end
     hal.command_buffer.begin_debug_group hal.command_buffer.end_debug_group util.null
     """.split()
 )
@@ -546,6 +565,7 @@ _HANDLERS: dict[str, Callable[[Interpreter, Any, list[Any]], Sequence[Any]]] = {
     "arith.index_castui": Interpreter._cast,
     "arith.extui": Interpreter._cast,
     "arith.trunci": Interpreter._cast,
+    "util.optimization_barrier": Interpreter._cast,
     "util.cmp.eq": Interpreter._compare_objects,
     "util.global.load": Interpreter._load_global,
     "util.global.store": Interpreter._store_global,

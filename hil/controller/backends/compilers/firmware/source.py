@@ -85,7 +85,7 @@ SECTIONS {{
     hil_image_start = .;
     KEEP(*(.vectors))
     *(.text .text.*)
-    *(.rodata .rodata.*)
+    *(.rodata .rodata.* .srodata .srodata.*)
     . = ALIGN(8);
   }} > FLASH
   .stack (NOLOAD) : {{

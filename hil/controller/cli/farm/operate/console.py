@@ -8,7 +8,7 @@ import threading
 
 import click
 
-from hil.controller.cli.board.console import check_limit
+from hil.controller.cli.board.console import check_limit, iter_input
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.options import json_option
@@ -65,5 +65,5 @@ def console(board: str, since: str | None, grep: str, seconds: float | None, wri
 
 
 def _send_input(reading: FarmConsole) -> None:
-    for text in sys.stdin:
+    for text in iter_input():
         reading.send_line(text)

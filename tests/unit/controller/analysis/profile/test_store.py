@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_profile_round_trips(folder):
     read = read_profile(folder)
-    assert replace(read, rows=list(read.rows), console=list(read.console)) == run_on()
+    assert replace(read, rows=list(read.rows), console=tuple(read.console)) == run_on()
     assert gzip.decompress((folder / TRACE).read_bytes())
 
 

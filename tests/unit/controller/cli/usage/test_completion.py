@@ -215,7 +215,8 @@ def test_errors_print_nothing(home, monkeypatch, capsys):
 
 # Options whose values other parts of hil define, and their exceptions: values of a farm or of another tool.
 _OPTIONS = ("--board", "--runtime-hw-type", "--runtime", "--reference", "--flow", "--fault", "--accept", "--input")
-_OTHERS = {"farm submit --board", "farm events --board", "history import --board", "profile import --board"}
+_OTHERS = {"farm submit --board", "farm lease --board", "farm events --board"}
+_OTHERS |= {"history import --board", "profile import --board"}
 _FILES = {"bundle verifier --runtime"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hil.controller.devices.console.lines import MAX_LINE_BYTES, LineSplitter
@@ -19,6 +21,7 @@ def split(*chunks: bytes) -> list[str]:
         ([b"one\r\ntwo\nthree"], ["one", "two", "three"]),
         ([b"split ", b"line\r", b"\nnext\n"], ["split line", "next"]),
         ([b"10 %\r20 %\r\n"], ["10 %", "20 %"]),
+        ([b"a\r\r\nb\r\rc\r", b"\r\n\r\rd\n"], ["a", "b", "c", "d"]),
         ([b"\n\r\n   \n"], []),
         ([b"caf\xc3\xa9 \xff\n"], ["café \\xff"]),
         ([b"\x1b[1;31mred\x1b[0m\n"], ["red"]),
@@ -36,6 +39,13 @@ def test_splitter_returns_clean_lines(chunks, lines):
 def test_splitter_cuts_long_lines():
     lines = split(*[b"x" * 1000] * 10)
     assert [len(line) for line in lines] == [MAX_LINE_BYTES, MAX_LINE_BYTES, 10_000 - 2 * MAX_LINE_BYTES]
+
+
+@pytest.mark.parametrize("data", [b"\r" * 65536, b"\x1b]" * 32768, b"\x1b[0" + b"0" * 65536])
+def test_splitter_takes_linear_time(data):
+    began = time.process_time()
+    split(data)
+    assert time.process_time() - began < 5
 
 
 def test_splitter_gives_same_lines_for_any_chunks():

@@ -18,9 +18,10 @@ from hil.controller.devices.console import reader as reader_module
 from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.devices.console.reader import ConsoleReader
 from hil.controller.devices.console.spool import MAX_FILE_BYTES, find_spool
+from hil.controller.devices.console.viewing import read_stored_lines
 from hil.core.board_config import BoardConfig
 from hil.core.console_config import ConsoleConfig
-from hil.errors import BoardBusy, BoardUnreachable, UsageError
+from hil.errors import BoardBusy, BoardUnreachable, StorageError, UsageError
 
 Open = Callable[..., ConsoleReader]
 
@@ -212,6 +213,18 @@ def test_spool_keeps_latest_lines(open_reader):
         spool.append([line] * (MAX_FILE_BYTES // 1500))
     assert sum(path.stat().st_size for path in spool.folder.iterdir()) < 2 * MAX_FILE_BYTES
     assert spool.read_since(0)[-1] == line
+
+
+def test_spool_that_others_may_write_is_not_used(open_reader):
+    console = shell("echo own")
+    folder = find_spool(console).folder
+    (folder / "lines.jsonl").write_text('{"host_ns": 1, "time_s": 1.0, "text": "forged"}\n')
+    folder.chmod(0o777)
+    with pytest.raises(StorageError, match="other users may write"):
+        find_spool(console)
+    found = open_reader(console)
+    eventually(lambda: "own" in texts(found))
+    assert read_stored_lines(BoardConfig("x", "x", console=console), 0) == []
 
 
 def test_follower_reads_new_file_after_rotation():

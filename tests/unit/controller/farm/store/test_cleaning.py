@@ -98,7 +98,8 @@ def test_gc_deletes_old_jobs_with_dependent_rows_and_files(farm_db: str) -> None
         done = await delete_old(tx, 30 * DAY, delete)
         after = await count(tx)
         assert done.counts == DELETED
-        assert {name: before[name] - after[name] for name in TABLES} == {**DELETED, "audit": 0}
+        deleted = {name: number for name, number in DELETED.items() if name in TABLES}
+        assert {name: before[name] - after[name] for name in TABLES} == {**deleted, "audit": 0}
         assert sorted(gone) == sorted(done.artifacts) == ["blake3:nobody's", "blake3:old", "blake3:old-out"]
         assert done.bytes == 30
         assert [row["name"] for row in await rows(tx, "select name from hil.boards order by name")] == ["kept", "pi"]

@@ -86,7 +86,7 @@ __attribute__((naked)) static void on_fault(void) {
 
 __attribute__((used)) static void on_period(const uint32_t *stack) {
   periods++;
-  if (hil_deadline && periods * PERIOD > hil_deadline) report(stack, HIL_WATCHDOG);
+  if (hil_has_deadline && periods * PERIOD > hil_deadline) report(stack, HIL_WATCHDOG);
 }
 
 __attribute__((naked)) static void on_systick(void) {

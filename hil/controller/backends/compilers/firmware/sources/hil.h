@@ -33,8 +33,10 @@ extern struct hil_fault hil_fault;
 #define HIL_FAULT_MAGIC 0x48494c46u
 // Store a fault and reset.
 void hil_report_fault(uint32_t kind, uint32_t pc, uint32_t lr, uint32_t sp) __attribute__((noreturn));
-// Stop a run at this time in ticks; 0: no limit.
+// Stop a run at this time in ticks, while hil_has_deadline is set. The interrupt may read one half of the new time
+// and one half of the old, so the flag is only set while the time does not change.
 extern volatile uint64_t hil_deadline;
+extern volatile bool hil_has_deadline;
 
 // ---- Linker script: the image in flash.
 extern const uint8_t hil_image_start[], hil_image_end[];

@@ -27,7 +27,7 @@ struct hil_fault hil_fault __attribute__((section(".noinit")));
 static uint32_t last, last_run;
 static struct run_result result;
 static uint32_t image_crc;
-static bool is_loaded;
+static bool is_loaded, is_greeted;
 
 void hil_report_fault(uint32_t kind, uint32_t pc, uint32_t lr, uint32_t sp) {
   hil_fault.magic = HIL_FAULT_MAGIC;
@@ -100,9 +100,10 @@ static void answer_run(const struct hil_frame *frame) {
     if (!is_loaded) result.status = RUN_FAILED;
     if (result.status == OK) {
       uint64_t start = hil_ticks();
-      hil_deadline = request.timeout_ms ? start + (uint64_t)request.timeout_ms * HIL_TICK_HZ / 1000 : 0;
+      hil_deadline = start + (uint64_t)request.timeout_ms * HIL_TICK_HZ / 1000;
+      hil_has_deadline = request.timeout_ms;
       result.code = hil_run();
-      hil_deadline = 0;
+      hil_has_deadline = false;
       result.ticks = hil_ticks() - start;
       if (result.code) result.status = RUN_FAILED;
     }
@@ -141,7 +142,12 @@ int main(void) {
     if (frame.kind == HELLO) {  // a new host restarts the numbers
       last = frame.sequence;
       last_run = 0;
+      is_greeted = true;
       say_hello(&frame);
+      continue;
+    }
+    if (!is_greeted && frame.kind != RESET) {  // the host may not know about the start: its message can be lost
+      say_hello(&(struct hil_frame){.sequence = 0});
       continue;
     }
     if (frame.sequence + WINDOW < last) continue;  // late repetition

@@ -45,6 +45,7 @@ struct library {
 static const struct environment environment;
 volatile uint32_t hil_step;
 volatile uint64_t hil_deadline;
+volatile bool hil_has_deadline;
 
 static uint32_t dispatch(const struct hil_step *step) {
   struct dispatch_state state = {1, 1, 1, step->constant_count, step->size_x, step->size_y, step->size_z,

@@ -42,7 +42,7 @@ void hil_cpu_reset(void) {
 __attribute__((used)) static void on_trap(uint32_t cause, uint32_t pc, uint32_t lr, uint32_t sp) {
   bool is_timer = cause == TIMER_INTERRUPT;
   if (is_timer) set_timer();
-  if (is_timer && !(hil_deadline && hil_ticks() > hil_deadline)) return;
+  if (is_timer && !(hil_has_deadline && hil_ticks() > hil_deadline)) return;
   uint32_t value;
   __asm__ volatile("csrr %0, mtval" : "=r"(value));
   hil_fault.status[0] = cause;
