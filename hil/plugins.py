@@ -10,6 +10,7 @@ from hil.controller.backends.references import Reference
 from hil.controller.backends.targets import Target
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link
+from hil.controller.devices.metering.samples import Meter, PowerSamples
 from hil.controller.models.compiling import CompileOrder
 from hil.controller.models.executorch_backends import ExecuTorchBackend
 from hil.controller.models.flows import Flow, Recipe
@@ -58,8 +59,10 @@ __all__ = [
     "Importer",
     "Isolated",
     "Link",
+    "Meter",
     "Model",
     "NotRun",
+    "PowerSamples",
     "Recipe",
     "Reference",
     "ReferenceFailed",

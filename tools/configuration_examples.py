@@ -92,30 +92,37 @@ path = "history"
 quota = "10 GiB"
 baseline = "main"
 
-[oidc]
-issuer = "https://login.example"
-audience = ["hil"]
-algorithms = ["RS256"]
-user_claim = "preferred_username"
-groups_claim = "groups"
-project_claim = "team"
-role = ""
-roles = { admin = ["lab"], submitter = ["developers"] }
-rights = { power = ["lab"] }
-leeway_s = 10
-stream_hours = 8
-
 [webhooks.ci]
-url = "https://ci.example/hil"
+url = "https://ci.example.com/hil"
 secret_env = "CI_SECRET"
-format = "json"
 events = ["job_ended"]
 failed_only = true
 
 [webhooks.chat]
 url_env = "CHAT_URL"
-secret = "shared"
+secret = "shared secret"
 format = "slack"
+
+[oidc]
+issuer = "https://login.example.com/realms/lab"
+audience = ["hil"]
+algorithms = ["RS256"]
+user_claim = "preferred_username"
+groups_claim = "groups"
+project_claim = "team"
+role = "submitter"
+leeway_s = 10
+stream_hours = 12
+
+[oidc.roles]
+viewer = ["guests"]
+submitter = ["vision", "speech"]
+host = ["lab-hosts"]
+admin = ["lab-admins"]
+
+[oidc.rights]
+power = ["vision"]
+commands = ["vision"]
 """,
     },
     "board": {
@@ -142,6 +149,11 @@ iree = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backen
 [labels]
 shelf = 2
 fan = true
+
+[stack]
+firmware = ["vcgencmd", "version"]
+driver = { command = ["./driver.sh", "pi5-1"] }
+carrier = "rev B"
 
 [connection]
 address = "hil@pi5-1.lab:22"
@@ -190,6 +202,15 @@ groups = ["vision"]
 before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-control --speed 100"]
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
 timeout_s = 20
+
+[meter]
+kind = "command"
+command = ["joulescope-stream", "--csv"]
+columns = ["time", "volts", "amps", "gpio"]
+clock = "epoch"
+windows = "gpio"
+idle_s = 2
+start_s = 30
 """,
         "boards/agent.toml": """\
 # An agent that listens on a port, with TLS.
@@ -262,6 +283,32 @@ address = "telnet://lab:4001"
 [runtime]
 kind = "command"
 file = "bin/iree-run-module"
+""",
+        "boards/metered.toml": """\
+# A simulated board with a simulated meter.
+[simulator]
+
+[meter]
+kind = "simulated"
+rate_hz = 200
+
+[meter.options]
+idle_w = 2.0
+active_w = 5.0
+noise_w = 0.1
+drift_w = 0.01
+lost = 0.001
+seed = 1
+""",
+        "boards/sensor.toml": """\
+# A board with a power sensor that this machine reads.
+[connection]
+address = "hil@pi5-2.lab"
+
+[meter]
+kind = "hwmon"
+path = "/sys/class/hwmon/hwmon3"
+channel = 2
 """,
         "boards/emulated.toml": """\
 # An emulated board whose clock counts instructions.

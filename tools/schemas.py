@@ -21,6 +21,7 @@ from hil.controller.records.decisions.evaluation import EvaluatedSample, Evaluat
 from hil.controller.records.decisions.gate import GateRecord
 from hil.controller.records.decisions.notification import AnnouncedDocument, NightMessage, NotifyReport
 from hil.controller.records.decisions.reduce import ReduceRecord
+from hil.controller.records.decisions.stack_search import StackSearchRecord
 from hil.controller.records.decisions.triage import TriageDocument
 from hil.controller.records.lab.farm import ANSWERS, FarmEvent
 from hil.controller.records.lab.webhooks import TestedWebhook, WebhookMessage
@@ -58,11 +59,12 @@ class SchemaFile:
 
 COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "bench": [BenchRecord],
-    "bisect": [BisectRecord],
+    "bisect": [BisectRecord, StackSearchRecord],
     "board check": [boards.CheckReport],
     "board clean": [boards.RemovedAgent],
     "board deploy": [boards.DeployedAgent],
     "board info": [boards.BoardInfo],
+    "board devices": [boards.DeviceList],
     "board add": [boards.AddedBoard],
     "board list": [boards.BoardList],
     "board logs": [boards.BoardLogs],
@@ -170,6 +172,7 @@ STORED: Mapping[str, type[Record]] = {
     "matrix run": MatrixRun,
     "bench": BenchRecord,
     "bisect": BisectRecord,
+    "stack search": StackSearchRecord,
     "dispatches": DispatchList,
     "study": StudyRecord,
     "evaluation": EvaluationRecord,

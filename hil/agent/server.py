@@ -23,6 +23,7 @@ from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import CallContext, Journal, Session, Sessions
+from hil.agent.stack import collect_stack
 from hil.agent.store import BlobStore, Quota
 from hil.agent.store_lock import StoreLock, store_error
 from hil.agent.supervisor import Supervisor
@@ -202,7 +203,7 @@ class BoardService:
 
     def Describe(self, request: pb.DescribeRequest, context: CallContext) -> pb.DescribeReply:
         """Return the board's description."""
-        keys = ("version", "devices", "error", "profile_tool")
+        keys = ("version", "devices", "error", "profile_tool", "device_details")
         runtimes = [
             pb.Runtime(name=name, **{key: described[key] for key in keys if key in described})
             for name, described in sorted(self._describe_runtimes(context).items())
@@ -224,6 +225,7 @@ class BoardService:
             simulated=self._config.simulated,
             build=self._config.build,
             store_room_bytes=self._store.count_free_bytes(),
+            stack=() if self._config.machine else collect_stack(),
         )
 
     def _describe_runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:

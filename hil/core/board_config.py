@@ -13,7 +13,9 @@ from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
+from hil.core.meter_config import MeterConfig
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
+from hil.core.stack_config import StackValue
 
 ACTIONS = ("reset", "off", "on", "cycle")
 DEFAULT_FLAGS = (
@@ -256,8 +258,14 @@ class BoardConfig:
     power: Power = field(default_factory=Power)
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
+    meter: MeterConfig = field(default_factory=MeterConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     provision: Provision = field(default_factory=Provision)
+    stack: Mapping[str, StackValue] = make_key(
+        dict,
+        "[Part of the stack](stack.md), such as `driver`: its version, the command on the board that prints it "
+        '(`["program"]`), or a command on this machine (`{ command = ["program"] }`). A command needs trust.',
+    )
     simulator: Simulator | None = None
     labgrid: Labgrid = Labgrid()
     mcu: Microcontroller | None = None

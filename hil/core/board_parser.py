@@ -55,7 +55,9 @@ from hil.core.config_values import MAX_SECONDS, TEXTS, check_type, make_values, 
 from hil.core.console_config import parse_console, parse_provision
 from hil.core.files import read_file, suggest_path
 from hil.core.mcu_config import MCU_RUNTIME, parse_mcu
+from hil.core.meter_config import parse_meter
 from hil.core.runtimes import list_known_runtimes
+from hil.core.stack_config import parse_stack
 from hil.errors import UsageError, did_you_mean
 
 # Keys of [board]. The other fields of BoardConfig are tables.
@@ -74,8 +76,10 @@ BOARD_TABLES = {
     "power",
     "recover",
     "measure",
+    "meter",
     "console",
     "provision",
+    "stack",
     "simulator",
     "labgrid",
     "mcu",
@@ -182,8 +186,10 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "power": (power := parse_power(get_table("power"), path)),
             "recover": parse_recover(get_table("recover"), power, path),
             "measure": parse_measure(get_table("measure"), path),
+            "meter": parse_meter(get_table("meter"), path),
             "console": parse_console(get_table("console"), path),
             "provision": parse_provision(get_table("provision"), path),
+            "stack": parse_stack(get_table("stack"), path),
             "simulator": simulator,
             "mcu": mcu,
             "labgrid": make_values(Labgrid, get_table("labgrid"), f"{path}: [labgrid]"),

@@ -55,7 +55,8 @@ class LoadedBoard:
         for hook in (*config.power.hooks.values(), *config.recover.steps, *measure.before, *measure.after):
             if isinstance(hook, Command) and "/" in hook.argv[0]:
                 programs.append(Path(hook.argv[0]))
-        commands = [config.console.command, config.provision.command]
+        commands = [config.console.command, config.provision.command, config.meter.command]
+        commands += [one.command or one.board for one in config.stack.values()]
         if config.mcu is not None:
             commands += [config.mcu.flash, config.mcu.reset, (config.mcu.uart,)]
         programs += [Path(argv[0]) for argv in commands if argv and "/" in argv[0]]

@@ -60,8 +60,12 @@ def list_trusted_settings(data: Mapping[str, Any]) -> list[str]:
     for table, values in data.items():
         if table not in _HARMLESS:
             keys = values if isinstance(values, Mapping) else {}
-            found += [f"[{table}] {key}" for key in keys if not (table == "runtime" and key in _HARMLESS_RUNTIME)]
+            found += [f"[{table}] {key}" for key, value in keys.items() if not _is_harmless(table, key, value)]
     return found
+
+
+def _is_harmless(table: str, key: str, value: Any) -> bool:
+    return (table == "runtime" and key in _HARMLESS_RUNTIME) or (table == "stack" and isinstance(value, str))
 
 
 def check_trust(path: Path, digest: str, asks: Iterable[str], instead: str = "") -> None:

@@ -83,7 +83,8 @@ def start(options: dict[str, Any], board: BoardConfig, fault_texts: list[str], s
     """
     if board.simulator is None:
         raise UsageError(f"{board.path} does not configure a simulator", hint="add a [simulator] table")
-    found = [faults.parse(text) for text in [*board.simulator.faults, *fault_texts]]
+    known = [faults.parse(text) for text in [*board.simulator.faults, *fault_texts]]
+    found = [one for one in known if faults.has_required_stack(one, board.stack)]
     charges = faults.Charges(options["store"] / "faults")
     by_name = {fault.name: fault for fault in found}
     public = options["listen"]

@@ -50,6 +50,8 @@ Faults from ``kv_slot`` on affect only generations (:mod:`hil.sim.steps`). Each 
 ``needs=TEXT`` limits a fault to programs with this text in their main file, for example the
 name of a node in an ONNX model. ``times=N`` limits a fault to N occurrences; ``times=0`` is unlimited. ``corrupt``
 rejects a program without that output; ``others=spare`` ignores such programs.
+
+``stack=PART@VERSION`` limits a fault to boards whose table ``[stack]`` has this part with this version.
 """
 
 from __future__ import annotations
@@ -58,17 +60,19 @@ import contextlib
 import math
 import mmap
 import os
+import re
 import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hil.core import clock
 from hil.core.files import open_file
+from hil.core.stack_config import StackValue
 from hil.errors import UsageError, did_you_mean
 
 # Name of a fault -> key -> default. A value has the type of the default.
@@ -117,6 +121,7 @@ _FAR_SECONDS = 3.2e9
 _DAY_SECONDS = 86400.0
 _COUNT_MOST = 1_000_000
 _END = "kill-agent"
+_STACK, _STACK_PART = "stack", re.compile(r"[^@]+@.+")
 # State of a simulated board's clock. The agent and the workers map this file.
 _CLOCK_FILE = "clock"
 # Start of the clock, and the total forward jump since then, in nanoseconds.
@@ -142,6 +147,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "wedge.how": (lambda how: how in WEDGES, f"one of {', '.join(WEDGES)}"),
     "mask.how": (lambda how: how in MASKS, f"one of {', '.join(MASKS)}"),
     "needs": (lambda text: True, "a text"),
+    _STACK: (lambda text: bool(_STACK_PART.fullmatch(text)), "PART@VERSION"),
     "position": (lambda position: position >= 0, "a position from 0"),
     **{
         f"{name}.position": (lambda position: position >= -1, "a position from 0, or -1 for any")
@@ -190,23 +196,29 @@ def parse(text: str) -> Fault:
     if name not in FAULTS:
         hint = f"{did_you_mean(name, FAULTS)}expected one of {', '.join(FAULTS)}"
         raise UsageError(f"unknown fault {name!r}", hint=hint)
-    keys = dict(FAULTS[name])
+    keys, known = dict(FAULTS[name]), {**FAULTS[name], _STACK: ""}
     example = f"for example {Fault(name, keys)}"
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"fault {name}: expected KEY=VALUE, got {part!r}", hint=example)
-        if key not in keys:
-            raise UsageError(f"fault {name}: unknown key {key!r}", hint=f"{did_you_mean(key, keys)}{example}")
+        if key not in known:
+            raise UsageError(f"fault {name}: unknown key {key!r}", hint=f"{did_you_mean(key, known)}{example}")
         allowed, wanted = _LIMITS.get(f"{name}.{key}") or _LIMITS[key]
         try:
-            keys[key] = _READ.get(key, type(keys[key]))(value)
+            keys[key] = _READ.get(key, type(known[key]))(value)
             fits = allowed(keys[key])
         except ValueError:
             fits = False
         if not fits:
             raise UsageError(f"fault {name}: {key} must be {wanted}, got {value!r}", hint=example)
     return Fault(name, keys)
+
+
+def has_required_stack(fault: Fault, stack: Mapping[str, StackValue]) -> bool:
+    """Return False if the fault needs a part of the stack that a board's config does not declare as text."""
+    name, _, version = str(fault.keys.get(_STACK, "")).partition("@")
+    return not name or (name in stack and stack[name].text == version)
 
 
 def is_affecting(fault: Fault, program: Path) -> bool:

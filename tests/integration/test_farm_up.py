@@ -130,6 +130,15 @@ def test_farm_up_reports_startup_errors(environment):
         farm.eventually(lambda: not farm.processes())
 
 
+@pytest.mark.slow
+def test_detached_farm_reports_unusable_board(environment):
+    with running_farm(environment=environment, start=False) as farm:
+        wrong = farm.hil("farm", "up", "--board", "missing-board", "--detach", "--json")
+        assert (wrong.code, wrong.document["error"]["kind"]) == (2, "UsageError")
+        assert "missing-board" in wrong.err and "missing-board" in wrong.document["error"]["detail"]
+        farm.eventually(lambda: not farm.processes())
+
+
 def test_farm_up_stops_all_processes_on_early_interrupt(environment):
     with running_farm("--sim", "1", environment=environment, start=False) as farm:
         # The farm cannot start while another process locks its database.

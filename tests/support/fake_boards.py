@@ -19,6 +19,7 @@ from hil.controller.pipeline.boards import board_pool
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.core.board_config import MeasureCommands
+from hil.core.meter_config import MeterConfig
 from hil.core.results import Artifact, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array, TensorSpec
@@ -48,6 +49,7 @@ class FakeBoard:
     shell: Any = None
     target: str = ""
     measure: MeasureCommands = field(default_factory=MeasureCommands)
+    meter: MeterConfig = field(default_factory=MeterConfig)
     config_path: Path = Path()
     info: dict[str, Any] = field(
         default_factory=lambda: {

@@ -29,6 +29,7 @@ class OidcProvider:
     key_requests: int = 0
     forms: list[dict[str, str]] = field(default_factory=list)
     user: str = "anna"
+    device_code: str = "d"
     is_broken: bool = False  # True to answer all requests with status 500
 
     def rotate(self, name: str) -> None:
@@ -65,7 +66,12 @@ class OidcProvider:
         self.forms.append(form)
         if path.endswith("/device_authorization_endpoint"):
             page = f"{self.issuer}/device"
-            return 200, {"device_code": "d", "user_code": "WDJB-MJHT", "verification_uri": page, "interval": 5}
+            return 200, {
+                "device_code": self.device_code,
+                "user_code": "WDJB-MJHT",
+                "verification_uri": page,
+                "interval": 5,
+            }
         if self.errors:
             return 400, {"error": self.errors.pop(0)}
         return 200, {"access_token": self.make_token(), "refresh_token": "r2", "expires_in": self.lifetime_s}

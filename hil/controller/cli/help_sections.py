@@ -57,6 +57,7 @@ SECTIONS = {
             "iterations",
             "warmup",
             "instructions",
+            "energy",
             "min_time_s",
             "sustained_s",
             "settle_s",

@@ -17,6 +17,7 @@ from hil.controller.devices.board_choice import BoardChoice, fill_target
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.measuring.measure_commands import prepare_board
 from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.program_inputs import check_inputs, fits
@@ -28,10 +29,11 @@ from hil.core.digest import get_algorithm
 from hil.core.files import digest_file
 from hil.core.instructions import InstructionCounts, count_clock
 from hil.core.repetition import Answer, Repetition
-from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
+from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.formats.iree_command import PROFILE_TOOL
+from hil.formats.iree_devices import find_device, get_driver, is_software_gpu
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -91,14 +93,14 @@ class Board:
         self.config = self._link.config or choice.config
         # Never use the link's config here: a provider's config must not run commands on this machine.
         self.measure = choice.config.measure
+        self.meter = choice.config.meter
         self.config_path = choice.config.path
+        self._stack_values = choice.config.stack
         self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = fill_target(
-                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
-                )
+                self.config, self.target = fill_target(self.config, choice.runtime, self.info, choice.timeout_s)
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
@@ -117,7 +119,11 @@ class Board:
         found = self.client.info()
         lease = self.config.connection.lease
         image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        stack = StackReader(
+            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
+        ).read(found)
         more = {"lease": lease, "image": image.to_json() if image else None}
+        more |= {"stack": [one.to_json() for one in stack]}
         return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
@@ -529,7 +535,7 @@ class LoadedProgram:
     def _add_placement(self, result: RunResult, asked: RequestedDevice) -> RunResult:
         """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
         marked = None if self._placement is None else asked.mark(self._placement)
-        parts = None if marked is None else [part.to_json() for part in marked]
+        parts = None if marked is None else [{**part.to_json(), **self._describe_software(part)} for part in marked]
         provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
         try:
             provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
@@ -538,6 +544,12 @@ class LoadedProgram:
             error.result = replace(result, provenance=provenance, iterations_ns=())
             raise
         return replace(result, provenance=provenance)
+
+    def _describe_software(self, part: Part) -> dict[str, str]:
+        """Return the name of a part's device if it is a GPU in software."""
+        wanted = self.loaded.device if part.device == get_driver(self.loaded.device) else part.device
+        found = find_device(self._board.info.get("runtimes", ()), self._artifact.runtime, wanted)
+        return {"software": str(found.get("name", ""))} if found and is_software_gpu(found) else {}
 
     def _build_provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
         """Return the provenance of a call: the board's state, and the clock if available."""
@@ -551,6 +563,7 @@ class LoadedProgram:
             "machine": info.get("machine", {}),
             "readings": info.get("readings", []),
             "simulated": info.get("simulated", []),
+            "stack": info.get("stack", []),
             "agent_version": info.get("agent_version", ""),
             "runtime": self._artifact.runtime,
             "runtime_version": version,

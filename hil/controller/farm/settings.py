@@ -20,8 +20,8 @@ _DAY_SECONDS = 86400.0
 _MAX_LIMIT = 10**15
 _NO_LIMIT = "no limit"
 _LIMITS, _USERS = "limits", "users"
-# Modules in hil.controller.farm.oidc and hil.controller.farm.webhooks read the last two.
-TABLES = ("terms", _LIMITS, TABLE, "oidc", "webhooks")
+WEBHOOKS_TABLE, OIDC_TABLE = "webhooks", "oidc"  # other modules read these tables
+TABLES = ("terms", _LIMITS, TABLE, WEBHOOKS_TABLE, OIDC_TABLE)
 
 
 @dataclass(frozen=True)

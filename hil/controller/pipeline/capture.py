@@ -10,6 +10,7 @@ import numpy as np
 
 from hil.controller.devices.board import Board, LoadedProgram
 from hil.controller.devices.board_client import Invocation
+from hil.controller.devices.metering.power_watch import PowerWatch
 from hil.controller.pipeline.case import Capture
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS
 from hil.core.clock import get_time_ns
@@ -49,10 +50,12 @@ class CaptureRecorder:
         self.capture = Capture(board.name)
         self._board = board
         self._watch = board.watch_counters(PERIOD_SECONDS)
+        self._power = PowerWatch(board)
         self._began_ns = 0
 
     def record_run(self, call: Invocation, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """Record the run whose outputs are compared."""
+        self._power.observe_run(call.host_ns)
         if call.board_ns is not None:
             host = _make_transfer_span("timed run", call.host_ns, _count_bytes(inputs), _count_bytes(outputs))
             self.capture.transfers.append(host)
@@ -83,6 +86,7 @@ class CaptureRecorder:
             self.capture.notes.append(f"operations not profiled: {error.message}{hint}")
             return
         self.capture.taken = taken
+        self._power.observe_run((taken.host.start_ns, taken.host.end_ns))
         size = sum(content.nbytes for content in taken.files.values())
         self.capture.transfers.append(
             _make_transfer_span("profiled run", (taken.host.start_ns, taken.host.end_ns), _count_bytes(inputs), size)
@@ -96,14 +100,16 @@ class CaptureRecorder:
             self._board.ping()
         self._began_ns = get_time_ns()
         self._watch.__enter__()
+        self._power.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        self._power.__exit__()
         self._watch.__exit__()
-        self.capture.counters = self._watch.samples
-        self.capture.notes += filter(None, [self._watch.problem])
+        self.capture.notes += filter(None, [self._watch.problem, self._power.problem])
         if error is None:
             self._read_clock()
+        self.capture.counters = [*self._watch.samples, *self._power.list_samples(self.capture.clock)]
 
     def _read_clock(self) -> None:
         try:

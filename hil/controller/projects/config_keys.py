@@ -23,11 +23,18 @@ from hil.core.config_files import list_trusted_settings
 from hil.core.config_keys import KeyInfo, list_keys
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
+from hil.core.meter_config import MeterConfig
 
 # Type of a value in a JSON schema -> text for people.
 Schema = Mapping[str, Any]
 _TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
 _COMMAND: Schema = {"type": ["string", "array"], "items": {"type": "string"}}
+_STACK_VALUE: Schema = {
+    "type": ["string", "array", "object"],
+    "items": {"type": "string"},
+    "properties": {"command": _TEXTS},
+    "additionalProperties": False,
+}
 _MAX_DAY = {"type": "number", "minimum": 0, "maximum": 86400}
 _TYPES: Mapping[Any, Schema] = {
     str: {"type": "string"},
@@ -44,6 +51,9 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
     (board_config.MeasureCommands, "after"): {"type": "array", "items": {"type": ["string", "object"]}},
     (ConsoleConfig, "command"): _COMMAND,
     (Provision, "command"): _COMMAND,
+    (MeterConfig, "command"): _COMMAND,
+    (MeterConfig, "options"): {"type": "object"},
+    **{(MeterConfig, name): _MAX_DAY for name in ("idle_s", "start_s")},
     (ConsoleConfig, "patterns"): {
         "type": "array",
         "items": {
@@ -183,6 +193,7 @@ def list_board_tables() -> list[ConfigTable]:
         _make_open_table("devices", "Devices of runtimes.", "RUNTIME", "devices"),
         _make_open_table("compile_flags", "Flags of compilers.", "COMPILER", "compile_flags"),
         _make_open_table("labels", "Labels.", "LABEL", "labels"),
+        _make_open_table("stack", "Parts of the stack.", "PART", "stack"),
         ConfigTable(
             "connection",
             "Connection to the board. Paths are relative to the config.",
@@ -200,6 +211,7 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
+        ConfigTable("meter", "[Meter](energy.md) of the board's power.", list_dataclass_keys(MeterConfig)),
         ConfigTable(
             "console",
             "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "
@@ -229,7 +241,7 @@ def list_board_tables() -> list[ConfigTable]:
 
 def _make_open_table(table: str, meaning: str, name: str, field: str) -> ConfigTable:
     info = list_keys(board_config.BoardConfig)[field]
-    schemas: Mapping[str, Schema] = {"compile_flags": _TEXTS, "labels": {}}
+    schemas: Mapping[str, Schema] = {"compile_flags": _TEXTS, "labels": {}, "stack": _STACK_VALUE}
     schema = schemas.get(table, {"type": "string", **({"enum": list(info.values)} if info.values else {})})
     return ConfigTable(table, meaning, rest=ConfigKey(name, schema, "", info.meaning))
 

@@ -21,6 +21,7 @@ from hil.controller.records.outputs import (
     StoredTensor,
     StoredVerdict,
 )
+from hil.controller.records.stack import StackPart
 from hil.core.results import Outcome, Relation
 
 Digest = Annotated[str, Meta(pattern="^(blake3|sha256):[0-9a-f]{64}$")]
@@ -180,6 +181,9 @@ class StoredProvenance(Record, kw_only=True):
     machine: dict[str, Any] = {}
     readings: list[dict[str, Any]] = []
     simulated: list[str] = []
+    stack: Annotated[
+        list[StackPart], note("driver, firmware and other parts; empty in records of earlier versions")
+    ] = []
     agent_version: str = ""
     runtime: str = ""
     runtime_version: str = ""

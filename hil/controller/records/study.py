@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, make_record, note
+from hil.controller.records.console import StoredConsole
 from hil.controller.records.outputs import Origin, Placement, RelationName
 from hil.core.results import Outcome
 
@@ -86,6 +87,7 @@ class StudyRecord(Record, kw_only=True):
     board: StudyBoard
     finished: bool
     rows: list[StudyRow]
+    consoles: Annotated[list[StoredConsole], note("consoles of the boards")] = []
     exit_code: int
 
 

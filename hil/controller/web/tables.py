@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from hil.controller.records.decisions.gate import GateRecord, GateSide, GateVerdictName
 from hil.controller.records.decisions.triage import HIDDEN
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, is_failing
+from hil.controller.storage.screen.texts import format_joules
 from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.readers.analyses import WHOLES, make_row_name, read_row_toolchain
 from hil.controller.web.readers.fields import read_grade, read_mapping, read_mappings
@@ -142,7 +143,8 @@ def _stage_cell(stage: Mapping[str, Any]) -> TableCell:
 
 
 def make_bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
-    """Return a bench's sides with the uncertainty of times."""
+    """Return a bench's sides with the uncertainty of times. If a side has an energy, show energy and power."""
+    has_energy = any(read_mapping(side.get("energy")) for _, side in name_sides(document))
     rows: list[Sequence[TableCell]] = []
     for name, side in name_sides(document):
         times = read_mapping(side.get("times"))
@@ -161,12 +163,41 @@ def make_bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTa
                 _number_cell(side.get("iterations_per_s")),
                 TableCell("drifts" if drift.get("marked") is True else ""),
                 TableCell(read_grade(side)),
+                *(_energy_cells(side) if has_energy else ()),
             ]
         )
     columns = [("Side", False), ("Model", False), ("Outcome", False), ("Median", True), ("Its interval", True)]
     columns += [("p90", True), ("p99", True), ("Least", True), ("Iterations", True), ("A second", True), ("", False)]
     columns += [("Grade", False)]
+    if has_energy:
+        columns += [
+            ("Energy", True),
+            ("Its interval", True),
+            ("Average", True),
+            ("Idle", True),
+            ("Energy refused", False),
+        ]
     return _make_table("Sides", columns, rows, most)
+
+
+def _energy_cells(side: Mapping[str, Any]) -> list[TableCell]:
+    """Return the energy of an inference with its interval, the average and idle power, and why hil refused them."""
+    found = read_mapping(side.get("energy"))
+    unit = read_mapping(found.get("per_inference"))
+    interval = read_mapping(unit.get("interval"))
+    low, high = (read_real(interval.get(end)) for end in ("low", "high"))
+    refused = ": ".join(filter(None, (read_text(found.get("refused")), read_text(found.get("reason")))))
+    return [
+        _unit_cell(unit.get("joules"), "J", format_joules),
+        TableCell("" if low is None or high is None else f"{format_joules(low)} to {format_joules(high)}"),
+        *(_unit_cell(found.get(name), "W", lambda watts: f"{watts:.3g} W") for name in ("average_w", "idle_w")),
+        TableCell(refused),
+    ]
+
+
+def _unit_cell(value: Any, unit: str, format_value: Callable[[float], str]) -> TableCell:
+    number = read_real(value)
+    return TableCell() if number is None else TableCell(format_value(number), value=number, unit=unit)
 
 
 def evaluation_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:

@@ -13,7 +13,7 @@ from hil.controller.analysis.profile.show import format_si
 from hil.controller.farm.client.turns import turn_text
 from hil.controller.farm.client.wording import format_duration, format_labels
 from hil.controller.farm.timeline import parse_moment
-from hil.controller.storage.screen.texts import ROUNDS_UP, format_count
+from hil.controller.storage.screen.texts import ROUNDS_UP, format_count, format_joules
 from hil.controller.web.text.entries import find_worst_kind, read_real
 from hil.controller.web.text.names import escape_name
 from hil.controller.web.text.numbers import format_number, format_percent, format_seconds_or_blank
@@ -58,6 +58,7 @@ def make_environment() -> Environment:
         "said": lambda name: escape_name(str(name)),
         "kind": lambda outcome: find_worst_kind([outcome], finished=True),
         "when": format_time,
+        "joules": format_joules,
         "nanoseconds": lambda value, digits=3: format_seconds_or_blank(None if value is None else value / 1e9, digits),
         "moment": lambda text: format_time(parse_moment(text)),
         "elapsed": format_elapsed,

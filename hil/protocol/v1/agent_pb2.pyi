@@ -37,7 +37,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes")
+    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes", "stack")
     BOARD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class DescribeReply(_message.Message):
     SIMULATED_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     STORE_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
     board_id: str
     name: str
     agent_version: str
@@ -68,7 +69,8 @@ class DescribeReply(_message.Message):
     simulated: _containers.RepeatedScalarFieldContainer[str]
     build: str
     store_room_bytes: int
-    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ...) -> None: ...
+    stack: _containers.RepeatedCompositeFieldContainer[StackPart]
+    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ..., stack: _Optional[_Iterable[_Union[StackPart, _Mapping]]] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id", "cpu_parts")
@@ -98,19 +100,52 @@ class Machine(_message.Message):
     cpu_parts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, hostname: _Optional[str] = ..., system: _Optional[str] = ..., kernel: _Optional[str] = ..., arch: _Optional[str] = ..., libc: _Optional[str] = ..., python: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., boot_id: _Optional[str] = ..., cpu_parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class StackPart(_message.Message):
+    __slots__ = ("name", "version", "source")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    source: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
 class Runtime(_message.Message):
-    __slots__ = ("name", "version", "devices", "error", "profile_tool")
+    __slots__ = ("name", "version", "devices", "error", "profile_tool", "device_details")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROFILE_TOOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_DETAILS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     devices: _containers.RepeatedScalarFieldContainer[str]
     error: str
     profile_tool: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., profile_tool: _Optional[str] = ...) -> None: ...
+    device_details: _containers.RepeatedCompositeFieldContainer[RuntimeDevice]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., profile_tool: _Optional[str] = ..., device_details: _Optional[_Iterable[_Union[RuntimeDevice, _Mapping]]] = ...) -> None: ...
+
+class RuntimeDevice(_message.Message):
+    __slots__ = ("id", "name", "type", "driver", "properties")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    type: str
+    driver: str
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., driver: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Reading(_message.Message):
     __slots__ = ("name", "value", "unit", "text")

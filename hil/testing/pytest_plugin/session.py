@@ -50,6 +50,7 @@ from hil.testing.pytest_plugin.options import (
     list_flows,
     make_absolute,
     make_simulator_settings,
+    must_write_reports,
     request_of,
 )
 
@@ -223,7 +224,12 @@ class PluginSession:
         self.folders: list[ModelFolder] = []
         for path in dict.fromkeys(map(make_absolute, config.getini(MODELS))):
             self.folders.append(self._load_folder(path))
-        self._pool = BoardPool("pytest", wait_s=self.request.wait_s, say=print)
+        self._pool = BoardPool(
+            "pytest",
+            wait_s=self.request.wait_s,
+            say=print,
+            record_folder=choose_out_folder(self.config) if must_write_reports(self.config) else None,
+        )
         # Boards -> lender; shared by all flows.
         self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
         self.targets = self._make_targets()

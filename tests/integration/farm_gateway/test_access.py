@@ -19,9 +19,9 @@ from support.waiting import allowed_s, eventually
 
 from hil.controller.farm.client.client import FarmClient, translate_grpc_error
 from hil.controller.farm.host.gateway_link.uplink_call import ask
-from hil.controller.farm.messages import JobResult, Role
+from hil.controller.farm.messages import BoardAccess, JobResult, Role
 from hil.controller.farm.paths import FarmAddress
-from hil.controller.farm.rpc import SERVICES, encode_result, encode_submission, iter_methods
+from hil.controller.farm.rpc import CONSOLE_KEY, SERVICES, encode_result, encode_submission, iter_methods
 from hil.controller.records.lab.farm import CancelledJobs
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
@@ -375,3 +375,19 @@ def test_gateway_rejects_different_farm_protocol(client: Client) -> None:
         assert isinstance(error, VersionMismatch)
         assert "hil 9.9 (farm protocol 7)" in error.message
         assert f"(farm protocol {FARM_PROTOCOL})" in error.message
+
+
+def test_console_of_restricted_board_is_refused(client: Client) -> None:
+    private = BareBoard(client("lab", Role.HOST), "bench", access=BoardAccess(groups=("vision",))).online()
+    farm = client("eve", Role.SUBMITTER)
+
+    def find_refusal(name: str, who: FarmClient) -> Exception:
+        with pytest.raises(grpc.RpcError) as refused:
+            list(who.stub.Dial(iter(()), metadata=[*who.metadata, (CONSOLE_KEY, name)], timeout=allowed_s(15)))
+        return translate_grpc_error(refused.value)
+
+    error = find_refusal("bench", farm)
+    assert isinstance(error, AccessRefused) and "bench is restricted" in error.message
+    assert not private.told("dial")
+    private.leave()
+    assert "not found" in str(find_refusal("nope", farm))

@@ -52,8 +52,8 @@ def parse(kind: str, text: str, path: Path) -> Any:
         return read_project(path)
     if kind == "board":
         return parse_board(text, path)
-    webhooks = load_webhooks(path, {"CI_SECRET": "x", "CHAT_URL": "https://chat.example"})
-    return load_settings(path), load_history(path, ""), load_oidc(path), webhooks
+    secrets = {"CI_SECRET": "secret", "CHAT_URL": "https://chat.example.com/hook"}
+    return load_settings(path), load_history(path, ""), load_webhooks(path, secrets), load_oidc(path)
 
 
 @pytest.mark.parametrize(("kind", "text"), ALL_EXAMPLES)

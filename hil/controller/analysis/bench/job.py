@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hil.controller.analysis.bench.conditions import prepare_boards, settle_boards, watch_conditions
+from hil.controller.analysis.bench.energy import measure_side_energy
 from hil.controller.analysis.bench.measure import MIN_ROUNDS, BenchSide, measure
 from hil.controller.analysis.bench.prompts import group_sides, split_prompts
 from hil.controller.analysis.bench.stats import Batch, BenchJob
@@ -100,6 +101,8 @@ def _check_settings(bench: BenchJob) -> None:
         raise UsageError(
             "--concurrency supports only a single program", hint="remove --concurrency to compare two programs"
         )
+    if bench.energy and bench.concurrency > 1:
+        raise UsageError("--energy does not support --concurrency", hint="remove --concurrency")
     if not 0 <= bench.min_effect < 1:
         raise UsageError(f"invalid --min-effect {100 * bench.min_effect:g}: expected 0 to less than 100 percent")
     if bench.job.generate is not None and (bench.against or bench.concurrency > 1):
@@ -238,13 +241,14 @@ class _BenchRun:
             # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
                 board = self._open_session(pool, number).board
-                config, target = fill_target(board.config, runtime, board.info["machine"])
+                config, target = fill_target(board.config, runtime, board.info)
                 self.screen.note(f"compiling for {target or board.target or board.name}")
             case = self.runner.compile(case, config)
             if not case.outcome:
                 session = self._open_session(pool, number)
                 board = session.board
                 self._check_clock(board)
+                self._check_meter(board)
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)
                 case = _drop_references(self._run_once(case, session))
@@ -272,6 +276,14 @@ class _BenchRun:
         given = next((name for name, is_given in options.items() if is_given), "")
         if given and not board.config.has_time:
             raise UsageError(f"{given} needs times, but the clock of board {board.name} counts instructions")
+
+    def _check_meter(self, board: Board) -> None:
+        """Raise UsageError for --energy on a board without a meter."""
+        if self.bench.energy and not board.meter.is_set:
+            raise UsageError(
+                f"--energy needs a meter, but the config of board {board.name} has no [meter]",
+                hint="add the table [meter] to the board's config: docs/energy.md",
+            )
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run a case once, cold, and compare its output: only correct programs are measured."""
@@ -308,12 +320,25 @@ class _BenchRun:
                 settle_boards(sides, self.bench.settle_s)
             with sample_file(run.folder, samples) as append, watch_conditions(sides, self.bench.concurrency):
                 measure(sides, self.bench, keep, order)
+            self._measure_energy(sides, title)
         except UsageError:
             raise
         except HilError:
             pass  # the error is the outcome of the side's case; keep the measurements so far
         finally:
             self.screen.end(title)
+
+    def _measure_energy(self, sides: Sequence[BenchSide], title: str) -> None:
+        """Measure the energy of the sides whose boards have a meter."""
+        if self.bench.energy is False or self.bench.concurrency > 1:
+            return
+        for side in sides:
+            if side.board.meter.is_set and side.batches:
+
+                def report(share: float, label: str = side.label) -> None:
+                    self.screen.stage(title, round(100 * share), f"measuring the energy of {label}")
+
+                side.energy = measure_side_energy(side, report)
 
     def _finish_run(self, run: Run, interrupted: bool) -> BenchRecord:
         for side in self.sides:

@@ -36,6 +36,7 @@ from hil.controller.pipeline.decoding.generation import check_generation
 from hil.controller.pipeline.repeated import load_arguments, make_steps_arguments
 from hil.controller.records.measurements.bench import SpeedComparison
 from hil.controller.records.measurements.conditions import Conditions, Settling
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.core import clock
 from hil.core.instructions import InstructionCounts
 from hil.core.repetition import Repetition, merge_known
@@ -101,6 +102,7 @@ class BenchSide:
     # With --sustained: statistics of each batch. ``batches`` then contains only some iterations of each batch.
     summaries: list[BatchSummary] = field(default_factory=list)
     counters: Sequence[Sample] = ()  # with --sustained: frequencies and temperatures; empty before the end
+    energy: EnergyMeasurement | None = None  # None without a meter, or before the end
 
     def __post_init__(self) -> None:
         """Copy the results of the case's first run, if any."""
@@ -132,7 +134,7 @@ def measure(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: rand
 
 def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
     with contextlib.ExitStack() as stack:
-        meters = [stack.enter_context(_Meter(side, copy=copy)) for copy in range(bench.concurrency)]
+        meters = [stack.enter_context(SideProgram(side, copy=copy)) for copy in range(bench.concurrency)]
         each_s = meters[0].calibrate(bench)
         total = _count_iterations(bench, each_s)
         # Concurrent copies start some milliseconds apart, so use maximum-length batches.
@@ -153,7 +155,7 @@ def _measure_one(side: BenchSide, bench: BenchJob, keep: Keep) -> None:
 
 def _measure_sustained(side: BenchSide, bench: BenchJob, sustained_s: float, keep: Keep) -> None:
     """Measure a side without pauses for ``sustained_s`` seconds."""
-    with _Meter(side) as meter:
+    with SideProgram(side) as meter:
         each_s = meter.calibrate(bench)
         stride = find_stride(sustained_s, each_s)
         batch_s = min(_MAX_BATCH_SECONDS, sustained_s / _SUSTAINED_BATCHES)
@@ -173,13 +175,13 @@ def _measure_sustained(side: BenchSide, bench: BenchJob, sustained_s: float, kee
             each_s = max(summary.end_ns - summary.start_ns, 1) / size / 1e9
 
 
-def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[_Meter], size: int) -> list[Batch]:
+def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[SideProgram], size: int) -> list[Batch]:
     """Run a batch of each program at the same time, in separate threads with a common start."""
     if len(meters) == 1:
         return [meters[0].measure_batch(size)]
     together = threading.Barrier(len(meters))
 
-    def measure_one(meter: _Meter) -> Batch:
+    def measure_one(meter: SideProgram) -> Batch:
         together.wait()
         return meter.measure_batch(size)
 
@@ -215,7 +217,7 @@ def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
         with contextlib.ExitStack() as stack:
             # Randomise the loading order: the side loaded first may get the better memory layout.
             loading = order.sample(list(sides), 2)
-            meters = {side.label: stack.enter_context(_Meter(side, round=number)) for side in loading}
+            meters = {side.label: stack.enter_context(SideProgram(side, round=number)) for side in loading}
             sizes = sizes or _plan_batches(meters, bench)
             for meter in meters.values():
                 meter.warm()
@@ -238,7 +240,7 @@ def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedCompariso
     return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
 
 
-def _plan_batches(meters: dict[str, _Meter], bench: BenchJob) -> dict[str, list[list[int]]]:
+def _plan_batches(meters: dict[str, SideProgram], bench: BenchJob) -> dict[str, list[list[int]]]:
     """Return label -> batch sizes per round. An A B B A turn uses two batches per side."""
     rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
     each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
@@ -278,7 +280,7 @@ def count_instructions(sides: Sequence[BenchSide], *, loads: int, iterations: in
     for number in range(loads):
         for side in sides:
             side.warmup = _COUNTING_WARMUP
-            with _Meter(side, round=number) as meter:
+            with SideProgram(side, round=number) as meter:
                 meter.warm()
                 side.batches.append(meter.measure_batch(iterations))
 
@@ -291,7 +293,7 @@ def count_batches(side: BenchSide, batches: Sequence[Batch]) -> InstructionCount
     return InstructionCounts(side.counter, counts) if counts else InstructionCounts(problem=side.counter_problem)
 
 
-class _Meter:
+class SideProgram:
     """Context manager for a side's loaded program."""
 
     def __init__(self, side: BenchSide, *, round: int = 0, copy: int = 0) -> None:
@@ -301,7 +303,7 @@ class _Meter:
         self._program: LoadedProgram | None = None
         self._repetition: Repetition | None = None  # of this meter only; a concurrent meter has another
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> SideProgram:
         artifact = self._side.case.artifact
         assert artifact is not None
         with _record_error(self._side, Stage.LOAD):
@@ -333,12 +335,13 @@ class _Meter:
         if self._side.warmup:
             self._side.warmup_s += self._run_iterations(self._side.warmup).duration_ns.sum() / 1e9
 
-    def measure_batch(self, size: int) -> Batch:
+    def measure_batch(self, size: int, warmup: int | None = None) -> Batch:
         """Measure ``size`` iterations.
 
-        A few untimed iterations first refill the caches, because the other side used them.
+        Args:
+            warmup: untimed iterations before; None runs a few to refill the caches, because the other side used them.
         """
-        return self._run_iterations(size, min(size // _REWARM, self._side.warmup))
+        return self._run_iterations(size, min(size // _REWARM, self._side.warmup) if warmup is None else warmup)
 
     def _run_iterations(self, iterations: int, warmup: int = 0) -> Batch:
         """Run iterations. The times are on the board's clock or the host's."""
@@ -362,7 +365,9 @@ class _Meter:
         counts = counted.counts if counted is not None else ()
 
         def make_batch(starts: Nanoseconds, durations: Nanoseconds, *, is_timed: bool = True) -> Batch:
-            return Batch(side.label, self._round, self._copy, starts, durations, call.calls, counts, is_timed)
+            return Batch(
+                side.label, self._round, self._copy, starts, durations, call.calls, counts, is_timed, call.host_ns
+            )
 
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)

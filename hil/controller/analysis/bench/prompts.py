@@ -55,7 +55,7 @@ def describe_side(side: BenchSide) -> SideGeneration | None:
 
 
 def _compare_prompt(pair: Sequence[BenchSide], bench: BenchJob) -> PromptComparison:
-    iterations = [(batch, _split_batch(side, batch)) for side in pair for batch in side.batches]
+    iterations = [(batch, split_batch(side, batch)) for side in pair for batch in side.batches]
 
     def compare(name: str) -> SpeedComparison | None:
         batches = [
@@ -69,7 +69,8 @@ def _compare_prompt(pair: Sequence[BenchSide], bench: BenchJob) -> PromptCompari
     return PromptComparison(prompt=pair[0].case.options.prompt, **times)
 
 
-def _split_batch(side: BenchSide, batch: Batch) -> list[TokenTimes]:
+def split_batch(side: BenchSide, batch: Batch) -> list[TokenTimes]:
+    """Return the times of the tokens in each iteration of a decoder's batch."""
     return split_calls(_iter_stamps(batch), batch.calls, *_read_tokens(side))
 
 

@@ -35,7 +35,8 @@ from hil.controller.devices.measuring.time_statistics import (
     compute_student_quantile,
 )
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.records.measurements.bench import BenchTimes, Interval, SpeedComparison, SpeedVerdict
+from hil.controller.records.measurements.bench import BenchTimes, SpeedComparison, SpeedVerdict
+from hil.controller.records.measurements.interval import Interval
 from hil.core.steps import StepCall
 
 DEFAULT_MIN_TIME_SECONDS = 2.0
@@ -57,6 +58,7 @@ class BenchJob:
     benchmark_out: Path | None = None
     sustained_s: float | None = None  # length of a sustained measurement, in seconds; None measures for min_time_s
     settle_s: float | None = None  # maximum wait for a steady board, in seconds; None does not wait
+    energy: bool | None = None  # measure the energy; None measures it on boards with a meter
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Batch:
     # False if the board's clock counts instructions. The times are then estimates from the host's clock, only for
     # planning, and are not stored.
     is_timed: bool = True
+    host_ns: tuple[int, int] = (0, 0)  # of the call, from sending to the last byte received, host clock
 
 
 _UNDISTURBED = 0.05

@@ -185,7 +185,13 @@ def record_bench(
         instructions=compare_counts(*counted) if len(counted) == 2 else None,
         not_comparable=incomparable,
         prompts=prompts,
-        exit_code=_find_exit_code([case for _, case in cases], compared_times, bench.fail_if_slower, bool(incomparable))
+        exit_code=_find_exit_code(
+            [case for _, case in cases],
+            compared_times,
+            bench.fail_if_slower,
+            bool(incomparable),
+            is_refused=bool(bench.energy) and any(side.energy and side.energy.refused for side in sides),
+        )
         if exit_code is None
         else exit_code,
     )
@@ -279,6 +285,7 @@ def _record_side(
         if side and times and side.clock != "icount"
         else None,
         generation=describe_side(side) if side else None,
+        energy=side.energy if side else None,
         program=program,
     )
 
@@ -298,12 +305,18 @@ def _build_histogram(durations: Nanoseconds) -> TimeHistogram:
 
 
 def _find_exit_code(
-    cases: Sequence[Case], compared: Sequence[SpeedComparison | None], allowed: float | None, is_incomparable: bool
+    cases: Sequence[Case],
+    compared: Sequence[SpeedComparison | None],
+    allowed: float | None,
+    is_incomparable: bool,
+    *,
+    is_refused: bool,
 ) -> int:
     """Return the exit code of the most severe outcome.
 
     The code is 5 if a program could not be run. With a limit ``allowed``, the code is 4 if the board's conditions
-    prevented a comparison, and 1 if B is slower by more than allowed.
+    prevented a comparison, and 1 if B is slower by more than allowed. The code is also 4 if hil refuses to report a
+    requested energy.
     """
     code = max((case.outcome.exit_code for case in cases if case.outcome is not None), default=EXIT_OK)
     if code == EXIT_OK and any(isinstance(case.error, NotRun) for case in cases):
@@ -312,7 +325,7 @@ def _find_exit_code(
     is_too_slow = allowed is not None and any(one.ratio - 1 > allowed for one in slower)
     if code == EXIT_OK and allowed is not None and is_incomparable:
         return EXIT_BOARD
-    return code or (EXIT_FAIL if is_too_slow else EXIT_OK)
+    return code or (EXIT_FAIL if is_too_slow else EXIT_BOARD if is_refused else EXIT_OK)
 
 
 def write_google(path: Path, record: BenchRecord, sides: Sequence[BenchSide]) -> None:

@@ -23,6 +23,7 @@ from hil.controller.analysis.bisect.result import (
 from hil.controller.analysis.bisect.subject import BisectSubject, apply_flow, expose_tensors, open_subject
 from hil.controller.analysis.layers import Layer, select_layer_inputs, select_layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
@@ -109,7 +110,7 @@ def bisect(
     purpose = f"hil bisect {model.name}"
     with (
         make_temporary_folder("hil-bisect-") as scratch,
-        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=note_board) as pool,
+        BoardPool(purpose, wait_s=wait_s, say=screen.note, opened=note_board, record_folder=out) as pool,
     ):
         calls: list[str] = []
         if asked.generate is not None:
@@ -142,6 +143,7 @@ def bisect(
             subject, flow, pool, choice, chosen.runtime, faults, context, screen, folder, keep=out is not None
         )
         found, notes = _run_trials(bench, ways)
+        consoles = pool.save_consoles(is_last=True)
     source, runtime = subject.activations.source, chosen.runtime or choice.config.runtime
     first_isolated, first_cumulative = find_first_wrong(found, "isolated"), find_first_wrong(found, "cumulative")
     record = BisectRecord(
@@ -158,6 +160,7 @@ def bisect(
         exposed=found.exposed,
         notes=[*calls, *notes],
         folder=str(out or ""),
+        consoles=consoles,
         created=begun,
         origin=find_origin(asked.labels),
         command=get_typed_command(),
@@ -328,7 +331,7 @@ def _compile_together(bench: _TrialRunner, trials: Sequence[_Trial]) -> None:
     with contextlib.suppress(StageError, UsageError):
         compile_together(
             [trial.case.model for trial in trials if trial.case.model is not None],
-            flags=(*config.compile_flags.get("iree", ()), *options.compile_flags),
+            flags=combine_flags(config.compile_flags.get("iree", ()), options.compile_flags),
             cache=bench.context.cache,
             isolated=bench.context.isolated,
             recompute=options.recompute,

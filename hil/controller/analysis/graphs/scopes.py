@@ -14,6 +14,8 @@ from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph
 
 # By default, scopes are open while a graph has at most this many visible nodes.
 MAX_VISIBLE = 120
+# Maximum nested scopes of a node. The memory use grows with the square, and a model file is untrusted.
+MAX_DEPTH = 32
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _list_prefixes(node: GraphNode, separator: str) -> list[str]:
     if node.kind != "node":
         return []
     parts = [part for part in node.name.partition(";")[0].split(separator) if part]
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+    return ["/".join(parts[:count]) for count in range(1, min(len(parts), MAX_DEPTH + 1))]
 
 
 def _find_parent(path: str, kept: Collection[str]) -> str:

@@ -190,7 +190,7 @@ def _make_robust(plain: PaletteScale, numbers: Floats) -> PaletteScale | None:
     low = float(np.percentile(numbers, LOW_PERCENT, method="higher"))
     high = float(np.percentile(numbers, HIGH_PERCENT, method="lower"))
     if plain.kind == "log":
-        low = max(low, plain.low if high >= plain.low else high * 10**-_MAX_DECADES)
+        low = max(low, high * 10**-_MAX_DECADES)
     if not low < high:
         return None
     kind = "logarithmic, " if plain.kind == "log" else ""

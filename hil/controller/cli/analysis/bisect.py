@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hil.controller.cli.commands import make_command
+from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.options import (
     FILE,
     MODEL,
+    SSH,
     add_project_settings,
     arithmetic_option,
-    board_options,
     choose_board,
     generate_option,
     group_option,
@@ -22,21 +23,30 @@ from hil.controller.cli.options import (
     json_option,
     label_option,
     limit_options,
+    list_given_options,
     make_flow_option,
     model_options,
     run_option,
+    target_options,
     tolerance_options,
 )
 from hil.controller.cli.screen import Screen, answer, print_web_link
+from hil.controller.farm import selector
+from hil.controller.storage.runs import convert_to_json
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Options
 
 
-@make_command(epilog="Example: hil bisect example:digits_cnn --runtime-hw-type sim-f16 --plot growth.png")
+@make_command(
+    epilog="""\b
+Examples:
+  hil bisect example:digits_cnn --runtime-hw-type sim-f16 --plot growth.png
+  hil bisect example:digits_cnn --over driver --board farm:hw_type=rpi5"""
+)
 @click.argument("model", type=MODEL)
-@board_options
+@target_options
 @model_options
 @make_flow_option("")
 @click.option(
@@ -47,6 +57,14 @@ if TYPE_CHECKING:
 )
 @click.option("--isolated", is_flag=True, help="Only run each layer alone, on the reference's values.")
 @click.option("--cumulative", is_flag=True, help="Only run the whole model once, with all layers as outputs.")
+@click.option(
+    "--over",
+    default="",
+    metavar="PART",
+    help="Find the version of driver, firmware, board or another part of the stack that changes the answer.",
+)
+@click.option("--runs", default=3, show_default=True, type=click.IntRange(1, 100), help="Runs per board, with --over.")
+@click.option("--resume", is_flag=True, help="Continue the interrupted search of --over in --out.")
 @group_option
 @input_options
 @generate_option
@@ -58,7 +76,16 @@ if TYPE_CHECKING:
 @click.option("--plot", type=FILE, metavar="FILE", help="Plot the error by depth: .png, .svg.")
 @click.option("--out", type=FILE, metavar="DIR", help="Store logs and failing layers in DIR.")
 @json_option
-def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **settings: Any) -> int:
+def bisect(
+    model: Path,
+    as_json: bool,
+    plot: Path | None,
+    out: Path | None,
+    over: str,
+    runs: int,
+    resume: bool,
+    **settings: Any,
+) -> int:
     """Find the first layer of an ONNX MODEL with outputs out of tolerance on a board.
 
     Each layer runs alone on the reference's values (isolated). The whole model also runs with all intermediate values
@@ -67,6 +94,9 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     In the whole model, hil also does not judge layers that depend on random numbers.
 
     With --generate, the prompts run first. The layers then receive the inputs of the first wrong call.
+
+    With --over, MODEL runs unchanged on several boards with different stacks: on each --board, and on all boards that
+    match farm:SELECTOR. hil compares the boards that pass and fail, and names the version that changes the answer.
     """
     from hil.controller.analysis.bisect.find import bisect as find
     from hil.controller.analysis.bisect.find import repeat_command
@@ -78,6 +108,17 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
     from hil.controller.storage.screen.console import Console
     from hil.controller.storage.screen.pictures import check_picture
 
+    if over:
+        _refuse_layer_options()
+        return _search_stack(model, over, runs, out, resume=resume, as_json=as_json, settings=settings)
+    if resume:
+        raise UsageError("--resume requires --over", hint="hil bisect without --over cannot be resumed")
+    for key in ("board", "hw_type"):
+        values = settings[key]
+        if len(values) > 1:
+            option = "--board" if key == "board" else "--runtime-hw-type"
+            raise UsageError(f"several values of {option} require --over", hint="--over driver", option=option)
+        settings[key] = "".join(values)
     ways = [way for way in WAYS if settings.pop(way)] or WAYS
     name = settings.pop("flow")
     if name and settings["runtime"]:
@@ -105,6 +146,74 @@ def bisect(model: Path, as_json: bool, plot: Path | None, out: Path | None, **se
             arguments = repeat_options(where, apply_flow(options, flow), more["faults"])
             lines.append(f"repeat with: {repeat_command(out, found.first_isolated, arguments)}")
     return answer(as_json, found, *lines, show=lambda: print_bisection(Console(), found))
+
+
+# Options for layers, which --over does not use.
+_OF_LAYERS = ("plot", "artifact_model", "isolated", "cumulative", "group", "flow", "generate")
+
+
+def _refuse_layer_options() -> None:
+    """Raise UsageError for an option that --over does not use."""
+    given = list_given_options()
+    if option := next((given[name] for name in _OF_LAYERS if name in given), ""):
+        raise UsageError(f"--over and {option} are mutually exclusive", hint="--over runs the unchanged model")
+
+
+def _search_stack(
+    model: Path, over: str, runs: int, out: Path | None, *, resume: bool, as_json: bool, settings: dict[str, Any]
+) -> int:
+    from hil.controller.devices.choosing.board_resolver import choose
+    from hil.controller.pipeline.settings.options import Options
+    from hil.controller.storage.run_context import open_context
+    from hil.controller.storage.screen.console import Console
+    from hil.controller.workloads.stack_search.run import StackSearch, make_choices
+    from hil.controller.workloads.stack_search.show import print_search
+
+    for name in ("isolated", "cumulative", "artifact_model", "group", "flow"):
+        settings.pop(name)
+    boards, hw_types = settings.pop("board"), settings.pop("hw_type")
+    ssh = {name: settings.pop(name) for name in SSH}
+    if len(hw_types) > 1:
+        raise UsageError("--over uses one hardware type", option="--runtime-hw-type")
+    hw_type = "".join(hw_types)
+    faults, wait_s = settings.pop("faults"), settings.pop("wait_s")
+    options = add_project_settings(Options(**settings))
+    search = StackSearch(
+        over=over.strip(),
+        model=model,
+        choices=make_choices(list_boards(boards), lambda board: choose(board, hw_type, **ssh)),
+        options=options,
+        faults=faults,
+        wait_s=wait_s,
+        runs=runs,
+        request=convert_to_json({"model": str(model.resolve()), "hw_type": hw_type, "faults": faults, **settings}),
+        out=out,
+        resume=resume,
+    )
+    with Screen(quiet=as_json) as screen, open_context() as context:
+        found = search.run(context, screen)
+    lines = [f"results in {out}"] if out else []
+    return answer(as_json, found, *lines, show=lambda: print_search(Console(), found))
+
+
+def list_boards(boards: Sequence[str]) -> list[str]:
+    """Return the values of --board, with ``farm:SELECTOR`` replaced by each matching board of the farm.
+
+    Raises UsageError if no board matches.
+    """
+    found: list[str] = []
+    for board in boards:
+        prefix, separator, text = board.partition(":")
+        if prefix != "farm" or not separator:
+            found.append(board)
+            continue
+        wanted = selector.parse(text.strip())
+        with connect_farm() as farm:
+            names = [one.name for one in farm.ask("boards") if wanted.matches(one.labels) and one.state == "online"]
+        if not names:
+            raise UsageError(f"no online board matches {board}", hint="hil farm boards", option="--board")
+        found += [f'farm:name="{name}"' for name in names]
+    return found
 
 
 def read_board_values(settings: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.board.console import console, provision
+from hil.controller.cli.board.devices import list_devices
 from hil.controller.cli.board.maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
 from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, open_shell, print_checks
 from hil.controller.cli.board.registration import add, remove, rename
@@ -177,6 +178,8 @@ def _list_rows(info: dict[str, Any], fingerprint: str) -> list[tuple[str, str]]:
     for one in info.get("runtimes", ()):
         state = f"does not work: {one['error']}" if one.get("error") else describe_runtime(one)
         rows.append(("runtime", f"{one['name']} {state}".rstrip()))
+    for part in info.get("stack", ()):
+        rows.append(("stack", f"{part['name']}: {part['version'] or 'unknown'}"))
     for one in info.get("readings", ()):
         value = one.get("text") or round(one.get("value", 0.0), 1)
         rows.append(("reading", f"{one['name']}: {value} {one.get('unit', '')}".rstrip()))
@@ -201,6 +204,6 @@ def _describe_target(machine: dict[str, Any]) -> str:
 
 for command in (
     *(add, remove, rename, check, ping, info, logs, console, shell, reset, recover, provision, deploy, clean),
-    *(reset_fence, trust),
+    *(reset_fence, trust, list_devices),
 ):
     board.add_command(command)

@@ -25,7 +25,7 @@ from hil.controller.records.commands.errors import ErrorDetails, ErrorDocument
 from hil.controller.records.commands.farm import StartedFarm, StoppedFarm
 from hil.core.files import read_file
 from hil.core.processes import make_module_command
-from hil.errors import UsageError
+from hil.errors import EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
     from hil.controller.farm.gateway.server import GatewayConfig
@@ -121,19 +121,14 @@ def _start_detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
         while True:
             if (code := process.poll()) is not None:
                 printed = read_file(log)[begun:].decode(errors="replace").rstrip()
-                print_message(printed)
-                error = ErrorDetails(
-                    kind="FarmError",
-                    message="the farm did not start",
-                    detail=printed,
-                    outcome="",
-                    hint="",
-                    stage="",
-                    board="",
-                )
-                return answer(as_json, ErrorDocument(error=error, exit_code=code or 1))
+                return _report_failed_start("FarmError", printed, code or 1, as_json)
             sheet = read_sheet(home) or {}
-            serves = sheet.get("pid") == process.pid and sheet["serving"]
+            is_own = sheet.get("pid") == process.pid
+            if is_own and (printed := sheet.get("usage_error", "")):
+                process.terminate()
+                process.wait()
+                return _report_failed_start("UsageError", printed, EXIT_USAGE, as_json)
+            serves = is_own and sheet["serving"]
             if serves and (sheet["ready"] or time.monotonic() > deadline):
                 break
             time.sleep(0.05)
@@ -141,13 +136,27 @@ def _start_detached(home: Path, wishes: UpOptions, as_json: bool) -> int:
         process.terminate()
         process.wait()
         raise
-    boards = Counter(board.state for board in ask(home, "boards"))
+    found = ask(home, "boards")
+    boards = Counter(board.state for board in found)
     states = ", ".join(f"{count} {state}" for state, count in sorted(boards.items())) or "none"
     if not (as_json or sheet["ready"]):
         hint = f"see hil farm events, and {home / LOGS / 'host.log'}"
         print_message(f"not all {wishes.count} boards have responded yet: {hint}")
+    if not as_json:
+        for board in found:
+            if board.reason:
+                print_message(f"board {board.name} {board.state}: {board.reason}")
+    sheet.pop("usage_error", None)
     document = make_record({**sheet, "home": str(home), "boards": dict(boards)}, StartedFarm)
     return answer(as_json, document, f"the farm serves at {sheet['address']}, boards: {states}")
+
+
+def _report_failed_start(kind: str, printed: str, code: int, as_json: bool) -> int:
+    """Report the error of a farm that did not start. Return the exit code."""
+    print_message(printed)
+    message = "the farm did not start"
+    error = ErrorDetails(kind=kind, message=message, detail=printed, outcome="", hint="", stage="", board="")
+    return answer(as_json, ErrorDocument(error=error, exit_code=code))
 
 
 @make_command(epilog="Example: hil farm down")

@@ -101,6 +101,11 @@ from hil.errors import UsageError
     metavar="S",
     help="Wait until the board is steady before measuring, for at most S seconds.",
 )
+@click.option(
+    "--energy/--no-energy",
+    default=None,
+    help="Measure the energy with the board's meter (default: if the board has one).",
+)
 @click.option("--no-check", is_flag=True, help="Skip the comparison with a reference.")
 @model_options
 @input_options
@@ -133,7 +138,10 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     if len(both := [flag for name, flag in lengths.items() if name in list_given_options()]) > 1:
         raise UsageError(f"{both[1]} and {both[0]} are mutually exclusive", hint="use only one of them")
     allowed = settings.pop("fail_if_slower")
-    names = ("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s", "sustained_s")
+    names = (
+        *("min_time_s", "iterations", "warmup", "concurrency", "against", "benchmark_out", "settle_s", "sustained_s"),
+        "energy",
+    )
     own = {name: settings.pop(name) for name in names}
     own["min_effect"] = settings.pop("min_effect") / 100
     own["fail_if_slower"] = None if allowed is None else allowed / 100

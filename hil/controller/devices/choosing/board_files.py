@@ -26,7 +26,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
 _MEMORY = "memory_limit"
 # Settings of a config that contain paths relative to the config.
-_WITH_PATHS = ("power", "recover", "measure")
+_WITH_PATHS = ("power", "recover", "measure", "meter")
 
 
 @dataclass(frozen=True)

@@ -409,6 +409,13 @@ def _accepts_connections(gateway: str) -> bool:
     return True
 
 
+def make_boards_mismatch() -> errors.VersionMismatch:
+    """Return the error for a gateway that grants fewer boards than requested."""
+    return errors.VersionMismatch(
+        "the gateway is older and does not support several boards", hint="update the gateway, or use one board"
+    )
+
+
 def is_away(error: BaseException) -> bool:
     """Return True for an error of a temporarily unavailable gateway or database."""
     away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

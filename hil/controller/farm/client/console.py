@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from hil.controller.farm.client.client import FarmClient, convert_grpc_errors
 from hil.controller.farm.messages import GrantedLease
 from hil.controller.farm.rpc import CONSOLE_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.records.console import ConsoleEntry
+from hil.core.bounded_json import parse_json
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -24,7 +26,7 @@ _decoder = msgspec.json.Decoder(ConsoleEntry)
 
 
 class FarmConsole:
-    """Connection to the console of a farm's board. Context manager.
+    """Connection to the console of a farm's board.
 
     Args:
         since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
@@ -37,7 +39,8 @@ class FarmConsole:
         self._farm, self._board, self._seconds, self._held = farm, board, seconds, held
         self._outgoing: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
         self._outgoing.put({"since_s": since_s})
-        self._is_timed_out = threading.Event()
+        self._is_ended = threading.Event()
+        self._call: Any = None
 
     def send_line(self, text: str) -> None:
         """Send a line of input to the board. The host ignores it without a lease."""
@@ -55,8 +58,10 @@ class FarmConsole:
         if self._held is not None:
             metadata += [(LEASE_KEY, str(self._held.grant.lease)), (LEASE_SECRET_KEY, self._held.key)]
         with convert_grpc_errors():
-            call = self._farm.stub.Dial(self._iter_pieces(), metadata=metadata)
-        timer = None if self._seconds is None else threading.Timer(self._seconds, self._time_out, [call])
+            self._call = call = self._farm.stub.Dial(self._iter_pieces(), metadata=metadata)
+        if self._is_ended.is_set():
+            call.cancel()
+        timer = None if self._seconds is None else threading.Timer(self._seconds, self.stop)
         if timer is not None:
             timer.daemon = True
             timer.start()
@@ -64,20 +69,22 @@ class FarmConsole:
             with convert_grpc_errors():
                 yield from _parse_pieces(call, self._board)
         except FarmError:
-            if not self._is_timed_out.is_set():
+            if not self._is_ended.is_set():
                 raise
         finally:
             if timer is not None:
                 timer.cancel()
             self._outgoing.put(None)
             call.cancel()
-        if not self._is_timed_out.is_set():
+        if not self._is_ended.is_set():
             raise FarmError(f"the host ended the console of {self._board}")
 
-    def _time_out(self, call: object) -> None:
-        self._is_timed_out.set()
-        with contextlib.suppress(Exception):
-            call.cancel()  # type: ignore[attr-defined]
+    def stop(self) -> None:
+        """End :meth:`iter_lines`. May be called from any thread."""
+        self._is_ended.set()
+        if (call := self._call) is not None:
+            with contextlib.suppress(Exception):
+                call.cancel()
 
     def _iter_pieces(self) -> Iterator[pb.Piece]:
         for request in iter(self._outgoing.get, None):
@@ -93,7 +100,7 @@ def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
         for data in lines:
             try:
                 found = _decoder.decode(data)
-            except (msgspec.DecodeError, UnicodeError):
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
                 _raise_reported_error(data, board)
                 continue
             yield ConsoleLine(found.host_ns, found.time_s, found.text, found.kind)
@@ -102,6 +109,6 @@ def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
 def _raise_reported_error(data: bytes, board: str) -> None:
     """Raise UsageError if the host sent an error."""
     with contextlib.suppress(ValueError, AttributeError):
-        found = json.loads(data)
+        found = parse_json(data)
         if text := found.get("error"):
             raise UsageError(str(text)[:500], board=board, hint=str(found.get("hint", ""))[:500])

@@ -29,6 +29,7 @@ from hil.controller.farm.client.client import (
     FarmTunnel,
     is_away,
     iter_with_timeout,
+    make_boards_mismatch,
     translate_grpc_error,
 )
 from hil.controller.farm.messages import (
@@ -74,6 +75,14 @@ _QUIET_SECONDS = 0.5
 _LOOK_SECONDS = 3.0
 _MAX_QUEUE = 10_000
 _PATIENCE_SECONDS = 1.0
+
+
+class _NoToken(Exception):
+    """The token of a login cannot be read or refreshed."""
+
+    def __init__(self, cause: HilError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
 
 
 class LeaseSession:
@@ -272,6 +281,10 @@ class LeaseSession:
             try:
                 self._run_stream()
                 self._record_end(FarmError("the farm ended the lease"))
+            except _NoToken as error:
+                # The lease continues while the login provider does not respond.
+                if not isinstance(error.cause, FarmUnreachable):
+                    self._record_end(error.cause)
             except Exception as error:
                 if isinstance(error, grpc.RpcError) and not is_away(error):
                     self._record_end(translate_grpc_error(error))
@@ -291,7 +304,11 @@ class LeaseSession:
         else:
             opening = pb.LeaseRequest(resume=pb.ResumeLease(lease=self._held.grant.lease, key=self._held.key))
         ended = threading.Event()
-        self._stream = self._client.stub.Lease(self._yield_requests(opening, ended), metadata=self._client.metadata)
+        try:
+            metadata = self._client.metadata
+        except HilError as error:
+            raise _NoToken(error) from error
+        self._stream = self._client.stub.Lease(self._yield_requests(opening, ended), metadata=metadata)
         try:
             for reply in iter_with_timeout(self._stream, SILENT_S):
                 self._there.set()
@@ -312,7 +329,11 @@ class LeaseSession:
             if kind == "waiting":
                 self._waiting = reply.waiting
             elif kind == "granted":
-                self._held = decode_lease(reply.granted)
+                held = decode_lease(reply.granted)
+                if len(held.grant.more) < len(self._order.more):
+                    self._record_end(make_boards_mismatch())
+                else:
+                    self._held = held
             elif kind == "over":
                 self._record_end(FarmError(reply.over or "the lease has ended"))
             self._changed.notify_all()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.client.client import FarmClient
+from hil.controller.farm.client.client import FarmClient, make_boards_mismatch
 from hil.controller.farm.job_files import DIRTY, MODEL_PATH, JobFiles, make_affinity_key, pack_bundle, pack_run
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
@@ -157,6 +157,7 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the submission is invalid.
+        VersionMismatch: an older gateway does not support several boards.
     """
     order = Submission(load.title, load.specs, **how)
     for request in order.requests:
@@ -167,6 +168,9 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
             say(f"uploading {size / 1e6:,.0f} MB, except files that the farm already has")
         sent = farm.upload(load.uploads)
         submission, jobs = farm.submit(order, trace=stage.traceparent)
+    if order.more and len(farm.ask("job", name=jobs[0]).more) < len(order.more):
+        farm.do("cancel", name=jobs[0])
+        raise make_boards_mismatch()
     return SubmitReceipt(submission, jobs, sent)
 
 

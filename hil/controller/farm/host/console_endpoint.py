@@ -24,6 +24,7 @@ from hil.controller.farm.client.client import open_channel
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
 from hil.core.board_config import BoardConfig
+from hil.core.bounded_json import parse_json
 from hil.core.text import TextSink
 from hil.errors import HilError, UsageError
 from hil.protocol import grpc_calls
@@ -108,14 +109,14 @@ class ConsoleEndpoint:
             *lines, rest = (rest + piece.data).split(b"\n")
             for line in lines:
                 try:
-                    request = json.loads(line)
+                    request = parse_json(line)
                     if is_first:
                         since_s = request["since_s"]
                         asked.put(None if since_s is None else float(since_s))
                         is_first = False
                     elif may_write():
                         self._write_input(str(request["input"]))
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, OverflowError):
                     return
 
     def _write_input(self, text: str) -> None:
@@ -166,11 +167,10 @@ class ConsoleEndpoint:
         finally:
             with self._lock:
                 self._users.remove(lines)
-                reader = None
-                if not self._users:
-                    reader, self._reader = self._reader, None
-            if reader is not None:
-                reader.close()
+                if not self._users and self._reader is not None:
+                    # A new user waits until the console is closed: a serial port has one reader.
+                    self._reader.close()
+                    self._reader = None
 
     def _add_lines(self, found: Sequence[ConsoleLine]) -> None:
         for lines in list(self._users):

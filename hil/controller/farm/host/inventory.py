@@ -19,6 +19,8 @@ from hil.controller.farm.paths import FarmAddress
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
+from hil.core.meter_config import MeterConfig
+from hil.core.stack_config import StackValue
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -130,7 +132,7 @@ def check_name(name: str) -> str:
 
 
 def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "") -> BoardConfig:
-    """Return the board config for a lease's job, without power control and commands of ``[measure]``.
+    """Return the board config for a lease's job, without power control, ``[measure]`` and ``[meter]``.
 
     A power switch does not check fences: a process that resumes after the lease would take the board from the next job.
     So only health checks may switch power. The returned config also has no labgrid table, because the worker already
@@ -138,19 +140,34 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
     return replace(
-        config, connection=connection, power=Power(), recover=Recover(), labgrid=Labgrid(), measure=MeasureCommands()
+        config,
+        connection=connection,
+        power=Power(),
+        recover=Recover(),
+        labgrid=Labgrid(),
+        measure=MeasureCommands(),
+        meter=MeterConfig(),
     )
 
 
 def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
     """Return the config of :func:`lease_config` as TOML, for commands on the host."""
     document = _read_document(config)
-    for table in ("power", "recover", "measure", "provision", "console", "access"):
+    for table in ("power", "recover", "measure", "meter", "provision", "console", "access"):
         document.pop(table, None)
     if config.console.is_set:
         document["console"] = _make_console_table(config.console)
+    if config.stack:
+        document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
     document["connection"] = {"address": address, "fence": fence, "lease": lease}
     return tomlkit.dumps(document)
+
+
+def _make_stack_value(value: StackValue) -> Any:
+    """Return a value of ``[stack]`` for a config in another directory."""
+    if value.command:
+        return {"command": list(value.command)}
+    return list(value.board) if value.board else value.text
 
 
 def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
@@ -162,10 +179,12 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
 
 
 def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys, power and console settings, as TOML."""
+    """Return the config without connection, keys, and commands and settings of this host, as TOML."""
     document = _read_document(config)
-    for table in ("connection", "power", "recover", "console", "provision", "access"):
+    for table in ("connection", "power", "recover", "measure", "meter", "console", "provision", "access"):
         document.pop(table, None)
+    # Commands would run on the user's machine.
+    document["stack"] = {name: one.text for name, one in config.stack.items() if one.text}
     return tomlkit.dumps(document)
 
 

@@ -16,6 +16,7 @@ from hil.controller.farm.leasing.lease_queue import LeaseQueue
 from hil.controller.farm.messages import POWER_ACTIONS, Principal, Right, Role
 from hil.controller.farm.scheduler import health
 from hil.controller.farm.settings import FarmSettings
+from hil.controller.farm.store.board_access import check_board_access
 from hil.controller.farm.store.event_log import note_board
 from hil.controller.farm.store.records import LEASES, fetch_rows, make_storable, read_access, serialize_calls
 from hil.errors import AccessRefused, FarmError, UsageError
@@ -62,12 +63,7 @@ async def begin_power_action(tx: Tx, who: Principal, name: str, action: str) -> 
         )
     await get_board_state(tx, name)
     [board] = await fetch_rows(tx, _BOARD, [name])
-    access = read_access(board["card"].get("access"))
-    if not access.allows(who.user, who.board_groups):
-        raise AccessRefused(
-            f"permission denied for {who.user}: {name} is restricted",
-            hint="hil farm access shows which boards you may use",
-        )
+    check_board_access(who, name, read_access(board["card"].get("access")))
     _check_host(name, action, board["worker"], board["card"].get("power", []))
     leases = await fetch_rows(tx, _LEASE, [name])
     is_admin = who.role is Role.ADMIN

@@ -10,7 +10,16 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.leasing import transitions
 from hil.controller.farm.leasing.allocator import grant_boards
 from hil.controller.farm.leasing.lease_queue import LeaseQueue
-from hil.controller.farm.messages import MAX_FENCE, BoardCard, Grant, GrantedLease, JobResult, JobSpec, Kind
+from hil.controller.farm.messages import (
+    MAX_FENCE,
+    PROBE_SECONDS,
+    BoardCard,
+    Grant,
+    GrantedLease,
+    JobResult,
+    JobSpec,
+    Kind,
+)
 from hil.controller.farm.settings import FarmSettings
 from hil.controller.farm.store.event_log import note_board, note_lease, note_started
 from hil.controller.farm.store.records import (
@@ -139,8 +148,12 @@ async def read_grants(tx: Tx, leases: Collection[int], settings: FarmSettings) -
     grants = []
     for row in rows:
         part, title, _ = row.pop("part"), row.pop("title"), row.pop("boards")
-        # The host only gives access to the boards after the first: the job runs on the first board's host.
-        spec = JobSpec(Kind.LEASE, {"purpose": title}) if part else make_record(row["spec"], JobSpec)
+        spec = make_record(row["spec"], JobSpec)
+        if part:
+            # The host only gives access to the boards after the first: the job runs on the first board's host, which
+            # enforces the time limit, and reports after a check of its board.
+            row["timeout_s"] += PROBE_SECONDS if spec.kind is Kind.COMMAND else 0
+            spec = JobSpec(Kind.LEASE, {"purpose": title})
         more = [] if part else [one for one in parts if one["job"] == row["job_id"]]
         granted = tuple(_make_granted_lease(one, others[one["lease"]]) for one in more if one["lease"] in others)
         grants.append(Grant(**{**row, "spec": spec, "ttl_s": settings.lease_s, "more": granted}))

@@ -98,10 +98,12 @@ async def queue_again(tx: Tx, job: JobRow, board: str, reason: str, *, interrupt
 
     Args:
         board: board of the attempt.
-        interrupted: the board did not fail, so the attempt does not count, and the job may use the board again.
+        interrupted: the board did not fail, so the job may use the board again. The attempt does not count, except for
+            a command.
     """
+    is_uncounted = interrupted and job.kind is not Kind.COMMAND
     avoid = sorted({*job.avoid, *([] if interrupted else [board])})
-    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(interrupted)})
+    await tx.execute(_AGAIN, {"job": job.id, "avoid": avoid, "uncounted": int(is_uncounted)})
     await note_job(tx, "again", job, JobState.QUEUED, reason=reason, board=board)
 
 
@@ -302,6 +304,9 @@ async def _end_job(
         return await _retry_or_finish(tx, lease, result, settings, interrupted=interrupted)
     text = f"board {lease.board}: {result.reason or result.outcome or 'the lease ended'}"
     result = result.replace(reason=text)
+    if lease.job.kind is Kind.COMMAND and result.exit_code == EXIT_OK:
+        # The host of this board only waits, so its report says nothing about the command.
+        result = JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, text)
     for main in await lock_active_leases(tx, "job.id = %(job)s and lease.part = 0", {"job": lease.job.id}):
         await _end_lease(tx, queue, main, text, settings)
         await _retry_or_finish(tx, main, result, settings, failed_on=lease.board, interrupted=interrupted)

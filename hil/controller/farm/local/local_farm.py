@@ -243,6 +243,9 @@ class LocalFarm:
                     self._over.wait(2)
             for kept in self._kept:
                 kept.check()
+                if kept.usage_error:
+                    with contextlib.suppress(StorageError):
+                        self._write_sheet()
             if time.monotonic() >= next_ask:
                 known, next_ask = self._report_boards(known), time.monotonic() + 1.0
 
@@ -268,6 +271,7 @@ class LocalFarm:
             "address": f"unix:{get_socket_path(self.home)}",
             "serving": serving,
             "ready": ready,
+            "usage_error": next((kept.usage_error for kept in self._kept if kept.usage_error), ""),
         }
         sheet |= {"listen": self.wishes.listen, "boards": self.wishes.count}
         if (text := json.dumps(sheet) + "\n") != self._sheet:

@@ -23,8 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hil.core.files import read_end, read_file, write_atomic
+from hil.core.files import MAX_LOG_BYTES, read_end, read_file, write_atomic
 from hil.core.processes import ForkedChild, exit_text, signal_group
+from hil.errors import EXIT_USAGE
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # After this uptime, a crash resets the restart delay.
@@ -54,6 +55,8 @@ class SupervisedProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._began = self._next = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._log_start = 0
+        self.usage_error = ""  # message of a process that ended because of invalid settings
 
     @property
     def pid(self) -> int | None:
@@ -66,6 +69,7 @@ class SupervisedProcess:
         if self.log.exists() and self.log.stat().st_size > _MAX_LOG:
             self.log.replace(self.log.with_suffix(".old"))
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             # Start a separate session, so that Ctrl-C reaches only this process, which then stops the children in
             # order.
             self._process = subprocess.Popen(
@@ -90,6 +94,11 @@ class SupervisedProcess:
             self._pause_s = _FIRST_PAUSE_S if lived > _STEADY_SECONDS else min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._say(f"the {self.name} {exit_text(code)}; restarting in {self._pause_s:g} s (see {self.log})")
             self._process, self._next = None, time.monotonic() + self._pause_s
+            if code == EXIT_USAGE:
+                self.usage_error = self._read_last_log()
+                self._say(self.usage_error)
+        elif time.monotonic() - self._began > _STEADY_SECONDS:
+            self.usage_error = ""
         return self.pid is not None
 
     def _try_restart(self) -> None:
@@ -106,6 +115,13 @@ class SupervisedProcess:
             _terminate_session(self._process.pid, self._process.poll)
             self._process = None
         self._note.unlink(missing_ok=True)
+
+    def _read_last_log(self) -> str:
+        """Return the end of the output of the last process."""
+        with contextlib.suppress(OSError):
+            size = max(0, self.log.stat().st_size - self._log_start)
+            return read_end(self.log, min(size, MAX_LOG_BYTES)).strip()
+        return ""
 
     def tail(self, lines: int = 12) -> str:
         """Return the last lines of the log."""

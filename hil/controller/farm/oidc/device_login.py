@@ -60,7 +60,7 @@ def log_in(
     seconds = min(_read_number(answer, "expires_in", _MAX_WAIT_SECONDS), _MAX_WAIT_SECONDS)
     url = answer.get("verification_uri", answer.get("verification_url", ""))
     complete = answer.get("verification_uri_complete", "")
-    code = DeviceCode(_read_text(answer, "user_code"), _clean(url), _clean(complete), seconds)
+    code = DeviceCode(_clean(_read_text(answer, "user_code")), _clean(url), _clean(complete), seconds)
     show(code)
     login = StoredLogin(
         issuer=issuer,
@@ -106,7 +106,7 @@ def _read_text(answer: dict[str, Any], name: str) -> str:
     value = answer.get(name)
     if not isinstance(value, str) or not value:
         raise UsageError(f"the login provider sent no {name}")
-    return _clean(value)
+    return value
 
 
 def _clean(value: object) -> str:

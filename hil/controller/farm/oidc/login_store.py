@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hil.controller.farm.oidc.provider import make_rejection, post_form
 from hil.controller.records.base import Record
 from hil.core.bounded_json import parse_json
 from hil.core.files import read_file, write_atomic
-from hil.errors import HilError, UsageError
+from hil.errors import FarmUnreachable, HilError, UsageError
 
 _MAX_FILE = 1 << 20
 # Refresh a token this many seconds before its end.
@@ -108,8 +109,19 @@ class LoginStore:
             change(logins)
             self._write(logins)
 
-    def _hold_file_lock(self) -> filelock.BaseFileLock:
-        return filelock.FileLock(f"{self.path}.lock", timeout=_LOCK_SECONDS, mode=0o600)
+    @contextlib.contextmanager
+    def _hold_file_lock(self) -> Iterator[None]:
+        lock = filelock.FileLock(f"{self.path}.lock", timeout=_LOCK_SECONDS, mode=0o600)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise FarmUnreachable(
+                f"another hil process has used {self.path} for {_LOCK_SECONDS:g} s", hint="retry later"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _read(self) -> dict[str, Any]:
         try:

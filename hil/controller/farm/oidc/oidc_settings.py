@@ -9,10 +9,9 @@ from typing import Any
 
 from hil.controller.farm.messages import Right, Role
 from hil.controller.farm.oidc.provider import check_provider_url
-from hil.controller.farm.settings import read_settings_tables
+from hil.controller.farm.settings import OIDC_TABLE, read_settings_tables
 from hil.errors import UsageError, did_you_mean
 
-TABLE = "oidc"
 # Signatures with public keys. A shared secret (HS256) or no signature would allow anyone to forge tokens.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _TEXTS = ("issuer", "user_claim", "groups_claim", "project_claim")
@@ -38,7 +37,8 @@ class OidcSettings:
     def choose_role(self, groups: frozenset[str]) -> Role | None:
         """Return the highest role of a user with these groups, or None if the user has no access."""
         found = [Role(role) for role, members in self.roles.items() if groups.intersection(members)]
-        found += [Role(self.role)] if self.role else []
+        if not found and self.role:
+            return Role(self.role)
         return max(found, key=list(Role).index, default=None)
 
     def list_rights(self, groups: frozenset[str]) -> frozenset[Right]:
@@ -48,10 +48,10 @@ class OidcSettings:
 
 def load_oidc(path: Path) -> OidcSettings | None:
     """Read the table ``[oidc]``. Returns None if there is none. Raises UsageError for an invalid setting."""
-    table = read_settings_tables(path).get(TABLE)
+    table = read_settings_tables(path).get(OIDC_TABLE)
     if table is None:
         return None
-    place = f"{path}: [{TABLE}]"
+    place = f"{path}: [{OIDC_TABLE}]"
     if not isinstance(table, dict):
         raise UsageError(f"{place} must be a table")
     known = [one.name for one in fields(OidcSettings)]
@@ -63,6 +63,8 @@ def load_oidc(path: Path) -> OidcSettings | None:
     for name in _TEXTS:
         if not isinstance(values.get(name, ""), str):
             raise UsageError(f"{place}: {name} must be a string")
+    values["roles"] = _read_members(place, "roles", values.get("roles", {}), [one.value for one in Role])
+    values["rights"] = _read_members(place, "rights", values.get("rights", {}), [one.value for one in Right])
     for name in ("issuer", "audience"):
         if not values.get(name):
             raise UsageError(
@@ -72,8 +74,6 @@ def load_oidc(path: Path) -> OidcSettings | None:
     for name, known_names in (("audience", None), ("algorithms", ALGORITHMS)):
         if name in values:
             values[name] = _read_names(place, name, values[name], known_names)
-    values["roles"] = _read_members(place, "roles", values.get("roles", {}), [one.value for one in Role])
-    values["rights"] = _read_members(place, "rights", values.get("rights", {}), [one.value for one in Right])
     if values.get("role", Role.SUBMITTER.value) not in ("", *(one.value for one in Role)):
         raise UsageError(f"{place}: unknown role {values['role']!r}")
     for name, most in (("leeway_s", 300.0), ("stream_hours", 24.0 * 30)):
@@ -98,5 +98,8 @@ def _read_members(place: str, name: str, table: Any, known: list[str]) -> dict[s
         raise UsageError(f"{place}: {name} must be a table")
     for key in table:
         if key not in known:
-            raise UsageError(f"{place}: unknown key {key!r} in {name}", hint=f"known keys: {', '.join(known)}")
+            raise UsageError(
+                f"{place}: unknown key {key!r} in {name}",
+                hint=f"{did_you_mean(key, known)}known keys: {', '.join(known)}",
+            )
     return {key: _read_names(place, f"{name}.{key}", value, None) for key, value in table.items()}

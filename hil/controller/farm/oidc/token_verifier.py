@@ -50,8 +50,8 @@ class TokenVerifier:
             ) from error
         self._jwt: Any = jwt
         self.settings = settings
-        self._lock = threading.Lock()
-        self._keys: dict[str, _PublicKey] = {}  # key ID -> key
+        self._reading = threading.Lock()
+        self._keys: dict[str, _PublicKey] = {}  # key ID -> key; replaced, never changed
         self._read_at = self._tried_at = float("-inf")
         self._error: HilError | None = None
 
@@ -83,7 +83,8 @@ class TokenVerifier:
                 leeway=settings.leeway_s + (settings.stream_hours * 3600 if is_running else 0),
                 options={"require": ["exp", "iss", "aud", settings.user_claim]},
             )
-        except self._jwt.PyJWTError as error:
+        # PyJWT raises the other errors for a key of another type than the algorithm, and for malformed tokens.
+        except (self._jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
             raise TokenRejected(f"invalid token: {str(error)[:_MAX_NAME]}") from None
         return self._make_principal(claims)
 
@@ -105,7 +106,9 @@ class TokenVerifier:
             )
         # An asterisk would give access to all boards.
         groups = frozenset(
-            one for one in given if isinstance(one, str) and 0 < len(one) <= _MAX_NAME and "*" not in one
+            one
+            for one in given
+            if isinstance(one, str) and 0 < len(one) <= _MAX_NAME and "*" not in one and one.isprintable()
         )
         role = settings.choose_role(groups)
         if role is None:
@@ -113,16 +116,23 @@ class TokenVerifier:
         return Principal(user, role, project, rights=settings.list_rights(groups), groups=groups)
 
     def _find_key(self, key_id: str, algorithm: str) -> Any:
-        """Return the key of a token. Reads the provider's keys if they are old, or if the key is unknown."""
-        with self._lock:
-            now = time.monotonic()
-            is_old = now - self._read_at > _KEYS_SECONDS
-            if (is_old or key_id not in self._keys) and now - self._tried_at > _PAUSE_SECONDS:
-                self._tried_at = now
-                self._read_keys(now)
-            if now - self._read_at > _STALE_SECONDS:
-                raise self._error or FarmUnreachable("the login provider is not responding", hint="retry later")
-            key = self._keys.get(key_id)
+        """Return the key of a token. Reads the provider's keys if they are old, or if the key is unknown.
+
+        While a thread reads the keys, other threads wait only for an unknown key, because the provider may be slow.
+        """
+        is_unknown = key_id not in self._keys
+        is_old = time.monotonic() - self._read_at > _KEYS_SECONDS
+        if (is_old or is_unknown) and self._reading.acquire(blocking=is_unknown):
+            try:
+                now = time.monotonic()
+                if now - self._tried_at > _PAUSE_SECONDS:
+                    self._tried_at = now
+                    self._read_keys(now)
+            finally:
+                self._reading.release()
+        if time.monotonic() - self._read_at > _STALE_SECONDS:
+            raise self._error or FarmUnreachable("the login provider is not responding", hint="retry later")
+        key = self._keys.get(key_id)
         if key is None:
             raise TokenRejected("the token's key is unknown to the login provider")
         if key.algorithm not in (None, algorithm):
@@ -143,6 +153,6 @@ class TokenVerifier:
             if isinstance(one, dict) and one.get("use", "sig") == "sig" and one.get("kty") in ("RSA", "EC", "OKP"):
                 try:
                     found[str(one.get("kid", ""))] = _PublicKey(self._jwt.PyJWK(one).key, one.get("alg"))
-                except self._jwt.PyJWTError:
+                except (self._jwt.PyJWTError, TypeError, ValueError):
                     continue
         self._keys, self._read_at, self._error = found, now, None

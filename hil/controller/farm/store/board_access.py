@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from hil.controller.farm.database.database import Tx
-from hil.controller.farm.messages import ALL_BOARDS, Principal, Role
+from hil.controller.farm.messages import ALL_BOARDS, BoardAccess, Principal, Role
 from hil.controller.farm.store.records import fetch_rows, read_access
 from hil.controller.records.lab.farm import BoardPermission, BoardUsers
 from hil.errors import AccessRefused, UsageError
@@ -15,6 +15,15 @@ _TOKENS = """
     where revoked_at is null and (expires_at is null or expires_at > now()) and role <> 'viewer'
 """
 _BOARDS = "select name, coalesce(card -> 'access', '{}') as access from hil.boards where not forgotten order by name"
+
+
+def check_board_access(who: Principal, board: str, access: BoardAccess) -> None:
+    """Raise AccessRefused if a user may not use a board."""
+    if not access.allows(who.user, who.board_groups):
+        raise AccessRefused(
+            f"permission denied for {who.user}: {board} is restricted",
+            hint="hil farm access shows which boards you may use",
+        )
 
 
 async def list_permissions(tx: Tx, who: Principal | None, user: str = "") -> list[BoardPermission]:

@@ -58,13 +58,14 @@ _QUERY = f"""
         result.exit_code, coalesce(result.outcome, '') as outcome,
         coalesce(result.result ->> 'reason', lease.reason, '') as reason, submission.more,
         case when job.boards = 1 then '{{}}' else array(
-            select board from hil.leases
-            where leases.job = job.id and leases.attempt = lease.attempt order by leases.part
+            select board from (
+                select board, part from hil.leases where leases.job = job.id order by leases.id desc limit job.boards
+            ) as last order by part
         ) end as boards
     from {JOBS}
     left join hil.results as result on result.job = job.id
     left join lateral (
-        select board, reason, attempt from hil.leases
+        select board, reason from hil.leases
         where leases.job = job.id and leases.part = 0 order by leases.id desc limit 1
     ) as lease on true
 """
@@ -176,11 +177,13 @@ async def job(tx: Tx, name: str) -> JobDetails:
         raise UsageError(
             f"{name} has {len(found)} jobs", hint=f"use a job name from {found[0]['name']} to {found[-1]['name']}"
         )
+    # An attempt has one lease per board. Interrupted attempts do not count, so their numbers repeat.
     query = (
-        "select id as lease, part, board, fence, granted_at, started_at, ended_at, reason from hil.leases"
-        " where job = %s order by attempt, part, id"
+        "select id as lease, part, board, fence, granted_at, started_at, ended_at, reason"
+        " from (select *, (row_number() over (order by id) - 1) / %s as round from hil.leases where job = %s) as lease"
+        " order by round, part"
     )
-    attempts = await fetch_rows(tx, query, [found[0]["id"]])
+    attempts = await fetch_rows(tx, query, [1 + len(found[0]["more"]), found[0]["id"]])
     made = [FarmAttempt(**_format_row(row)) for row in attempts]
     return JobDetails(**_format_job(found[0]), attempts_made=made)
 

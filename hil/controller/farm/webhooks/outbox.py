@@ -68,7 +68,8 @@ class OutboxMessage:
 
 async def register_webhooks(tx: Tx, webhooks: Sequence[FarmWebhook]) -> None:
     """Store the names and events of this gateway's webhooks. Call it regularly: the farm forgets absent webhooks."""
-    for one in webhooks:
+    # Two gateways must update the rows in the same order. Otherwise, they could wait for each other.
+    for one in sorted(webhooks, key=lambda webhook: webhook.name):
         await tx.execute(_REGISTER, [one.name, [*one.events]])
     await tx.execute(f"delete from hil.webhooks where seen_at < now() - interval '{PRESENT}'")
     await tx.execute("delete from hil.outbox where sent_at is null and at < now() - interval '7 days'")

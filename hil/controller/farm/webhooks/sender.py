@@ -10,10 +10,12 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-from hil.controller.farm.database.database import Database, Tx
+from hil.controller.farm.database.database import Database, Tx, end_tasks
 from hil.controller.farm.database.notifications import PubSub, drain_queue
 from hil.controller.farm.store import queries
 from hil.controller.farm.webhooks.outbox import (
@@ -29,6 +31,7 @@ from hil.controller.notify.delivery import MessageFormat, compute_backoff, encod
 from hil.controller.notify.slack import build_slack_message
 from hil.controller.records.lab.farm import FarmJob
 from hil.controller.records.lab.webhooks import TestedWebhook, WebhookJob, WebhookMessage
+from hil.core.bounded_http import HttpResponse
 from hil.errors import DeliveryFailed, UsageError, did_you_mean
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -43,10 +46,17 @@ class WebhookSender:
 
     def __init__(self, db: Database, pubsub: PubSub, webhooks: Sequence[FarmWebhook]) -> None:
         self._db, self._pubsub, self.webhooks = db, pubsub, tuple(webhooks)
+        # Slow receivers must not occupy the threads that the gateway uses for files and logins.
+        self._threads = ThreadPoolExecutor(len(self.webhooks) + 1, "webhook")
 
     async def run(self) -> None:
         """Task: deliver messages. An error of one webhook does not delay the others."""
-        await asyncio.gather(self._register(), *(self._serve_webhook(one) for one in self.webhooks))
+        tasks = [asyncio.create_task(one) for one in (self._register(), *map(self._serve_webhook, self.webhooks))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            # After an error of one task, the gateway starts this method again.
+            await end_tasks(*tasks)
 
     async def _register(self) -> None:
         while True:
@@ -77,7 +87,7 @@ class WebhookSender:
         text = f"test of webhook {name}"
         message = WebhookMessage(id=key, event="test", at=at, text=text, reason="hil farm webhooks test")
         body = _format_message(webhook, message)
-        response = await asyncio.to_thread(post_message, webhook.receiver, body, event="test", delivery=key)
+        response = await self._post(webhook, body, "test", key)
         return TestedWebhook(webhook=name, status=response.status)
 
     async def _serve_webhook(self, webhook: FarmWebhook) -> None:
@@ -90,11 +100,15 @@ class WebhookSender:
                     if any(change["kind"] in ("webhook", "again") for change in changes):
                         break
 
+    async def _post(self, webhook: FarmWebhook, body: bytes, event: str, delivery: str) -> HttpResponse:
+        post = partial(post_message, webhook.receiver, body, event=event, delivery=delivery)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, post)
+
     async def _deliver(self, webhook: FarmWebhook, message: OutboxMessage, body: bytes) -> None:
         fields = {"webhook": webhook.name, "event": message.event, "attempt": message.attempts}
         try:
             if body:
-                await asyncio.to_thread(post_message, webhook.receiver, body, event=message.event, delivery=message.key)
+                await self._post(webhook, body, message.event, message.key)
         except DeliveryFailed as error:
             is_last = error.is_permanent or message.attempts >= MAX_ATTEMPTS
             retry_s = None if is_last else max(compute_backoff(message.attempts), error.retry_after_s)

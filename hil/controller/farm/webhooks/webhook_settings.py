@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hil.controller.farm.settings import read_settings_tables
+from hil.controller.farm.settings import WEBHOOKS_TABLE, read_settings_tables
 from hil.controller.notify.delivery import MessageFormat, Webhook, check_webhook_url
 from hil.errors import UsageError, did_you_mean
 
-TABLE = "webhooks"
 JOB_ENDED, BOARD_QUARANTINED, HOST_LOST = "job_ended", "board_quarantined", "host_lost"
 EVENTS = (JOB_ENDED, BOARD_QUARANTINED, HOST_LOST)
 _KEYS = ("url", "url_env", "secret", "secret_env", "format", "events", "failed_only")
@@ -39,10 +38,12 @@ def load_webhooks(path: Path, environment: Mapping[str, str] = os.environ) -> tu
         UsageError: the file is unreadable, a setting is unknown or invalid, or a variable is not set. The message does
             not contain the URL or the secret.
     """
-    table = read_settings_tables(path).get(TABLE, {})
+    table = read_settings_tables(path).get(WEBHOOKS_TABLE, {})
     if not isinstance(table, dict) or len(table) > _MAX_WEBHOOKS:
-        raise UsageError(f"{path}: [{TABLE}] must be a table of at most {_MAX_WEBHOOKS} webhooks")
-    return tuple(_parse_webhook(f"{path}: [{TABLE}.{name}]", name, one, environment) for name, one in table.items())
+        raise UsageError(f"{path}: [{WEBHOOKS_TABLE}] must be a table of at most {_MAX_WEBHOOKS} webhooks")
+    return tuple(
+        _parse_webhook(f"{path}: [{WEBHOOKS_TABLE}.{name}]", name, one, environment) for name, one in table.items()
+    )
 
 
 def _parse_webhook(place: str, name: str, table: Any, environment: Mapping[str, str]) -> FarmWebhook:

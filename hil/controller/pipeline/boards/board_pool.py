@@ -156,14 +156,20 @@ class BoardPool:
                 _PoolEntry(choice, tuple(dict.fromkeys(runtimes)) or ("",), tuple(faults)),
             )
 
-    def save_consoles(self) -> list[StoredConsole]:
+    def save_consoles(self, *, is_last: bool = False) -> list[StoredConsole]:
         """Write the boards' console lines to the record's directory. Return the consoles for the record.
+
+        Args:
+            is_last: also write the lines of the last seconds.
 
         Raises StorageError.
         """
         with self._mutex:
             entries, closed = list(self._entries.values()), list(self._consoles)
-        return [*closed, *(found for entry in entries if (found := self._save_console(entry)) is not None)]
+        return [
+            *closed,
+            *(found for entry in entries if (found := self._save_console(entry, is_last=is_last)) is not None),
+        ]
 
     def _save_console(self, entry: _PoolEntry, *, is_last: bool = False) -> StoredConsole | None:
         if entry.console is None or self._record_folder is None:

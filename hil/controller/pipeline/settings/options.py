@@ -402,6 +402,9 @@ class RunSettings(CaseSettings):
 
     # ``iree``, ``onnxruntime``, ...; "" is the board's default.
     runtime: str = _make_option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
+    device: str = _make_option(
+        "", TEXT, "Device of the runtime: vulkan, ... (default: the board's; hil board devices).", metavar="NAME"
+    )
     function: str = _make_option("", TEXT, "Entry point, if the model has several.", metavar="NAME")
     # ranges are moved to ``dim_ranges``.
     dims: Mapping[str, int] = _make_option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from hil.controller.records.base import Count, Number, Record, note
+from hil.controller.records.console import StoredConsole
 from hil.controller.records.outputs import Origin, Placement, StoredComparison
 from hil.core.results import Outcome
 
@@ -77,4 +78,5 @@ class BisectRecord(BisectFindings, kw_only=True):
     first_isolated: Annotated[str | None, note("name of the first wrong layer")]
     first_cumulative: Annotated[str | None, note("name of the first wrong layer within the whole model")]
     verdict: str
+    consoles: Annotated[list[StoredConsole], note("consoles of the boards")] = []
     exit_code: int

@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
 from hil.controller.records.decisions.triage import TriageResult
-from hil.controller.records.measurements.bench import Interval
 from hil.controller.records.measurements.history import SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
+from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.outputs import Origin
 
 GateVerdictName = Literal[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from hil.controller.records.base import Count, Record, note
+from hil.controller.records.console import StoredConsole
 from hil.controller.records.outputs import Origin
 from hil.core.results import Outcome
 
@@ -55,6 +56,7 @@ class ReduceRecord(Record, kw_only=True):
     operators: Annotated[list[str], note("operators of the smallest model, in order")] = []
     trials: list[ReduceTrial] = []
     notes: list[str] = []
+    consoles: Annotated[list[StoredConsole], note("consoles of the boards")] = []
     stock: Annotated[str, note("command that reproduces the failure without hil; empty if there is none")] = ""
     finished: bool = False
     exit_code: int | None = None

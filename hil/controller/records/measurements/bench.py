@@ -8,22 +8,16 @@ from msgspec import Meta
 
 from hil.controller.records.base import Count, Record, note
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade, Settling
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import GenerationTimes
 from hil.controller.records.measurements.instructions import InstructionComparison, InstructionStatistics
+from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.outputs import Origin, Placement
 from hil.controller.records.run import Seconds, StoredRepetition, StoredSpec
 from hil.core.results import Outcome
 
 SideLabel = Literal["A", "B"]
 SpeedVerdict = Literal["no difference", "faster", "slower"]
-
-
-class Interval(Record, kw_only=True):
-    """A confidence interval."""
-
-    low: float
-    high: float
-    level: Annotated[float, note("probability that the interval contains the true value")]
 
 
 class Drift(Record, kw_only=True):
@@ -200,6 +194,7 @@ class SideRecord(Record, kw_only=True):
     conditions: Annotated[Conditions | None, note("of the board; null if nothing was measured")] = None
     grade: Annotated[MeasurementGrade | None, note("of the times; null if nothing was measured")] = None
     generation: Annotated[SideGeneration | None, note("with --generate; an iteration is a whole generation")] = None
+    energy: Annotated[EnergyMeasurement | None, note("null without a meter")] = None
     program: BenchProgram | None
 
 

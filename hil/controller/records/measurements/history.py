@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from hil.controller.records.base import Count, Number, Record, Timestamp, note
 from hil.controller.records.measurements.conditions import MeasurementGrade
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.instructions import InstructionStatistics
 from hil.controller.records.run import Digest, StoredSpec
 
@@ -59,6 +60,10 @@ class MeasuredBoard(Record, kw_only=True):
     id: Annotated[str, note("identifier of the machine, or empty")] = ""
     device: str = ""
     stack: Annotated[dict[str, str], note("kernel, CPU, libc, governors, firmware and similar facts")] = {}
+    parts: Annotated[
+        dict[str, str] | None,
+        note("versions of driver, firmware and other parts, empty if unknown; null in entries of earlier versions"),
+    ] = None
     readings: Annotated[
         dict[str, float], note("clocks in MHz, temperatures in degrees Celsius and other readings")
     ] = {}
@@ -123,6 +128,7 @@ class HistoryEntry(Record, kw_only=True):
     instructions: Annotated[
         InstructionStatistics | None, note("of the iterations; null if not counted; never part of the times")
     ] = None
+    energy: Annotated[EnergyMeasurement | None, note("null if it was not measured, or refused")] = None
     peak_memory_bytes: Count | None = None
     program: Annotated[str, note("digest of the program, or empty")] = ""
     program_bytes: Count | None = None

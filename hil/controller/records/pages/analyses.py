@@ -132,6 +132,8 @@ class NodeResult(Record, kw_only=True):
     op: str
     outcome: str
     reason: str
+    tolerance_ratio: Annotated[Number, note("error divided by the tolerance; above 1 if out of tolerance")]
+    is_ratio_bound: Annotated[bool, note("true if tolerance_ratio is only an upper bound")]
     max_abs: Number
     sqnr_db: Number
     time_ns: Number

@@ -68,6 +68,7 @@ class CaseSummary(Record, kw_only=True):
     host_s: Number
     compile_s: Number
     program_bytes: int | None
+    joules: Annotated[float | None, note("energy of an inference above idle; null if not measured, or refused")]
     max_abs: Annotated[Number, note("worst value in all outputs, as max_ulp and sqnr_db")]
     max_ulp: Number
     sqnr_db: Number

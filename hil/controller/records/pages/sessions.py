@@ -168,6 +168,28 @@ class SearchDocument(PageDocument, kw_only=True):
     total_sessions: int
 
 
+class ConsoleLine(Record, kw_only=True):
+    """Line of a board's console."""
+
+    number: Annotated[int, note("line in the file, from 1")]
+    time_s: Seconds
+    host_ns: Annotated[int, note("monotonic clock of the machine that read the console, in nanoseconds")]
+    board_ns: Annotated[int | None, note("the board's monotonic clock; null if not known")]
+    kind: Annotated[str, note("output, or note for hil's note about the link")]
+    pattern: Annotated[str, note("name of the pattern that matches, or empty")]
+    text: str
+
+
+class ConsoleDocument(PageDocument, kw_only=True):
+    """Console lines of a session that contain a text, the last ones if there are more than a page shows."""
+
+    session: SessionSummary
+    file: Annotated[str, note("the parameter `file` of /console")]
+    files: Annotated[list[str], note("all console files of the session")]
+    lines: list[ConsoleLine]
+    total: Total
+
+
 class TriagePageDocument(PageDocument, kw_only=True):
     """Triage entries, last changed first."""
 

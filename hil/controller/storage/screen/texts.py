@@ -59,6 +59,15 @@ def format_seconds(value: float | None, digits: int = 3) -> str:
     return f"{value * 1e9:.{digits}g} ns" if value else "0 s"
 
 
+def format_joules(value: float, digits: int = 3) -> str:
+    """Format an energy: ``1.25 J``, ``850 uJ``. The energy above idle may be negative by noise."""
+    size = abs(value)
+    for unit, scale in (("J", 1.0), ("mJ", 1e-3), ("uJ", 1e-6)):
+        if size >= scale * (1 - 0.5 * 10.0**-digits):
+            return f"{value / scale:.{digits}g} {unit}"
+    return f"{value * 1e9:.{digits}g} nJ" if value else "0 J"
+
+
 def format_count(count: int, what: str) -> str:
     """Format a count: ``1 case``, ``2 cases``."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -69,8 +69,10 @@ class Announcer:
                     show(self._receiver.make_body(message))
                 else:
                     self._receiver.send(message, _make_delivery_id(identity, message))
-                    stored = [*stored, *self._list_announced(message)]
-                    self._write(stored)
+                    # A status is sent again, and would displace the causes of other receivers.
+                    if not self._receiver.is_status:
+                        stored = [*stored, *self._list_announced(message)]
+                        self._write(stored)
                 sent.append(message.title)
         return NotifyReport(
             baseline=news.baseline,

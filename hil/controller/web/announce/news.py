@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
 from hil.controller.records.decisions.notification import NotifiedCause
 from hil.controller.records.decisions.triage import HIDDEN
@@ -45,12 +46,16 @@ def read_news(roots: Sequence[Path], since: str, triage: TriageList, web_url: st
         StorageError: the index cannot be written.
     """
     changes = _read_changes([root.resolve() for root in roots], since)
+    if not changes.baseline.kind:
+        # Otherwise a wrong directory would set the status of a commit to success.
+        text = f"nothing to compare: no sessions of suites in {', '.join(map(str, roots))}"
+        raise UsageError(text, hint="select the directory of stored results with --runs")
     if changes.baseline.is_empty:
         text = f"nothing to compare: no earlier session of {changes.baseline.kind} {changes.baseline.value!r}"
         raise UsageError(text, hint="select another baseline with --since")
     address = web_url.rstrip("/")
     shown = [one for one in changes.causes if not _is_known(one, triage)]
-    url = f"{address}/?since={changes.baseline.text}" if address else ""
+    url = f"{address}/?{urlencode({'since': changes.baseline.text})}" if address else ""
     found = [_make_cause(one, changes, triage, address) for one in shown]
     baseline = BaselineName(kind=changes.baseline.kind, value=changes.baseline.value)
     return NightNews(baseline, found, len(changes.causes) - len(shown), url)

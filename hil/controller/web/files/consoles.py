@@ -19,6 +19,8 @@ from hil.core.text import escape_controls
 FOLDER = "consoles"
 _MAX_FILES = 100
 _MAX_BYTES = 16 << 20
+# No clock has larger numbers, and a larger integer may not fit in a float.
+_MAX_NS = 1 << 63
 _decoder = msgspec.json.Decoder(ConsoleEntry)
 _PATTERNS = [(one.name, re.compile(one.pattern)) for one in BUILT_IN_PATTERNS]
 
@@ -52,6 +54,8 @@ def read_console(path: Path, query: str = "") -> list[ShownLine]:
     for number, data in enumerate(read_file(path, _MAX_BYTES).splitlines(), 1):
         with contextlib.suppress(msgspec.DecodeError, UnicodeError):
             entry = _decoder.decode(data)
+            if max(abs(entry.host_ns), abs(entry.board_ns or 0)) > _MAX_NS:
+                continue
             if wanted in entry.text.casefold():
                 found.append(ShownLine(number, entry, _find_pattern(entry)))
     return found

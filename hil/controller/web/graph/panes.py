@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,11 @@ from hil.controller.storage.screen.texts import format_count, format_seconds
 from hil.controller.web.graph.graphs import GraphSide
 from hil.controller.web.templating import number
 from hil.controller.web.text.entries import find_worst_kind
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.core.text import escape_controls
-from hil.errors import UsageError
 
 ALL, NONE = "all", "none"
+_SCOPE_METRICS = ("tolerance_ratio", "max_abs")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class ScopeSummary:
 
     scope: Scope
     failing: int
-    worst: NodeValue | None  # result of the worst node
+    worst: Mapping[str, NodeValue]  # metric -> result of the node with the largest value; without unknown metrics
 
 
 class OpenScopes:
@@ -44,7 +46,7 @@ class OpenScopes:
         shown: names of nodes that must be visible, one per side; "" for none.
 
     Raises:
-        UsageError: a scope does not exist.
+        InvalidParameter: a scope does not exist.
     """
 
     def __init__(self, sides: Sequence[GraphSide], text: str, shown: Sequence[str]) -> None:
@@ -60,7 +62,9 @@ class OpenScopes:
         found = set()
         for one in text.split(","):
             if not (one.isdecimal() and len(one) < 7 and int(one) < len(self.paths)):
-                raise UsageError(f"invalid open scope {one[:40]!r}", hint=f"use {ALL}, {NONE}, or numbers of scopes")
+                raise InvalidParameter(
+                    f"invalid open scope {one[:40]!r}", hint=f"use {ALL}, {NONE}, or numbers of scopes"
+                )
             found.add(self.paths[int(one)])
         return found
 
@@ -101,9 +105,14 @@ def find_named_scope(side: GraphSide, name: str) -> Scope | None:
 
 
 def summarize_scope(side: GraphSide, scope: Scope) -> ScopeSummary:
-    """Count the failing nodes of a scope, and find the worst node."""
+    """Count the failing nodes of a scope, and find the worst node by each error."""
     found = list(_iter_values(side, scope.members))
-    return ScopeSummary(scope, sum(map(is_failing, found)), find_worst(found) if found else None)
+    worst = {}
+    for name in _SCOPE_METRICS:
+        known = [one for one in found if one.get_metric(name) is not None]
+        if known:
+            worst[name] = max(known, key=operator.attrgetter(name))
+    return ScopeSummary(scope, sum(map(is_failing, found)), worst)
 
 
 def _iter_values(side: GraphSide, places: Iterable[int]) -> Iterable[NodeValue]:

@@ -95,7 +95,10 @@ class Cause:
     @property
     def key(self) -> str:
         """Identifier for URLs. It does not depend on other causes."""
-        text = "\n".join((self.kind, self.subject, self.what, str(self.night), *self.boards))
+        first = self.members[0]
+        # Causes of a night can have the same subject: layers of several models, or other outcomes of an operator.
+        other = {"layer": first.model, "operator": first.outcome, "model": first.outcome}.get(self.kind, "")
+        text = "\n".join((self.kind, self.subject, other, self.what, str(self.night), *self.boards))
         return digest_of(text.encode()).rpartition(":")[2][:12]
 
     @property

@@ -11,7 +11,7 @@ from hil.controller.analysis.steps import Level
 from hil.controller.web.index.series import HistoryFilter, HistoryMeasure, Point, Series
 from hil.controller.web.text.entries import find_worst_kind
 
-UNITS = {"device_p50_ns": "ns", "host_s": "s", "compile_s": "s", "program_bytes": "B", "sqnr_db": "dB"}
+UNITS = {"device_p50_ns": "ns", "host_s": "s", "compile_s": "s", "program_bytes": "B", "joules": "J", "sqnr_db": "dB"}
 
 
 def make_case_chart(

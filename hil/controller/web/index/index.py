@@ -28,7 +28,7 @@ from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 16
+VERSION = 17
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -54,7 +54,7 @@ create table cases (
     device_p50_ns real, device_p90_ns real, iterations integer, program integer, cold integer,
     -- comparable: iterations of a time that can be compared, 0 for grade F
     grade integer, comparable integer,
-    host_s real, compile_s real, program_bytes integer, max_abs real, max_ulp real, sqnr_db real,
+    host_s real, compile_s real, program_bytes integer, joules real, max_abs real, max_ulp real, sqnr_db real,
     started real, place integer, length integer,
     primary key (session, name)) without rowid;
 create index cases_by_name on cases (name, board);
@@ -91,6 +91,7 @@ NUMBERS = (
         "host_s",
         "compile_s",
         "program_bytes",
+        "joules",
     ),
     *("max_abs", "max_ulp", "sqnr_db", "started", "place", "length"),
 )

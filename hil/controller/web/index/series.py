@@ -54,6 +54,7 @@ MEASURES: Mapping[str, HistoryMeasure] = {
     "host": HistoryMeasure("host_s", "host time", True, math.log(1.2), 1),
     "compile": HistoryMeasure("compile_s", "compile time", True, math.log(1.2), 1),
     "size": HistoryMeasure("program_bytes", "program size", True, math.log(1.02), 1),
+    "energy": HistoryMeasure("joules", "energy of an inference", True, math.log1p(DEFAULT_EFFECT), 1),
     "abs": HistoryMeasure("max_abs", "largest error", True, math.log(2.0), 1),
     "sqnr": HistoryMeasure("sqnr_db", "SQNR", False, 1.0, -1),
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.records.pages.sessions import ConsoleDocument
 from hil.controller.web.files.consoles import ShownLine, list_consoles, make_console_rows, read_console
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
 from hil.controller.web.text import csv_answer
+from hil.controller.web.text.documents import describe
 from hil.controller.web.text.names import escape_name, unescape_name
 from hil.controller.web.text.requests import SESSION, count_rows, number_of
 from hil.errors import UsageError
@@ -59,8 +63,19 @@ def _read_requested_lines(request: Request) -> tuple[sessions.IndexedSession, st
         raise UsageError(f"{escape_name(file)} cannot be read: {error.strerror}") from error
 
 
+def _list_lines(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = ("time_s", "host_ns", "board_ns", "kind", "text")
+    return [
+        {"number": one.number, "pattern": one.pattern, **{name: getattr(one.entry, name) for name in names}}
+        for one in values["lines"]
+    ]
+
+
 # URL parameters by path.
 PARAMETERS = {
     "/console": (*SESSION, "file", "q"),
     "/console.csv": (*SESSION, "file", "q"),
 }
+
+# JSON documents by path and template.
+DOCUMENTS = {"/console": {"console.html": describe(ConsoleDocument, lines=_list_lines)}}

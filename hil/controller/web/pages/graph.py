@@ -139,6 +139,7 @@ _COLUMNS = (
     "reason",
     "beside",
 )
+_SCOPE_COLUMNS = ("scope", "nodes", "failing", "tolerance_ratio", "max_abs")
 
 
 @router.get("/graph.csv")
@@ -159,10 +160,9 @@ def scopes_csv(request: Request) -> Response:
     view = read_view(get_site(request), parse_filter(request, GraphQuery))
     rows = []
     for one in list_scopes(view.sides, MAX_ROWS + 1):
-        worst = one.worst or NodeValue()
-        rows.append((one.scope.path, len(one.scope.members), one.failing, worst.tolerance_ratio, worst.max_abs))
-    columns = ("scope", "nodes", "failing", "tolerance_ratio", "max_abs")
-    return respond_with_rows(f"scopes of {view.sides[0].model}", columns, rows)
+        worst = [value.get_metric(name) if (value := one.worst.get(name)) else None for name in _SCOPE_COLUMNS[3:]]
+        rows.append((one.scope.path, len(one.scope.members), one.failing, *worst))
+    return respond_with_rows(f"scopes of {view.sides[0].model}", _SCOPE_COLUMNS, rows)
 
 
 def read_view(site: WebSite, wanted: GraphQuery) -> GraphView:
@@ -287,9 +287,19 @@ def _list_sources(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _list_nodes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = ("outcome", "reason", "max_abs", "sqnr_db", "time_ns", "placement", "case")
+    names = (
+        "outcome",
+        "reason",
+        "tolerance_ratio",
+        "is_ratio_bound",
+        "max_abs",
+        "sqnr_db",
+        "time_ns",
+        "placement",
+        "case",
+    )
     return [
-        {"name": row["node"].name, "op": row["node"].op, "other": row["other"]}
+        {"name": row["node"].name, "op": row["node"].op, "case": row["value"].case, "other": row["other"]}
         | {name: getattr(row["value"], name) for name in names}
         for row in values["found"].rows
     ]

@@ -29,8 +29,8 @@ from hil.controller.web.tensors.subjects import find_subjects
 from hil.controller.web.tensors.tensors import UnknownDtype, find_subject
 from hil.controller.web.tensors.view import TEXTS, TensorView
 from hil.controller.web.text.documents import describe
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.controller.web.text.requests import number_of
-from hil.errors import UsageError
 
 router = APIRouter()
 # Template blocks that a page with large tensors requests separately.
@@ -111,7 +111,7 @@ def failing(request: Request) -> Response:
     """
     query, step = query_of(request), request.query_params.get("step", "next")
     if step not in ("next", "previous"):
-        raise UsageError(f"invalid step {step[:40]!r}", hint="valid steps: next, previous")
+        raise InvalidParameter.choose("step", step, ("next", "previous"))
     with get_site(request).reader.open_snapshot() as database:
         session = resolve_session(database, query.id, query.root)
         found = find_next_failing(database, session, query.case, query.kind, query.output, forward=step == "next")

@@ -81,6 +81,11 @@ def read_grade(record: Mapping[str, Any]) -> str:
     return found if found in get_args(Grade) else ""
 
 
+def read_joules(record: Mapping[str, Any]) -> float | None:
+    """Return the energy of an inference in joules; None if it was not measured, or refused."""
+    return read_real(read_mapping(read_mapping(record.get("energy")).get("per_inference")).get("joules"))
+
+
 def read_statistics(outputs: Any) -> dict[str, Any]:
     """Return the worst value of each statistic over a case's outputs, and the outputs if there are several."""
     found = read_mappings(outputs)[:NAMES]

@@ -15,6 +15,7 @@ from hil.controller.web.readers.fields import (
     read_digests,
     read_document,
     read_grade,
+    read_joules,
     read_list,
     read_mapping,
     read_mappings,
@@ -160,5 +161,6 @@ def _read_side_case(side: Mapping[str, Any], number: int, name: str, known: Case
         iterations=read_int(measured.get("iterations")) or 0,
         cold=False,
         grade=read_grade(side),
+        joules=read_joules(side),
         **read_times(read_mapping(side.get("timings"))),
     )

@@ -22,14 +22,14 @@ from hil.controller.web.index.index import IndexReader
 from hil.controller.web.index.progress import IndexProgress
 from hil.controller.web.pages import compare, consoles, events, files, graph, publish, sessions, share, tensors
 from hil.controller.web.pages.csv import csv_farm, csv_tables, csv_tensors
-from hil.controller.web.pages.farm import boards, farm_events, queue
+from hil.controller.web.pages.farm import board_console, boards, farm_events, queue
 from hil.controller.web.pages.home import home, search, triage
 from hil.controller.web.pages.traces import perfetto, traces
 from hil.controller.web.pages.trends import gates, history, series
 from hil.controller.web.publish.published import PUBLISHED, PublishedStore
 from hil.controller.web.readers.triage import TriageReader
 from hil.controller.web.server.first_index import wait_for_index
-from hil.controller.web.server.json_api import OPENAPI, JsonErrors, JsonPages
+from hil.controller.web.server.json_api import OPENAPI, JsonErrors, JsonPages, is_of_api
 from hil.controller.web.server.openapi import describe_api
 from hil.controller.web.server.url_parameters import check_parameters, collect_documents, collect_parameters
 from hil.controller.web.site import WebSite, get_site
@@ -52,6 +52,7 @@ PAGES = (
     consoles,
     events,
     share,
+    board_console,
     boards,
     queue,
     farm_events,
@@ -170,7 +171,8 @@ def _handle_internal_error(request: Request, error: Exception) -> Response:
 
 
 def _render_error(request: Request, status: int, message: str, hint: str, kind: str = "HTTPError") -> Response:
-    if is_json(request):
+    # An internal error is handled before the request of the API becomes a request for the page.
+    if is_json(request) or is_of_api(request.scope):
         return respond_with_error(status, kind, message, hint)
     # API requests get plain text instead of HTML.
     if request.headers.get("accept", "").startswith("application/json") and "/api/" in request.url.path:

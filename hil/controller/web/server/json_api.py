@@ -36,7 +36,7 @@ class JsonPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request. Requests outside of the API do not change."""
-        if not _is_of_api(scope):
+        if not is_of_api(scope):
             await self._app(scope, receive, send)
             return
         page = scope["path"].removeprefix(API).rstrip("/") or HOME
@@ -60,7 +60,7 @@ class JsonErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request."""
-        await self._app(scope, receive, _ErrorWriter(send).send if _is_of_api(scope) else send)
+        await self._app(scope, receive, _ErrorWriter(send).send if is_of_api(scope) else send)
 
 
 class _ErrorWriter:
@@ -94,6 +94,7 @@ class _ErrorWriter:
         await self._send({"type": "http.response.body", "body": bytes(made.body)})
 
 
-def _is_of_api(scope: Scope) -> bool:
+def is_of_api(scope: Scope) -> bool:
+    """Return True for a request of the API."""
     path: str = scope.get("path", "")
     return scope["type"] == "http" and path != OPENAPI and (path == API or path.startswith(f"{API}/"))

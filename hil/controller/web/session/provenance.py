@@ -26,6 +26,7 @@ def list_run_facts(record: Mapping[str, Any], document: Mapping[str, Any]) -> Fa
         "Board": read_text(provenance.get("board")) or read_text(board.get("name")),
         "Hardware": read_text(board.get("hw_type")),
         "Machine": format_machine(read_mapping(provenance.get("machine")) or read_mapping(info.get("machine"))),
+        "Stack": format_stack(provenance.get("stack") or info.get("stack")),
         "Agent": read_text(provenance.get("agent_version")) or read_text(info.get("agent_version")),
         "Runtime": runtime,
         "Device": read_text(provenance.get("device")),
@@ -53,6 +54,7 @@ def list_line_facts(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts
         "Board": read_text(record.get("board")),
         "Hardware": read_text(record.get("hw_type")),
         "Machine": format_machine(read_mapping(info.get("machine"))),
+        "Stack": format_stack(info.get("stack")),
         "Agent": read_text(info.get("agent_version")),
         "Runtime": read_text(record.get("runtime")),
         "Flow": read_text(record.get("flow")),
@@ -111,6 +113,15 @@ def format_machine(known: Mapping[str, Any]) -> str:
     cores = f"{read_text(known.get('cores'))} cores" if known.get("cores") else ""
     system = " ".join(filter(None, (read_text(known.get("system")), read_text(known.get("kernel")))))
     return ", ".join(filter(None, (read_text(known.get("cpu_model")), read_text(known.get("arch")), cores, system)))
+
+
+def format_stack(parts: Any) -> str:
+    """Format the parts of a stack, as in ``driver 1.0, firmware unknown``."""
+    found = [
+        f"{read_text(one.get('name'))} {read_text(one.get('version')) or 'unknown'}"
+        for one in read_mappings(parts)[:_MOST]
+    ]
+    return ", ".join(found)[:_CHARS]
 
 
 def format_placement(parts: Any) -> str:

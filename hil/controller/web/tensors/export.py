@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ _TILE_LINE = 18
 _CHAR_WIDTH = 7
 # Maximum characters of the case and of the tensor in a file name.
 _NAME_CHARS = 60
+# Characters that XML does not allow, in addition to control characters.
+_NOT_XML = re.compile("[\ufffe\uffff]")
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#1c2126}.title{font-weight:600;font-size:14px}"
     ".mark{font-size:10px}image{image-rendering:pixelated}line{stroke:#59636e}"
@@ -211,7 +214,8 @@ def _write_marks(figure: Figure, x: int, y: int) -> list[str]:
 def _write_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
     css = f' class="{kind}"' if kind else ""
     at = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}"{css}{at}>{html.escape(escape_controls(text))}</text>'
+    shown = _NOT_XML.sub("\ufffd", html.escape(escape_controls(text)))
+    return f'<text x="{x:g}" y="{y:g}"{css}{at}>{shown}</text>'
 
 
 def _write_document(parts: Sequence[str], width: int, height: int) -> bytes:

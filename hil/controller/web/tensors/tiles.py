@@ -27,9 +27,9 @@ from hil.controller.web.tensors.drawing.figures import (
 )
 from hil.controller.web.tensors.query import TensorQuery
 from hil.controller.web.text.addresses import choose_page
+from hil.controller.web.text.parameters import InvalidParameter
 from hil.core.file_tensor import FileTensor
 from hil.core.results import Tolerance
-from hil.errors import UsageError
 
 # Maximum tiles per page, maximum cells per axis of a tile, and the size of a tile in pixels.
 TILES, TILE_CELLS, TILE_PIXELS = 24, 96, 128
@@ -91,12 +91,12 @@ def choose_tile_plane(query: TensorQuery, shape: Sequence[int], index: int) -> P
     """Return the plane of a tile: the rows and columns of the page, or else the last two of the other axes.
 
     Raises:
-        UsageError: the tensor has no such axis, or no other axis.
+        InvalidParameter: the tensor has no such axis, or no other axis.
     """
     axis = parse_tile_axis(query, shape)
     others = [one for one in range(len(shape)) if one != axis]
     if not others:
-        raise UsageError("tiles need a tensor with at least two axes", hint="remove the tiles")
+        raise InvalidParameter("tiles need a tensor with at least two axes", hint="remove the tiles")
     page = query.choose_plane(shape)
     rows, columns = page.row_axis, page.column_axis
     if columns is None or axis in (rows, columns):
@@ -106,20 +106,20 @@ def choose_tile_plane(query: TensorQuery, shape: Sequence[int], index: int) -> P
     try:
         return choose_plane(shape, rows, columns, places)
     except ValueError as error:
-        raise UsageError(f"invalid slice: {error}", hint="choose other axes or indices") from error
+        raise InvalidParameter(f"invalid slice: {error}", hint="choose other axes or indices") from error
 
 
 def parse_tile_axis(query: TensorQuery, shape: Sequence[int]) -> int:
-    """Return the axis of the tiles. Raises UsageError if the tensor has no such axis."""
+    """Return the axis of the tiles. Raises InvalidParameter if the tensor has no such axis."""
     if not (query.tiles.isdecimal() and len(query.tiles) < 3 and int(query.tiles) < len(shape)):
-        raise UsageError(
+        raise InvalidParameter(
             f"invalid tiles {query.tiles[:40]!r}: the tensor has {len(shape)} axes", hint="choose an axis number from 0"
         )
     return int(query.tiles)
 
 
 def make_tile_page(query: TensorQuery, source: TileSource) -> TilePage:
-    """Return the requested page of tiles. Raises UsageError if the axes are invalid."""
+    """Return the requested page of tiles. Raises InvalidParameter if the axes are invalid."""
     shape = source.sides[0].shape
     axis = parse_tile_axis(query, shape)
     first, pages = choose_page(query.tile_page or 1, shape[axis], TILES)

@@ -51,6 +51,7 @@ class CaseEntry:
     host_s: float | None = None
     compile_s: float | None = None
     program_bytes: int | None = None
+    joules: float | None = None  # energy of an inference above idle; None if not measured, or refused
     program: int = 0  # identifies the program, see :func:`parse_program_number`; 0 if unknown
     # max_abs, max_ulp, sqnr_db: worst value in all outputs; None if not compared.
     max_abs: float | None = None

@@ -20,7 +20,9 @@ COLUMNS, OTHER_COLUMNS = "columns", "table.columns"
 _NAMES = re.compile(r"[a-z0-9-]{1,80}(~[a-z0-9-]{1,80}){1,200}")
 _MAX_CHARS, _MAX_TABLES = 60, 50
 # Paths of responses without tables of their own.
-_NO_TABLES = re.compile(r"/(api|perfetto|publish|static|farm)(/.*)?|/(events|file|log|share|job/log)|.*\.[a-z]+")
+_NO_TABLES = re.compile(
+    r"/(api|perfetto|publish|static|farm)(/.*)?|/(events|file|log|share|job/log|board/console)|.*\.[a-z]+"
+)
 
 
 def has_tables(path: str) -> bool:

@@ -247,25 +247,34 @@ class _Evaluation:
 
     def _run_samples(self, case: Case) -> Case:
         """Run the remaining samples. Return the case, with an outcome if a sample failed to run."""
-        purpose = f"hil eval {self.stored.id}"
-        with BoardPool(purpose, wait_s=self.job.wait_s, say=self.screen.note, most_loaded=1) as pool:
+        purpose, earlier = f"hil eval {self.stored.id}", list(self.stored.record.consoles)
+        with BoardPool(
+            purpose,
+            wait_s=self.job.wait_s,
+            say=self.screen.note,
+            most_loaded=1,
+            record_folder=self.stored.folder,
+        ) as pool:
             try:
-                case = self._compile(case, pool)
-                if case.outcome:
-                    return case
-                session = self._open_session(pool)
-            except BoardError as error:
-                return case.with_error(error, Stage.PUSH)
-            self.stored.record.board = record_board(session.board)
-            self.runner = replace(self.runner, config=session.board.config)
-            with open_samples(self.stored.folder) as append, contextlib.closing(self._refer_ahead(case)) as ahead:
-                for ran in ahead:
-                    failed = self._finish_sample(*ran, session, append)
-                    if failed is not None:
-                        return failed
-                    count = len(self.samples)
-                    if (count <= _CHECKED or count % _CHECKED == 0) and self._decide():
-                        break
+                try:
+                    case = self._compile(case, pool)
+                    if case.outcome:
+                        return case
+                    session = self._open_session(pool)
+                except BoardError as error:
+                    return case.with_error(error, Stage.PUSH)
+                self.stored.record.board = record_board(session.board)
+                self.runner = replace(self.runner, config=session.board.config)
+                with open_samples(self.stored.folder) as append, contextlib.closing(self._refer_ahead(case)) as ahead:
+                    for ran in ahead:
+                        failed = self._finish_sample(*ran, session, append)
+                        if failed is not None:
+                            return failed
+                        count = len(self.samples)
+                        if (count <= _CHECKED or count % _CHECKED == 0) and self._decide():
+                            break
+            finally:
+                self.stored.record.consoles = [*earlier, *pool.save_consoles(is_last=True)]
         return case
 
     def _compile(self, case: Case, pool: BoardPool) -> Case:
@@ -273,7 +282,7 @@ class _Evaluation:
         # Ask the board before compiling only if no other source knows the target.
         if not knows_target(config, case.options.runtime):
             board = self._open_session(pool).board
-            config, _ = fill_target(board.config, runtime, board.info["machine"])
+            config, _ = fill_target(board.config, runtime, board.info)
         self.screen.stage(case.name, 0, Stage.COMPILE.value)
         return self.runner.compile(case, config)
 

@@ -204,7 +204,12 @@ class _GateRun:
         try:
             with (
                 make_temporary_folder("hil-gate-") as folder,
-                BoardPool(f"hil gate {self._run.id}", wait_s=self._gate.job.wait_s, say=self._screen.note) as pool,
+                BoardPool(
+                    f"hil gate {self._run.id}",
+                    wait_s=self._gate.job.wait_s,
+                    say=self._screen.note,
+                    record_folder=self._run.folder,
+                ) as pool,
             ):
                 runner = Runner(context)
                 opener = CaseOpener(lambda run, board: StoredSuiteCases(run, board, runner, Path(folder)))
@@ -218,11 +223,14 @@ class _GateRun:
                 )
                 second = replace(first, restorer=ProgramRestorer(self._store, self._gate.second_job, opener))
                 suspects = [case for case in left if needs_board(case)]
-                for number, case in enumerate(suspects):
-                    self._measure(case, len(suspects) - number, first, second, rounds)
-                if self._search is not None:
-                    axis = self._search.make_axis(self._repository, context, self._screen, self._run.folder)
-                    self._find_causes(axis, first, second, rounds)
+                try:
+                    for number, case in enumerate(suspects):
+                        self._measure(case, len(suspects) - number, first, second, rounds)
+                    if self._search is not None:
+                        axis = self._search.make_axis(self._repository, context, self._screen, self._run.folder)
+                        self._find_causes(axis, first, second, rounds)
+                finally:
+                    self._run.record.consoles = pool.save_consoles(is_last=True)
         except KeyboardInterrupt:
             self._finish(EXIT_INTERRUPTED, finished=False)
         else:

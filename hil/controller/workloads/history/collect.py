@@ -26,6 +26,7 @@ from hil.controller.records.measurements.history import (
 )
 from hil.controller.records.outputs import StoredComparison
 from hil.controller.records.run import DeviceStatistics, RunCase, RunRecord, StoredArtifact, StoredProvenance
+from hil.controller.records.stack import map_versions
 from hil.controller.records.study import StudyRecord, StudyRow
 from hil.controller.records.suite import CaseRecord, SuiteModelFile, SuiteRecord
 from hil.controller.storage.history.programs import ProgramSource, combine_digests
@@ -218,6 +219,7 @@ def make_run_entry(
         grade=grade_measurement(side.conditions, times) if side and times else case.grade,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         instructions=counted if counted and counted.median is not None else None,
+        energy=side.energy if side and side.energy and not side.energy.refused else None,
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
         tools=ToolVersions(
@@ -227,7 +229,7 @@ def make_run_entry(
             hil=provenance.agent_version,
         ),
         board=make_board(name, provenance.board_id, provenance.device, provenance.machine, provenance.readings).replace(
-            notes=provenance.notes
+            notes=provenance.notes, parts=map_versions(provenance.stack) or None
         ),
     )
 
@@ -296,7 +298,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
             "",
             read_mapping(info.get("machine")),
             read_mappings(info.get("readings")),
-        ),
+        ).replace(parts=_read_parts(info)),
     )
 
 
@@ -319,6 +321,12 @@ def make_study_entry(study: StudyRecord, row: StudyRow, state: SourceState, fold
         tools=ToolVersions(compiler=row.compiler),
         board=MeasuredBoard(name=study.board.name),
     )
+
+
+def _read_parts(info: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the parts of the stack in a stored description of a board; None if it has none."""
+    parts = {read_string(one.get("name")): read_string(one.get("version")) for one in read_mappings(info.get("stack"))}
+    return parts or None
 
 
 def make_error(against: str, outputs: Sequence[StoredComparison]) -> AnswerError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.detection.changes import Change, find_changes
@@ -31,12 +31,41 @@ class EntryChanges:
 def find_entry_changes(entries: Sequence[HistoryEntry]) -> EntryChanges:
     """Find the changes in entries in time order.
 
-    Entries with board errors, times with grade F, and times of other clocks than the newest are not compared.
+    Entries with board errors, times with grade F, and times of other clocks than the newest are not compared. If the
+    newest entry has a stack, entries without one are not compared.
     """
+    needs_stack = bool(entries) and entries[-1].board.parts is not None
     clock = next((one.clock for one in reversed(entries) if one.p50_ns is not None), None)
-    judged = [index for index, one in enumerate(entries) if one.clock == clock and _is_comparable(one)]
+    judged = [
+        index
+        for index, one in enumerate(entries)
+        if one.clock == clock and _is_comparable(one) and (one.board.parts is not None or not needs_stack)
+    ]
     values = [get_value(entries[index]) or 0.0 for index in judged]
     return EntryChanges(values, judged, [(judged[one.index], one) for one in find_changes(values)])
+
+
+def describe_stacks(entries: Sequence[HistoryEntry]) -> list[str]:
+    """Return how the stack of each entry differs from the last known stack before it.
+
+    The text is "" if no part has changed, and "unknown" for an entry without a stack.
+    """
+    found, last = [], None
+    for entry in entries:
+        parts = entry.board.parts
+        if parts is None:
+            found.append("unknown")
+            continue
+        found.append(", ".join(list_changed_parts(last, parts)) if last is not None else "")
+        last = parts
+    return found
+
+
+def list_changed_parts(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return the parts with different versions, as ``driver 1.0 -> 1.1``."""
+    names = dict.fromkeys((*old, *new))
+    changed = [(name, old.get(name, ""), new.get(name, "")) for name in names if old.get(name, "") != new.get(name, "")]
+    return [f"{name} {before or 'unknown'} -> {after or 'unknown'}" for name, before, after in changed]
 
 
 def get_value(entry: HistoryEntry) -> float | None:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hil.controller.records.measurements.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import compute_relative_spread, make_series_id
-from hil.controller.storage.screen.texts import as_text, format_score, format_seconds, line
+from hil.controller.storage.screen.texts import as_text, format_joules, format_score, format_seconds, line
+from hil.controller.workloads.history.entry_changes import describe_stacks
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
 ENTRY_HEADS = ("time", "commit", "median", "spread", "samples", "outcome", "board", "run")
@@ -18,6 +19,7 @@ CSV_HEADS = (
     *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
     *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "score", "iterations", "p50_ns", "spread"),
     *("compiler", "runtime_version", "program", "annotations", "instructions", "counter", "grade"),
+    *("joules", "joules_low", "joules_high", "average_w", "idle_w"),
 )
 _COMMIT = 9
 
@@ -44,12 +46,15 @@ def describe_entries(
     """Return the heads and the rows of a table of entries.
 
     If an entry has counts, a column shows the instructions. If an entry has a grade, a column shows the grades.
+    The same holds for the energy of an inference. If the stack changed, a column shows the changed parts.
     """
     heads: tuple[str, ...] = EVALUATION_HEADS if is_evaluation else ENTRY_HEADS
     rows = [_describe_entry(one) for one in entries]
     optional = {
         "instructions": [_describe_instructions(one) for one in entries],
+        "energy": [_describe_energy(one) for one in entries],
         "grade": ["-" if one.grade is None else one.grade.grade for one in entries],
+        "stack": _describe_stack_column(entries),
     }
     for head, cells in optional.items():
         if any(cell != "-" for cell in cells):
@@ -57,6 +62,13 @@ def describe_entries(
             rows = [(*row[:place], cell, *row[place:]) for row, cell in zip(rows, cells, strict=True)]
             heads = (*heads[:place], head, *heads[place:])
     return heads, rows
+
+
+def _describe_stack_column(entries: Sequence[HistoryEntry]) -> list[str]:
+    """Return a cell per entry, or only dashes if no entry has a stack."""
+    if all(one.board.parts is None for one in entries):
+        return ["-"] * len(entries)
+    return [line(text) or "-" for text in describe_stacks(entries)]
 
 
 def _describe_entry(entry: HistoryEntry) -> tuple[str, ...]:
@@ -113,6 +125,7 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
             *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
             entry.grade and entry.grade.grade,
+            *list_energy(entry),
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
@@ -127,6 +140,21 @@ def _describe_times(entry: HistoryEntry) -> tuple[str, str, str]:
 def _describe_instructions(entry: HistoryEntry) -> str:
     counted = entry.instructions
     return "-" if counted is None or counted.median is None else f"{counted.median:,.0f}"
+
+
+def _describe_energy(entry: HistoryEntry) -> str:
+    found = entry.energy
+    return "-" if found is None or found.per_inference is None else format_joules(found.per_inference.joules)
+
+
+def list_energy(entry: HistoryEntry) -> tuple[float | None, ...]:
+    """Return the energy of an inference with its interval, and the average and idle power."""
+    found = entry.energy
+    if found is None or found.per_inference is None:
+        return (None,) * 5
+    unit = found.per_inference
+    bounds = (unit.interval.low, unit.interval.high) if unit.interval else (None, None)
+    return unit.joules, *bounds, found.average_w, found.idle_w
 
 
 def _describe_score(score: EntryScore) -> tuple[str, str, str]:

@@ -23,6 +23,7 @@ from hil.core.boards import read_board
 from hil.core.field_types import is_a
 from hil.core.guarded import format_error
 from hil.core.installed import list_entry_points
+from hil.core.meter_config import METER_GROUP
 from hil.core.runtimes import COMPILER_GROUP, RUNTIME_GROUP, TARGET_GROUP
 from hil.errors import UsageError
 
@@ -39,6 +40,7 @@ GROUPS: Mapping[str, type | None] = MappingProxyType(
         "hil.recipes": Recipe,
         "hil.bundle_formats": Format,
         "hil.links": None,
+        METER_GROUP: None,
         "hil.board_providers": None,
         "hil.board_configs": None,
     }
@@ -83,6 +85,7 @@ def check_entry_point(group: str, name: str, package: str) -> list[list[str]]:
         RUNTIME_GROUP: lambda: _bind(thing, "options"),
         TARGET_GROUP: lambda: _bind(thing, "machine"),
         "hil.links": lambda: _bind(thing, "address", "config"),
+        METER_GROUP: lambda: _bind(thing, "options"),
         "hil.board_providers": lambda: _bind(thing),
     }
     try:

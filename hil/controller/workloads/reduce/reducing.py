@@ -138,10 +138,14 @@ def reduce_model(
 
     screen.begin(record.model, max_runs)
     try:
-        with BoardPool(f"hil reduce {record.id}", wait_s=job.wait_s, say=screen.note, opened=note_board) as pool:
+        purpose = f"hil reduce {record.id}"
+        with BoardPool(purpose, wait_s=job.wait_s, say=screen.note, opened=note_board, record_folder=folder) as pool:
             trials = Trials(record, folder, case.options, choice, job.faults, pool, context, screen)
             trials.save()
-            _Reduction(trials, case).run(signing_key)
+            try:
+                _Reduction(trials, case).run(signing_key)
+            finally:
+                trials.save(is_last=True)
     finally:
         screen.end(record.model)
     return record

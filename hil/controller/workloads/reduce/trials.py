@@ -107,8 +107,12 @@ class Trials:
     best: Candidate | None = None
     _scratch: int = field(default=0)
 
-    def save(self) -> None:
-        """Write the journal atomically."""
+    def __post_init__(self) -> None:
+        self._earlier_consoles = list(self.record.consoles)  # of a resumed reduction
+
+    def save(self, *, is_last: bool = False) -> None:
+        """Write the journal atomically. With ``is_last``, also write the last console lines."""
+        self.record.consoles = [*self._earlier_consoles, *self.pool.save_consoles(is_last=is_last)]
         write_json(self.folder / RECORD, self.record.to_json())
 
     def add_note(self, text: str) -> None:

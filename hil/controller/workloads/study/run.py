@@ -19,6 +19,7 @@ from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.verdicts.accepting import load_rules
 from hil.controller.records.base import make_record
+from hil.controller.records.console import StoredConsole
 from hil.controller.records.outputs import StoredPart
 from hil.controller.records.study import StudyBoard, StudyDeviation, StudyRecord, StudyRow, StudyStage, make_study
 from hil.controller.storage.cache import Cache
@@ -140,7 +141,10 @@ def run_study(asked: Asked, choice: BoardChoice, *, wait_s: float, screen: Progr
     for toolchain in asked.toolchains:
         TOOLCHAINS[toolchain].compiler()
     require_version("tensorflow", "tensorflow")
-    with Isolated() as isolated, BoardPool("hil study", wait_s=wait_s, say=screen.note) as pool:
+    with (
+        Isolated() as isolated,
+        BoardPool("hil study", wait_s=wait_s, say=screen.note, record_folder=asked.out) as pool,
+    ):
         return _Study(asked, choice, isolated, pool, screen).run()
 
 
@@ -155,6 +159,7 @@ class _Study:
         self.screen = screen
         self.cache = Cache()
         self.board = StudyBoard()
+        self.consoles: list[StoredConsole] = []  # of an earlier process
         self.created, self.origin = time.time(), find_origin(asked.labels)
         self.command = get_typed_command()
         self.rows = [
@@ -207,7 +212,7 @@ class _Study:
         if study.board not in (StudyBoard(), self._describe_board()):
             raise UsageError(f"{out} contains a study on a different board: {study.board.name}", hint=hint)
         self.rows = merge_rows(study.rows, self.rows)
-        self.created = study.created or self.created
+        self.created, self.consoles = study.created or self.created, study.consoles
         self.origin = study.origin or self.origin
         self.command = study.command  # without --resume
 
@@ -367,6 +372,7 @@ class _Study:
             board=self.board,
             finished=finished,
             rows=self.rows,
+            consoles=[*self.consoles, *self.pool.save_consoles(is_last=finished or interrupted)],
             exit_code=exit_code(self.rows, interrupted),
         )
         write_json(self.asked.out / DOCUMENT, study.to_json())

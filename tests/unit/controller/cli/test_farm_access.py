@@ -95,23 +95,28 @@ def test_webhooks_list_and_test() -> None:
 
 
 def test_login_stores_login_of_checked_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[str, str]] = []
+    given: list[tuple[str, str, bool]] = []
 
-    def log_in(issuer: str, client_id: str, *_: Any, **__: Any) -> StoredLogin:
-        given.append((issuer, client_id))
+    def log_in(issuer: str, client_id: str, *_: Any, uses_id_token: bool, **__: Any) -> StoredLogin:
+        given.append((issuer, client_id, uses_id_token))
         return StoredLogin(
-            issuer=issuer, client_id=client_id, token_endpoint="https://x/token", token="a.b.c", expires_at=0.0
+            issuer=issuer,
+            client_id=client_id,
+            token_endpoint="https://x/token",
+            token="a.b.c",
+            expires_at=0.0,
+            uses_id_token=uses_id_token,
         )
 
     monkeypatch.setattr(device_login, "log_in", log_in)
     missing = run("login")
     assert missing.exit_code != 0 and "missing login provider" in str(missing.exception)
-    done = run("login", "--issuer", "https://x", "--client-id", "hil", "--json")
+    done = run("login", "--issuer", "https://x", "--client-id", "hil", "--id-token", "--json")
     assert done.exit_code == 0, done.output
     check_document(json.loads(done.stdout), "farm login", "farm")
     assert open_login_store().get_token("unix:/nowhere") == "a.b.c"
     assert run("login").stdout == "logged in to unix:/nowhere as anna with role submitter\n"
-    assert given == [("https://x", "hil")] * 2
+    assert given == [("https://x", "hil", True)] * 2
     out = run("logout", "--json")
     check_document(json.loads(out.stdout), "farm logout", "farm")
     assert run("logout").stdout == "no login at unix:/nowhere\n"

@@ -27,12 +27,12 @@ def test_knows_target_for_configured_or_local_board(board, runtime, known):
 
 
 def test_with_target_sets_tfcompile_flags_from_board():
-    config, told = fill_target(load_board("generic").config, "xla-aot", {"arch": "aarch64"})
+    config, told = fill_target(load_board("generic").config, "xla-aot", {"machine": {"arch": "aarch64"}})
     assert config.compile_flags["tfcompile"] == ("--target-triple=aarch64-unknown-linux-gnu",)
     assert told == "aarch64-unknown-linux-gnu"
-    assert fill_target(config, "xla-aot", {"arch": "x86_64"}) == (config, "")
+    assert fill_target(config, "xla-aot", {"machine": {"arch": "x86_64"}}) == (config, "")
     simulator = load_board("sim").config
-    assert fill_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")
+    assert fill_target(simulator, "xla-aot", {"machine": {"arch": "x86_64"}}) == (simulator, "")
 
 
 def test_choosing_simulator_does_not_import_ssh_packages():

@@ -18,10 +18,10 @@ from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.farm.client import lease_session
 from hil.controller.farm.client.lease_session import LeaseSession, get_machine_id, lease_order, make_leased_config
-from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
+from hil.controller.farm.messages import BoardCard, BoardRequest, Grant, JobSpec, Kind
 from hil.core.board_parser import parse_board
 from hil.core.digest import digest_of
-from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded
+from hil.errors import BoardBusy, FarmError, FarmUnreachable, SessionEnded, UsageError, VersionMismatch
 from hil.protocol.v1 import farm_pb2 as pb
 
 BOARD_CONFIGS = Path(__file__).parents[4] / "board_configs"
@@ -170,6 +170,38 @@ def test_session_rejects_invalid_grant(
     fake_farm.add("lab1-sim-1", sim)
     with pytest.raises(FarmError, match="invalid response from the farm: invalid job"):
         hold().wait(20)
+
+
+def test_session_rejects_grant_with_fewer_boards(fake_farm: FakeFarm, sim: str) -> None:
+    fake_farm.add("lab1-sim-1", sim)
+    order = lease_order("", "a test", requests=(BoardRequest(), BoardRequest()))
+    with (
+        LeaseSession(fake_farm.address, order) as holding,
+        pytest.raises(VersionMismatch, match="does not support several boards"),
+    ):
+        holding.wait(60)
+    assert fake_farm.leases[0].over == "released"
+
+
+def test_session_keeps_lease_while_login_provider_is_down(fake_farm: FakeFarm, sim: str) -> None:
+    errors: list[FarmUnreachable | UsageError] = []
+
+    def get_token() -> str:
+        if errors:
+            raise errors[0]
+        return fake_farm.address.token
+
+    fake_farm.add("lab1-sim-1", sim)
+    with LeaseSession(replace(fake_farm.address, token_source=get_token), lease_order("", "a test")) as holding:
+        assert holding.wait(60)
+        errors.append(FarmUnreachable("the login provider is not responding"))
+        fake_farm.cut()
+        assert not holding.ended(0.5)
+        errors.clear()
+        eventually(lambda: fake_farm.leases[0].resumed)
+        errors.append(UsageError("the login has expired"))
+        fake_farm.cut()
+        assert holding.ended(60) == "the login has expired"
 
 
 def test_session_close_ends_wait(hold: Callable[..., LeaseSession]) -> None:

@@ -102,3 +102,9 @@ def test_end_noted_deletes_malformed_note(tmp_path: Path, text):
     note.write_text(text)
     end_noted(note)
     assert not note.exists()
+
+
+def test_process_keeps_message_of_invalid_settings(keep):
+    kept, said = keep(sys.executable, "-c", "print('board b is unknown', flush=True); raise SystemExit(2)")
+    eventually(lambda: kept.check() is None or bool(kept.usage_error))
+    assert (kept.usage_error, said[-1]) == ("board b is unknown", "board b is unknown")

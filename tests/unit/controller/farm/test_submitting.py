@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hil.controller.farm.client import submitting
-from hil.controller.farm.client.submitting import _build_workload, choose_kind
+from hil.controller.farm.client.submitting import Workload, _build_workload, choose_kind
 from hil.controller.farm.job_files import JobFiles
-from hil.controller.farm.messages import JobSpec, Kind
+from hil.controller.farm.messages import BoardRequest, JobSpec, Kind, Submission
 from hil.controller.pipeline.settings.options import Job
-from hil.errors import UsageError
+from hil.errors import UsageError, VersionMismatch
 
 
 def test_kind_of_suggests_suite_for_unknown_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -31,6 +32,33 @@ def test_kind_of_suggests_suite_for_unknown_name(tmp_path: Path, monkeypatch: py
 def test_kind_of_recognizes_file_types(tmp_path: Path, name: str, kind: Kind) -> None:
     (tmp_path / name).write_text("")
     assert choose_kind([str(tmp_path / name)]) is kind
+
+
+class OldFarm:
+    """Client of a gateway that ignores the boards after the first."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def upload(self, files: dict[str, Path]) -> int:
+        return 0
+
+    def submit(self, order: Submission, trace: str) -> tuple[int, list[str]]:
+        return 7, ["7"]
+
+    def ask(self, what: str, name: str) -> SimpleNamespace:
+        return SimpleNamespace(more=[])
+
+    def do(self, action: str, name: str) -> None:
+        self.cancelled.append(f"{action} {name}")
+
+
+def test_submit_cancels_job_if_gateway_ignores_further_boards() -> None:
+    farm, load = OldFarm(), Workload("link test", (JobSpec(Kind.COMMAND),), {})
+    with pytest.raises(VersionMismatch, match="does not support several boards"):
+        submitting.submit(farm, load, {"more": (BoardRequest(board="b"),)}, say=print)
+    assert farm.cancelled == ["cancel 7"]
+    assert submitting.submit(farm, load, {}, say=print).jobs == ["7"]
 
 
 def test_submission_titles_jobs_by_model() -> None:

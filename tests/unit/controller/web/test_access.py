@@ -37,7 +37,7 @@ SESSIONS = """
 """
 # Available only with a farm.
 FARM = """
-    /boards /board /queue /job /job/log /job/log.txt /farm/events
+    /boards /board /board/console /queue /job /job/log /job/log.txt /farm/events
     /boards.csv /board/leases.csv /board/use.csv /boards/use.csv /events.csv /jobs.csv /queue.csv /queue/waits.csv
     /job/jobs.csv /job/leases.csv /job/cases.csv
 """

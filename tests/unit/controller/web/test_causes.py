@@ -55,6 +55,16 @@ def test_grouping_ignores_order(changes: list[ChangedCase], rolled) -> None:
     assert group_changes(shuffled) == group_changes(changes)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({"layer": "conv1"}, {"layer": "conv1", "model": "n"}), ({"op": "Conv"}, {"op": "Conv", "outcome": "RUN_ERROR"})],
+)
+def test_causes_with_same_subject_have_different_keys(first: dict[str, str], second: dict[str, str]) -> None:
+    shared = {"case": "a", "what": BROKE, "board": "pi", "night": 5, "model": "m", "outcome": "FAIL"}
+    causes = group_changes([ChangedCase(**{**shared, **one}) for one in (first, second)])
+    assert len(causes) == len({cause.key for cause in causes}) == 2
+
+
 def slow(board: str, count: int, *, night: int = 5, timed: int = 10) -> list[ChangedCase]:
     return [
         ChangedCase(f"case{number}", SLOWER, board, night, model="m", op="Conv", ratio=1.14, timed=timed)

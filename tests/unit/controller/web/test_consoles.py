@@ -51,6 +51,16 @@ def test_console_page_searches_text(root: Path) -> None:
     assert "Booting" not in page
 
 
+def test_console_page_leaves_out_impossible_clocks(root: Path) -> None:
+    lines = [{**LINES[0], name: sign * 10**400} for name in ("host_ns", "board_ns") for sign in (1, -1)]
+    lines += [{**LINES[0], "time_s": 1e300}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (root / "a" / "consoles" / "rpi5.jsonl").write_text(text)
+    with asking(root) as client:
+        answer = client.get("/console?id=a&file=consoles/rpi5.jsonl")
+    assert answer.status_code == 200 and "1 line." in answer.text
+
+
 def test_console_csv_contains_the_same_lines(root: Path) -> None:
     with asking(root) as client:
         answer = client.get("/console.csv?id=a&file=consoles/rpi5.jsonl&q=kernel")

@@ -13,7 +13,12 @@ from support.web import asking
 from support.web_scopes import write_scoped_bisection
 
 from hil.controller.analysis.graphs.colours import ColourScale
+from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph
+from hil.controller.analysis.graphs.scopes import Scope
 from hil.controller.analysis.graphs.values import NodeValue
+from hil.controller.web.graph.graphs import GraphSide
+from hil.controller.web.graph.panes import summarize_scope
+from hil.controller.web.index.sessions import IndexedSession
 
 FIRST, SECOND = "/net/block4/layer2/Add", "/net/block7/layer5/Relu"
 WRONG = {FIRST: 0.5, SECOND: 3e-6}
@@ -92,7 +97,7 @@ def test_scopes_open_and_close_by_number(root):
 def test_graph_rejects_unknown_scopes(root, value):
     with asking(root) as client:
         answer = client.get(f"/graph?id=scoped&open={value}")
-    assert answer.status_code == 404 and "invalid open scope" in answer.text
+    assert answer.status_code == 400 and "invalid open scope" in answer.text
 
 
 def test_scope_details_and_table_list_failing_scopes_first(root):
@@ -100,18 +105,35 @@ def test_scope_details_and_table_list_failing_scopes_first(root):
         text = client.get("/graph?id=scoped&node=net/block4/").text
         rows = list(csv.DictReader(io.StringIO(client.get("/graph/scopes.csv?id=scoped").text)))
     assert re.search(r"<dt>Scope</dt><dd>24 nodes, 1 failing</dd>", text)
-    assert "<dt>Worst error ÷ tolerance</dt><dd>2.5e+05</dd>" in text
+    assert "<dt>Worst error ÷ tolerance</dt><dd>250000</dd>" in text
     listed = re.findall(r"<a href=\"[^\"]*#node\">([^<]+)</a></th><td class=\"number\">(\d+)</td>", unescape(text))
     assert listed[:2] == [("net/block4", "24"), ("net/block4/layer2", "3")]
     assert rows[0]["scope"] == "net/block4" and (rows[0]["nodes"], rows[0]["failing"]) == ("24", "1")
     assert float(rows[0]["tolerance_ratio"]) == pytest.approx(0.5 / 2e-6) and len(rows) == 90
 
 
+def test_scope_shows_largest_value_of_each_error():
+    nodes = [GraphNode(name, "Add") for name in ("a/x", "a/y", "a/z")]
+    values = {
+        "a/x": NodeValue(outcome="FAIL", max_abs=0.5, tolerance_ratio=2.0),
+        "a/y": NodeValue(outcome="FAIL", max_abs=0.01, tolerance_ratio=900.0),
+        "a/z": NodeValue(outcome="PASS", max_abs=7.0, tolerance_ratio=0.1, is_ratio_bound=True),
+    }
+    session = IndexedSession.__new__(IndexedSession)
+    side = GraphSide(session, "", "onnx", "net", ModelGraph("onnx", "net", nodes, []), {}, values)
+    found = summarize_scope(side, Scope("a", "", (0, 1, 2)))
+    assert found.failing == 2
+    assert found.worst == {"tolerance_ratio": values["a/y"], "max_abs": values["a/z"]}
+
+
 def test_node_table_shows_error_over_tolerance(root):
     with asking(root) as client:
         text = client.get("/graph?id=scoped").text
         rows = list(csv.DictReader(io.StringIO(client.get("/graph.csv?id=scoped").text)))
+        nodes = client.get("/api/v1/graph?id=scoped").json()["nodes"]
     assert "Error ÷ tolerance: " in text and "1, the limit" in text and "≤ 0.1" in text
+    first, second, third = ((one["tolerance_ratio"], one["is_ratio_bound"]) for one in nodes[:3])
+    assert (first, second, third) == ((pytest.approx(0.5 / 2e-6), False), (pytest.approx(1.5), False), (0.1, True))
     assert [row["node"] for row in rows[:2]] == [FIRST, SECOND]
     assert float(rows[1]["tolerance_ratio"]) == pytest.approx(1.5)
 

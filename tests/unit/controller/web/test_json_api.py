@@ -33,10 +33,12 @@ from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.triage_file import NAME, write_triage
 from tools.schemas import name_page
 
+VIEW = "columns=table-of-cases~case&group=table-of-cases~operator&view=mine"
 DOCUMENTS = collect_documents(PAGES)
 # Routes without a document: files, downloads, streams, and data in other formats.
 OTHERS = re.compile(
     r".*\.csv|/triage\.json|/log|/file|/share|/job/log(\.txt)?|/(farm/)?events|/api/.*|/graph/node-data|/perfetto/.*"
+    r"|/board/console|/tensors/failing|/tensors/map\.(svg|png)"
 )
 
 
@@ -89,6 +91,8 @@ def write_everything(root: Path) -> None:
     for one in record["cases"][0]["outputs"]:
         del one["dtype"]
     write_record(folder / "run.json", record)
+    (root / "run" / "consoles").mkdir()
+    (root / "run" / "consoles" / "pi.jsonl").write_text('{"host_ns": 5, "time_s": 1.7e9, "text": "<b>"}\n')
     write_profile(example("a"), root / "profiles" / "a")
     write_profile(example("b"), root / "profiles" / "b")
     compiled = root / "profiles" / "c"
@@ -120,7 +124,7 @@ def test_every_document_matches_schema(tmp_path: Path) -> None:
         " /tensors?id=run&case=model /tensors?id=run&case=model&now=all /tensors?id=raw&case=model /traces"
         " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
         f" /trace?profile=0/profiles/only.pftrace.gz /gates /triage /series /series?id={series} /search?q=case"
-        " /boards /board?name=pi /queue /job?name=1 /job?name=2"
+        " /boards /board?name=pi /queue /job?name=1 /job?name=2 /console?id=run&file=consoles/pi.jsonl"
     ).split()
     with farm.link() as link, asking(tmp_path, token="t", farm=link, history=history) as client:
         client.headers["authorization"] = "Bearer t"
@@ -139,6 +143,8 @@ def test_every_document_matches_schema(tmp_path: Path) -> None:
     assert judged["judgement"]["statistics"]["mismatches"] == 2
     assert judged["worst"][0]["index"] == [3] and judged["worst"][0]["difference"] == "inf"
     assert found["/tensors?id=raw&case=model"]["choices"]
+    (line,) = found["/console?id=run&file=consoles/pi.jsonl"]["lines"]
+    assert (line["number"], line["host_ns"], line["text"]) == (1, 5, "<b>")
     assert [one["name"] for one in found["/boards"]["boards"]] == [one["name"] for one in farm.boards]
 
 
@@ -175,8 +181,15 @@ def test_table_parameters_are_known_to_pages_and_tables(tmp_path: Path) -> None:
     write_run(tmp_path, "one")
     with asking(tmp_path) as client:
         for path in ("/session", "/api/v1/session", "/session.csv"):
-            assert client.get(f"{path}?id=one&columns=name&group=op&view=mine").status_code == 200
+            assert client.get(f"{path}?id=one&{VIEW}").status_code == 200
         assert client.get("/log?id=one&group=op").status_code == 400
+
+
+def test_internal_error_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.web.site.WebSite.render_page", lambda *_, **__: 1 / 0)
+    with asking(tmp_path) as client, TestClient(client.app, client.base_url, raise_server_exceptions=False) as quiet:
+        status, document = get_error(quiet, "/api/v1/search")
+    assert (status, document["kind"]) == (500, "HTTPError") and "terminal" in document["hint"]
 
 
 def test_document_needs_token_of_page(tmp_path: Path) -> None:
@@ -210,7 +223,7 @@ def test_headers_of_page_updates_do_not_change_document(tmp_path: Path) -> None:
 def test_documents_of_hostile_records_match_schema(tmp_path: Path, name: str) -> None:
     seen = set()
     with asking(hostile_root(tmp_path, PAYLOADS[name])) as client:
-        found = Crawl(client, most=90)
+        found = Crawl(client, most=150)
         found.start("/", *routes())
         for address, _ in list(found.pages()):
             path = urlsplit(address).path

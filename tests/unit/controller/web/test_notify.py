@@ -102,6 +102,27 @@ def test_digest_is_one_message_per_receiver(
     assert send("--digest")["announced"] == 0 and len(receiver.messages) == 3
 
 
+def test_link_encodes_baseline(runs: Path, receiver: WebhookReceiver) -> None:
+    case = {"id": "new", "outcome": "PASS"}
+    write_suite(runs, "old", [case], suite="other", started=FIRST_NIGHT, origin={"branch": "a&verdict=pass#x"})
+    failing = [{**case, "outcome": "FAIL"}]
+    write_suite(runs, "new", failing, suite="other", started=FIRST_NIGHT + 86400)
+    send("--digest", "--since", "branch:a&verdict=pass#x", "--web-url", "https://lab.example")
+    assert receiver.messages[-1].document["url"] == "https://lab.example/?since=branch%3Aa%26verdict%3Dpass%23x"
+
+
+def test_directory_without_sessions_sets_no_status(
+    runs: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_API_URL", receiver.url)
+    monkeypatch.setenv("GITHUB_TOKEN", "secret")
+    (runs.parent / "none").mkdir()
+    arguments = ["notify", "--runs", "none", "--github", "lab/models", "--commit", COMMIT]
+    done = CliRunner().invoke(cli, arguments)
+    assert isinstance(done.exception, UsageError) and "no sessions of suites" in done.exception.message
+    assert receiver.messages == []
+
+
 def test_dry_run_prints_and_sends_nothing(runs: Path, receiver: WebhookReceiver) -> None:
     done = notify("--dry-run", "--digest", "--format", "slack")
     assert done.exit_code == 0 and '"blocks"' in done.stdout and "would send to http://" in done.stdout
@@ -121,10 +142,13 @@ def test_github_opens_issue_comments_and_sets_status(
     send("--github", "lab/models", "--issue", "7", "--digest")
     comment = receiver.messages[-1]
     assert comment.path.endswith("/issues/7/comments") and list(comment.document) == ["body"]
+    announced = (runs / "hil-notify.json").read_bytes()
     for _ in range(2):  # a status replaces the one before
         send("--github", "lab/models", "--commit", COMMIT)
     status = receiver.messages[-1]
     assert status.path.endswith(f"/statuses/{COMMIT}") and len(receiver.messages) == 6
+    # Statuses would displace the causes of other receivers.
+    assert (runs / "hil-notify.json").read_bytes() == announced
     assert (status.document["state"], status.document["context"]) == ("failure", "hil/night")
     done = CliRunner().invoke(cli, ["notify", "--runs", "runs", "--github", "lab/models", "--commit", COMMIT])
     assert done.exit_code == 0 and receiver.messages[-1].document["state"] == "success"

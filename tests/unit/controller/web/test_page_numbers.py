@@ -109,6 +109,10 @@ WORST = [{"name": "s1", "board": 0.25, "reference": 0.75}]
 # Device times of four sessions per side: the board of side b has two speeds.
 OUTLIERS = {"a": [1.003e5, 1.001e5, 0.999e5, 0.998e5], "b": [2.003e5, 2.001e5, 5.9e5, 6.1e5]}
 POSITION = make_position(3, kl=0.0021, max_abs=0.02, margin=0.0625, expected=70000, actual=70001)
+CONSOLE = [
+    {"host_ns": 7_000_000_000 + ns, "board_ns": 1_250_000_000 + ns, "time_s": 1.7e9, "text": "line"}
+    for ns in (0, 1_530_000_000)
+]
 # Times of the farm: seconds before now.
 GRANTED, ENDED, WAITED, RAN = 5400.0, 1800.0, 90.0, 600.0
 
@@ -128,6 +132,8 @@ def write_sessions(root: Path) -> None:
     case |= {"max_ulp": 2048, "device_p50_ns": 999_600.0, "iterations": 20, "timings": {"compile_s": 0.9996}}
     started = FIRST_NIGHT - 40 * DAY
     write_suite(root, "ints", [{**case, "other_references": other}], suite="ints", started=started)
+    (root / "ints" / "consoles").mkdir()
+    (root / "ints" / "consoles" / "pi.jsonl").write_text("\n".join(map(json.dumps, CONSOLE)))
     for side, times in OUTLIERS.items():
         for number, device_ns in enumerate(times):
             timed = {"id": "two speeds", "device_p50_ns": device_ns, "device_p90_ns": device_ns, "iterations": 20}
@@ -515,6 +521,18 @@ def check_graph(stored: Stored) -> None:
     check_columns(scope, {"Scope": "block", "Nodes": sum(name.startswith("block/") for name in names), "Failing": ""})
 
 
+def check_search(stored: Stored) -> None:
+    (row,) = stored.rows("/search", "Table of found cases", q="case:speeds")
+    check_columns(row, {"Case": "two speeds", "Results": sum(map(len, OUTLIERS.values()))})
+
+
+def check_console(stored: Stored) -> None:
+    rows = stored.rows("/console", "Console lines", id="ints", file="consoles/pi.jsonl")
+    for number, (row, line) in enumerate(zip(rows, CONSOLE, strict=True), 1):
+        after = (line["host_ns"] - CONSOLE[0]["host_ns"]) / 1e9
+        check_columns(row, {"Line": number, "After": after, "Board clock": line["board_ns"] / 1e9})
+
+
 CHECKS: Mapping[str, Callable[[Stored], None]] = {
     "/": check_home,
     "/board": check_board,
@@ -522,12 +540,14 @@ CHECKS: Mapping[str, Callable[[Stored], None]] = {
     "/case": check_case,
     "/cause": check_cause,
     "/compare": check_compare,
+    "/console": check_console,
     "/gates": check_gates,
     "/graph": check_graph,
     "/history": check_history,
     "/history/regressions": check_regressions,
     "/job": check_job,
     "/queue": check_queue,
+    "/search": check_search,
     "/series": check_series,
     "/session": check_session,
     "/tensors": check_tensors,

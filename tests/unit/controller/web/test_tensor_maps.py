@@ -87,7 +87,7 @@ def test_tensor_page_states_default_scale_and_why(images):
     assert f">{high:.3g}<" in outlier and f">{low:.3g}<" in outlier
     assert (np.count_nonzero(both < low), np.count_nonzero(both > high)) == (2, 1)
     assert "; 2 cells below, 1 cell above<" in outlier
-    assert "Scale: linear<" in plain and "Scale: linear<" in linear and ">1e+09<" in linear
+    assert "Scale: linear<" in plain and "Scale: linear<" in linear and ">1000000000<" in linear
 
 
 def test_tensor_page_colors_error_by_tolerance(tmp_path):
@@ -132,7 +132,7 @@ def test_axes_have_names_and_index_marks(images):
         (str(40.0 * at + 20), str(at)) for at in range(0, 8, 2)
     ]
     assert "axes 0 to 2, flattened ↓" in plain and "axis 3 →" in plain
-    assert refused.status_code == 404 and "layout CHW has 3 axes, but the tensor has 4" in refused.text
+    assert refused.status_code == 400 and "layout CHW has 3 axes, but the tensor has 4" in refused.text
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_layout_links_choose_rows_columns_and_channels(images):
 def test_tensor_page_rejects_invalid_tiles_and_scales(images, query, told):
     with asking(images[0]) as client:
         answer = client.get("/tensors", params={"id": "run", "case": "model", **query})
-    assert answer.status_code == 404 and told in unescape(answer.text)
+    assert answer.status_code == 400 and told in unescape(answer.text)
 
 
 def test_map_files_contain_view_and_facts(images):
@@ -249,8 +249,19 @@ def test_map_files_contain_view_and_facts(images):
     assert colours.shape[:2] == (240 + 12 + 10, 320)
     red = colours[20:240:40, 20:320:40, 0] > colours[20:240:40, 20:320:40, 2]
     assert np.array_equal(red, out)
-    assert told["Title"] == texts[0] and told["Range"] == "0.0001 to 1e+04" and "1 is the limit" in told["Scale"]
+    assert told["Title"] == texts[0] and told["Range"] == "0.0001 to 10000" and "1 is the limit" in told["Scale"]
     assert missing.status_code == 404 and "map 'x' not found" in unescape(missing.text)
+
+
+def test_map_file_of_hostile_name_is_valid_xml(tmp_path):
+    name = "<script>\ufffe\uffff\x1b&"
+    values = {name: np.ones(3, np.float32)}
+    write_tensors(tmp_path, values, values)
+    with asking(tmp_path) as client:
+        answer = ask(client, "/tensors/map.svg", figure="value-0")
+    texts = [one.text for one in ElementTree.fromstring(answer.content).iter("{http://www.w3.org/2000/svg}text")]
+    assert "<script>\ufffd\ufffd\\x1b&" in texts[0]
+    assert re.fullmatch(r'attachment; filename="[\w.-]+"', answer.headers["content-disposition"])
 
 
 def test_tile_files_contain_all_tiles_of_the_page(images):
@@ -326,7 +337,7 @@ def test_failing_links_visit_every_failing_output_in_order(tmp_path):
         assert step("a", "x") == ("a", "y")
         text = client.get("/tensors?id=suite&case=a&output=w").text
         passing = client.get("/tensors?id=suite&case=p&output=x").text
-        assert client.get("/tensors/failing?id=suite&case=a&step=x").status_code == 404
+        assert client.get("/tensors/failing?id=suite&case=a&step=x").status_code == 400
     assert "Failing case 1 of 3, failing output 2 of 2" in text and "3 failing cases" in passing
 
 

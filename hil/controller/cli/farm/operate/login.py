@@ -39,14 +39,15 @@ def login(issuer: str | None, client_id: str | None, scope: str, audience: str, 
     from hil.controller.farm.paths import choose_farm_address, get_login_key, open_login_store
 
     farm, store = get_login_key(), open_login_store()
-    before = store.find(farm)
+    before = None if issuer and client_id else store.find(farm)
     issuer, client_id = issuer or (before.issuer if before else ""), client_id or (before.client_id if before else "")
     if not issuer or not client_id:
         raise UsageError(
             "missing login provider",
             hint="hil farm login --issuer URL --client-id ID, with the values of the farm's admin",
         )
-    made = log_in(issuer, client_id, _show_code, scope=scope, audience=audience, uses_id_token=id_token)
+    uses_id_token = id_token or (before is not None and before.uses_id_token)
+    made = log_in(issuer, client_id, _show_code, scope=scope, audience=audience, uses_id_token=uses_id_token)
     with FarmClient(choose_farm_address(token=made.token)) as client:
         user: FarmUser = client.ask("me")
     store.save(farm, made)

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,11 +20,11 @@ from hil.controller.farm.database.database import Tx
 from hil.controller.farm.database.notifications import Change, drain_queue
 from hil.controller.farm.gateway.calls import NOTHING, GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
-from hil.controller.farm.gateway.services.lease_holder import LeaseHolder
+from hil.controller.farm.gateway.services.lease_holder import LeaseHolder, list_more_boards
 from hil.controller.farm.gateway.services.power_service import switch_power
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
-from hil.controller.farm.messages import ENDED, Priority, Right, Role, Submission, parse_job
+from hil.controller.farm.messages import ENDED, BoardAccess, Priority, Right, Role, parse_job
 from hil.controller.farm.rpc import (
     CONSOLE_KEY,
     LEASE_KEY,
@@ -34,6 +34,7 @@ from hil.controller.farm.rpc import (
     encode_status,
 )
 from hil.controller.farm.store import access, event_log, queries
+from hil.controller.farm.store.board_access import check_board_access
 from hil.controller.farm.store.queries import blocked, unrunnable
 from hil.controller.farm.store.records import JOBS, NAME, fetch_rows
 from hil.controller.records.lab.farm import (
@@ -79,7 +80,7 @@ class FarmService:
                     tx, context.engine, call.who, wanted, span.traceparent, context.settings
                 )
                 same = {name: getattr(wanted, name) for name in ("title", "selector", "board")}
-                fields = {**same, "jobs": len(done.jobs), **_list_more_boards(wanted)}
+                fields = {**same, "jobs": len(done.jobs), **list_more_boards(wanted)}
                 await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
             context.dispatch.trigger_check()
         _LOG.info("submitted", extra={"job": str(done.submission), "user": call.who.user, **fields})
@@ -131,9 +132,10 @@ class FarmService:
         if (name := call.metadata.get(CONSOLE_KEY, "")) and not given:
             call.check_permission("console")
             async with context.db.transaction() as tx:
-                names = {one.name for one in await queries.boards(tx)}
-            if name not in names:
+                open_to = {one.name: one.access for one in await queries.boards(tx)}.get(name)
+            if open_to is None:
                 raise UsageError(f"board {name[:100]!r} not found on the farm", hint="list all boards: hil farm boards")
+            check_board_access(call.who, name, BoardAccess(tuple(open_to.users), tuple(open_to.groups)))
             await self._connect_worker(requests, call, name, 0, console=True)
             return
         if not given.isdecimal() or len(given) > 18:
@@ -282,11 +284,6 @@ class AdminActions:
         if not dry_run:
             await asyncio.to_thread(context.store.sweep, _DAY_S, time.time())
         return CleanedFarm(counts=cleaned.counts, bytes=cleaned.bytes)
-
-
-def _list_more_boards(order: Submission) -> dict[str, Any]:
-    """Return the requests for the boards after the first, for the audit."""
-    return {"more": [asdict(one) for one in order.more]} if order.more else {}
 
 
 def _parse_choice(kind: type[E], what: str, value: str) -> E:

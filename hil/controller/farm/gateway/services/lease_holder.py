@@ -11,13 +11,15 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
 from hil.controller.farm.database.database import DatabaseAway, Tx, end_tasks
 from hil.controller.farm.database.notifications import AGAIN, Change, drain_queue, publish_change
 from hil.controller.farm.gateway.calls import GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.leasing import leases, submissions
-from hil.controller.farm.messages import ENDED, GrantedLease, JobState, Kind
+from hil.controller.farm.messages import ENDED, GrantedLease, JobState, Kind, Submission
 from hil.controller.farm.rpc import decode_submission, encode_lease, encode_status
 from hil.controller.farm.store import access, queries
 from hil.controller.farm.store.records import fetch_rows
@@ -75,7 +77,8 @@ class LeaseHolder:
         async with context.db.transaction() as tx:
             done = await submissions.submit(tx, context.engine, call.who, order, "", context.settings)
             [row] = await fetch_rows(tx, "select id from hil.jobs where submission = %s", [done.submission])
-            fields = {"title": order.title, "selector": order.selector, "board": order.board}
+            same = {"title": order.title, "selector": order.selector, "board": order.board}
+            fields = {**same, **list_more_boards(order)}
             await access.note_audit(tx, call.who, call.name, str(done.submission), True, fields)
         context.dispatch.trigger_check()
         [name] = done.jobs
@@ -212,6 +215,11 @@ class LeaseHolder:
                     return True
                 if time.monotonic() >= deadline and AGAIN not in changes:
                     return False
+
+
+def list_more_boards(order: Submission) -> dict[str, Any]:
+    """Return the requests for the boards after the first, for the audit."""
+    return {"more": [asdict(one) for one in order.more]} if order.more else {}
 
 
 def _has_change(changes: list[Change], kind: str, job: int) -> bool:

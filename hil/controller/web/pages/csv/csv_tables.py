@@ -33,6 +33,7 @@ _SESSION = (
 CASE_COLUMNS = (
     *("name", "outcome", "stage", "message", "model", "op", "flow", "runtime", "board", "device_p50_ns", "iterations"),
     *("cold", "grade", "host_s", "compile_s", "program_bytes", "max_abs", "max_ulp", "sqnr_db", "started"),
+    "joules",
 )
 _STATISTICS = tuple(one.key for one in STATISTICS)
 _OUTPUT = ("reference", "output", "dtype", "shape", "passed", "mismatches", "elements", *_STATISTICS, "reason")

@@ -65,6 +65,7 @@ def board(request: Request) -> Response:
         return render_away_page(request, error)
     had = sorted(find_lease_periods(events), key=lambda one: one.lease, reverse=True)[:_EVENTS]
     values = {"board": found, "events": events[: -_EVENTS - 1 : -1], "stays": had}
+    values |= {"shows_console": bool(request.query_params.get("console")), "wanted": request.query_params.get("q", "")}
     return render_farm_page(request, "board.html", {**_list_common_values(farm), **values, "chart": chart})
 
 
@@ -127,7 +128,7 @@ async def _change_board(request: Request, form: dict[str, str], action: str, **a
 # URL parameters by path.
 PARAMETERS = {
     "/boards": ("hours", "select"),
-    "/board": ("name", "hours"),
+    "/board": ("name", "hours", "console", "q"),
 }
 
 # JSON documents by path and template.

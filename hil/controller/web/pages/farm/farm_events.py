@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -22,7 +23,7 @@ from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, HilError
 
 router = APIRouter()
-# Maximum logs that are followed at the same time, in total and per user.
+# Maximum logs and consoles that are followed at the same time, in total and per user.
 _MOST_FOLLOWED, _MOST_OF_USER = 50, 10
 # Threads that read followed logs, so that a slow farm does not delay pages.
 _LOG_THREADS = 4
@@ -33,7 +34,7 @@ _MAX_PARTS = 1000
 # Timeout for reading a log for a page, in seconds.
 _LOG_SECONDS = 10.0
 _LONGER = "\n[truncated: hil farm logs {name} prints the full log]\n"
-_followed: dict[object, str] = {}  # the user of each followed log
+_followed: dict[object, str] = {}  # the user of each followed log or console
 _threads: RunVar[CapacityLimiter] = RunVar("_threads")
 T = TypeVar("T")
 
@@ -50,15 +51,15 @@ async def job_log(request: Request) -> Response:
     """Stream a job's log from the start to the job's end, with an event for every piece."""
     farm, name = view_of(request), request.query_params.get("name", "")
     parse_job(name)
-    if refusal := _check_limits(farm.visitor.user):
+    if refusal := check_stream_limits(farm.visitor.user):
         return refusal
     given = request.headers.get("last-event-id", "")
     after = int(given) if given.isdecimal() and len(given) < _NUMBER_DIGITS else 0
     return StreamingResponse(_stream_log(request, farm, name, after), media_type="text/event-stream")
 
 
-def _check_limits(user: str) -> Response | None:
-    """Return an error response if the user may not follow another log, or None."""
+def check_stream_limits(user: str) -> Response | None:
+    """Return an error response if the user may not follow another log or console, or None."""
     if len(_followed) >= _MOST_FOLLOWED:
         return PlainTextResponse("The limit of open log streams is reached.", 503)
     if list(_followed.values()).count(user) >= _MOST_OF_USER:
@@ -66,14 +67,24 @@ def _check_limits(user: str) -> Response | None:
     return None
 
 
+@contextlib.contextmanager
+def count_stream(user: str) -> Iterator[None]:
+    """Count a stream of a log or console for the limits during a block."""
+    me = object()
+    _followed[me] = user
+    try:
+        yield
+    finally:
+        del _followed[me]
+
+
 async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -> AsyncIterator[str]:
-    me, quiet = object(), True
+    quiet = True
     # Check again, because many requests can pass the first check before their streams start.
-    if refusal := _check_limits(farm.visitor.user):
+    if refusal := check_stream_limits(farm.visitor.user):
         yield f"event: over\ndata: {json.dumps(bytes(refusal.body).decode())}\n\n"
         return
-    _followed[me] = farm.visitor.user
-    try:
+    with count_stream(farm.visitor.user):
         while not (farm.link.over or await request.is_disconnected()):
             try:
                 # Check the state before reading the log, so that the log is complete if the job has ended.
@@ -94,8 +105,6 @@ async def _stream_log(request: Request, farm: FarmView, name: str, after: int) -
                 return
             if quiet:
                 await asyncio.sleep(PACE_SECONDS)
-    finally:
-        del _followed[me]
 
 
 async def _read_in_thread(read: Callable[..., T], *arguments: Any) -> T:

@@ -61,6 +61,11 @@ class FarmView:
         """True if the visitor may take boards out of service."""
         return self.may_change and self.visitor.may_hold
 
+    @property
+    def may_read_console(self) -> bool:
+        """True if the visitor may read the consoles of boards, which can show secrets of jobs."""
+        return self.may_change and self.visitor.role.covers(Role.SUBMITTER)
+
     def may_switch(self, board: FarmBoard) -> bool:
         """Return True if the visitor may switch the board's power now. The host must be able to."""
         is_free = not board.job or board.user == self.visitor.user or self.visitor.role is Role.ADMIN

@@ -19,6 +19,7 @@ from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import respond_with_rows
 from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
+from hil.controller.workloads.history.tables import list_energy
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -43,6 +44,7 @@ _RUN = (
         "run",
     ),
     *("confirmed", "level_begins", "notes", "reason", "instructions", "counter", "grade", "grade_reasons"),
+    *("joules", "joules_low", "joules_high", "average_w", "idle_w"),
 )
 
 
@@ -89,6 +91,7 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
         changes=dict(found.changes),
         chart=chart_runs(found),
         links=links,
+        has_energy=any(one.entry.energy is not None for one in found.runs),
         has_counts=any(one.entry.instructions is not None for one in found.runs),
         rows=rows,
         paging=paging,
@@ -130,6 +133,7 @@ def series_csv(request: Request) -> Response:
                 one.entry.reason,
                 *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
                 *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
+                *list_energy(one.entry),
             )
             for index, one in reversed(list(enumerate(found.runs)))
         ],

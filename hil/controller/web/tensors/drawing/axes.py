@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hil.controller.analysis.tensors.planes import Plane
-from hil.errors import UsageError
+from hil.controller.web.text.parameters import InvalidParameter
 
 # Names for the axes of a tensor that a user can select. C is the axis of the channels.
 LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC")
@@ -28,11 +28,11 @@ def name_axes(plane: Plane, layout: str = "") -> tuple[str, str]:
     """Return the names of the row axis and the column axis.
 
     Raises:
-        UsageError: the layout has another number of axes than the tensor.
+        InvalidParameter: the layout has another number of axes than the tensor.
     """
     dims = len(plane.shape)
     if layout and len(layout) != dims:
-        raise UsageError(
+        raise InvalidParameter(
             f"layout {layout} has {len(layout)} axes, but the tensor has {dims}", hint="choose another layout, or none"
         )
     if not plane.in_reading_order:

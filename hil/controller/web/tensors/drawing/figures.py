@@ -28,6 +28,8 @@ from hil.controller.web.tensors.drawing.axes import AxisMarks, make_column_marks
 _LEAST_HEIGHT, _LEAST_WIDTH = 48, 160
 # Minimum distance between two marks of a color scale, as a share of its width.
 _TICK_GAP = 0.2
+# Estimated width of a character of a mark, as a share of the width of a color scale.
+_TICK_CHAR = 0.027
 # All colors of a scale, in a row.
 SCALE_CELLS = np.arange(STEPS, dtype=np.uint8)[np.newaxis]
 
@@ -198,12 +200,18 @@ def list_scale_ticks(scale: PaletteScale | None, style: NumberStyle = NumberStyl
     """Return the marks of a color scale: (position from 0 to 1, number). Marks that would overlap are left out."""
     if scale is None:
         return []
-    found = scale.list_ticks()
+    found = [(share, value, style.format(value)) for share, value in scale.list_ticks()]
     kept = [found[0], found[-1]] if len(found) > 1 else found
     for one in sorted(found[1:-1], key=lambda tick: tick[1] not in (0.0, 1.0)):
-        if all(abs(one[0] - other[0]) >= _TICK_GAP for other in kept):
+        if all(abs(one[0] - other[0]) >= _find_tick_gap(one[2], other[0], other[2]) for other in kept):
             kept.append(one)
-    return [(share, style.format(value)) for share, value in sorted(kept)]
+    return [(share, text) for share, _, text in sorted(kept)]
+
+
+def _find_tick_gap(text: str, other_share: float, other: str) -> float:
+    """Return the minimum distance of a centered mark to another mark. The marks at the ends are inside the scale."""
+    is_end = not 0.05 <= other_share <= 0.95
+    return max(_TICK_GAP, _TICK_CHAR * (len(text) / 2 + len(other) / (1 if is_end else 2) + 1))
 
 
 def find_worst_cell(map: Map) -> tuple[int, int]:

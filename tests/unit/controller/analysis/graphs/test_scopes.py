@@ -7,6 +7,7 @@ import pytest
 
 from hil.controller.analysis.graphs.model_graph import GraphNode, ModelGraph
 from hil.controller.analysis.graphs.scopes import (
+    MAX_DEPTH,
     MAX_VISIBLE,
     choose_open_scopes,
     find_inner_scopes,
@@ -57,6 +58,13 @@ def test_scope_with_all_nodes_is_left_out():
 )
 def test_scopes_follow_the_names_of_frameworks(names, kind, found):
     assert paths(*names, kind=kind) == found
+
+
+def test_scopes_of_deep_names_are_bounded():
+    # The prefixes of a name need memory that grows with the square of its depth.
+    deep = "/".join(["a"] * 5_000)
+    (found,) = find_scopes(chain(f"{deep}/x", f"{deep}/y", "head")).values()
+    assert found.path.count("/") == MAX_DEPTH - 1 and found.members == (1, 2)
 
 
 def test_fold_replaces_closed_scopes_by_single_items():

@@ -123,6 +123,13 @@ def test_error_scale_is_logarithmic_and_robust_with_outlier():
     assert choose_error_scale(errors(a, b), "log").high == 1e8
 
 
+def test_robust_error_scale_does_not_depend_on_outlier():
+    # The outlier is more than eight decades above most errors, but not above the upper percentile.
+    found = errors(np.array([[1.0, 2, 3, 4, 7, 63, 1e9]]), np.zeros((1, 7)))
+    scale = choose_error_scale(found)
+    assert (scale.low, scale.high, scale.below, scale.above) == (2, 63, 1, 1)
+
+
 def test_linear_error_scale_starts_at_zero_and_marks_equal_cells():
     scale = choose_error_scale(errors(np.array([[0.0, 1, 4]]), np.zeros((1, 3))), "linear")
     assert scale.quantize(np.array([0.0, 1, 2, 4])).tolist() == [EQUAL, 59, 119, STEPS - 1]

@@ -92,3 +92,11 @@ def test_leased_config_keeps_console_without_provision(tmp_path: Path):
     assert leased.console.command[0] == str(tmp_path / "console.sh")
     assert leased.provision.command == ()
     assert "console" not in format_public_config(config)
+
+
+def test_public_config_omits_measure_commands(tmp_path: Path):
+    path = tmp_path / "b.toml"
+    path.write_text('[connection]\naddress = "unix:a"\n[measure]\nbefore = ["./secret-fan.sh"]\n')
+    config = read_config(path)
+    assert config.measure.before
+    assert "measure" not in format_public_config(config)

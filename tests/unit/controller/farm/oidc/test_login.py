@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import pytest
 
 pytest.importorskip("jwt", reason="needs PyJWT of the extra `farm`")
@@ -45,6 +46,12 @@ def test_device_login_waits_for_confirmation(provider: OidcProvider) -> None:
     assert provider.forms[-1]["grant_type"] == "urn:ietf:params:oauth:grant-type:device_code"
     assert login.token.count(".") == 2 and login.refresh_token == "r2"
     assert login.expires_at == pytest.approx(time.time() + 300, abs=100)
+
+
+def test_device_login_sends_long_code_unchanged(provider: OidcProvider) -> None:
+    provider.device_code = "d" * 2000
+    log_in_at(provider)
+    assert provider.forms[-1]["device_code"] == "d" * 2000
 
 
 @pytest.mark.parametrize(
@@ -105,6 +112,13 @@ def test_store_keeps_valid_token_while_provider_is_down(provider: OidcProvider, 
     with pytest.raises(UsageError, match="rejected the request: invalid_grant") as failure:
         store.get_token(FARM)
     assert failure.value.hint == "log in again: hil farm login"
+
+
+def test_store_reports_lock_of_other_process(store: LoginStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.controller.farm.oidc.login_store._LOCK_SECONDS", 0.1)
+    store.path.parent.mkdir()
+    with filelock.FileLock(f"{store.path}.lock"), pytest.raises(FarmUnreachable, match="another hil process has used"):
+        store.remove(FARM)
 
 
 def test_store_removes_login(provider: OidcProvider, store: LoginStore) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_verifier_refuses_users_without_role(provider: OidcProvider) -> None:
     assert verifier.verify(provider.make_token(groups="guests")).role is Role.VIEWER
 
 
+def test_verifier_uses_default_role_only_without_group(provider: OidcProvider) -> None:
+    verifier = make_verifier(provider, roles={"viewer": ("guests",), "host": ("lab",)})
+    assert verifier.verify(provider.make_token(groups=["guests"])).role is Role.VIEWER
+    assert verifier.verify(provider.make_token(groups=["guests", "lab"])).role is Role.HOST
+    assert verifier.verify(provider.make_token(groups=["others"])).role is Role.SUBMITTER
+
+
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
@@ -97,6 +105,25 @@ def test_verifier_rejects_public_key_as_secret(provider: OidcProvider) -> None:
     signature = base64.urlsafe_b64encode(hmac.new(pem, body.encode(), hashlib.sha256).digest()).decode().rstrip("=")
     with pytest.raises(TokenRejected, match="'HS256' is not allowed"):
         make_verifier(provider).verify(f"{body}.{signature}")
+
+
+def test_verifier_rejects_key_of_other_type(provider: OidcProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some providers list keys without an algorithm.
+    verifier = make_verifier(provider)
+    verifier.verify(provider.make_token())
+    monkeypatch.setattr(verifier, "_keys", {name: replace(key, algorithm=None) for name, key in verifier._keys.items()})
+    _, payload, signature = provider.make_token().split(".")
+    with pytest.raises(TokenRejected, match="invalid token"):
+        verifier.verify(f"{_encode({'alg': 'ES256', 'kid': 'k1'})}.{payload}.{signature}")
+
+
+def test_known_key_does_not_wait_for_slow_provider(provider: OidcProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, token = make_verifier(provider), provider.make_token()
+    verifier.verify(token)
+    monkeypatch.setattr(token_verifier, "_KEYS_SECONDS", 0.0)
+    with verifier._reading:  # another thread waits for the provider
+        assert verifier.verify(token).user == "anna"
+    assert provider.key_requests == 1
 
 
 def test_verifier_rejects_changed_payload_and_foreign_key(provider: OidcProvider) -> None:

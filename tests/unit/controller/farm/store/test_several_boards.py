@@ -6,7 +6,7 @@ import pytest
 from support.farm_desks import ADMIN, ANNA, BERT, BROKEN, Desk
 
 from hil.controller.farm.leasing import leases
-from hil.controller.farm.messages import BoardAccess, BoardRequest, Kind, Principal, Right, Role
+from hil.controller.farm.messages import BoardAccess, BoardRequest, JobResult, Kind, Principal, Right, Role
 from hil.controller.farm.store import queries
 from hil.errors import AccessRefused, NoSuchBoard, UsageError
 
@@ -88,12 +88,48 @@ def test_loss_of_second_board_ends_job(desk: Desk, lost: str) -> None:
     assert desk.board("b")["state"] == ("offline" if lost == "host" else "suspect")
 
 
+@pytest.mark.parametrize(("kind", "ended"), [(Kind.COMMAND, (3, "TIMEOUT")), (Kind.LEASE, (0, ""))])
+def test_time_limit_of_second_board_is_no_success(desk: Desk, kind: Kind, ended: tuple[int, str]) -> None:
+    desk.online("a", "b", labels=LABELS)
+    [name] = desk.submit(who=CAROL, kind=kind, board="a", more=(B,))
+    # The host of the second board only waits: it reports the end of its time while the command still runs.
+    assert (desk.grant("b").timeout_s > desk.grant("a").timeout_s) is (kind is Kind.COMMAND)
+    desk.report(desk.grant("b"), JobResult(0, reason="time limit reached"))
+    result = desk.result(name)
+    assert (result["exit_code"], result["outcome"]) == ended
+    assert name not in used(desk).values()
+
+
 def test_loss_of_first_board_frees_second_board(desk: Desk) -> None:
     desk.online("a", "b", labels=LABELS)
     submit(desk, "a", B, max_attempts=1)
     desk.report(desk.grant("a"), BROKEN)
     assert "b" not in used(desk)
     assert desk.board("b")["state"] == "online"
+
+
+def test_stop_of_host_counts_attempt_of_command(desk: Desk) -> None:
+    desk.online("a", "b", labels=LABELS)
+    name = submit(desk, "a", B, max_attempts=2)
+    for attempt in (1, 2):
+        assert desk.grant("a").attempt == attempt
+        desk.leave("b")
+        if attempt == 1:
+            desk.report(desk.grant("a"))  # the check after the command
+            desk.online("b", labels=LABELS)
+    assert desk.result(name)["outcome"] == "BOARD_LOST"
+
+
+def test_interrupted_attempt_is_listed_separately(desk: Desk) -> None:
+    desk.online("a", "b")
+    [name] = desk.submit(kind=Kind.LEASE, board="a", more=(B,))
+    desk.leave("b")
+    assert desk.jobs() == {name: "queued"}
+    desk.online("b")
+    job = desk.do(queries.job, name)
+    assert (job.boards, job.attempts) == (["a", "b"], 1)
+    assert [(one.board, one.part) for one in job.attempts_made] == [("a", 0), ("b", 1)] * 2
+    assert [one.ended_at is None for one in job.attempts_made] == [False, False, True, True]
 
 
 def test_retry_avoids_lost_board(desk: Desk) -> None:

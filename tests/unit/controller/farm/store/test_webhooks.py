@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.farm_desks import ANNA, BROKEN, Desk
 from support.schemas import check_document
 from support.webhooks import WebhookReceiver, receive_webhooks
 
+from hil.controller.farm.database.database import DatabaseAway
 from hil.controller.farm.database.notifications import PubSub
 from hil.controller.farm.messages import JobResult
 from hil.controller.farm.webhooks.outbox import list_webhooks, register_webhooks
@@ -131,6 +135,57 @@ def test_two_gateways_send_a_message_once(desk: Desk, receiver: WebhookReceiver)
 
     assert sum(desk.run(send_both())) == 5
     assert len({message.headers["x-hil-delivery"] for message in receiver.messages}) == len(receiver.messages) == 5
+
+
+def test_slow_receiver_leaves_threads_of_gateway_free(
+    desk: Desk, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, webhook = add_webhook(desk, receiver)
+    desk.online("a")
+    desk.submit()
+    desk.report(desk.grant("a"))
+    is_posting, may_end = threading.Event(), threading.Event()
+
+    def post_slowly(*_: object, **__: object) -> None:
+        is_posting.set()
+        may_end.wait(60)
+
+    async def use_other_thread() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            sending = asyncio.create_task(sender.send_pending(webhook))
+            while not is_posting.is_set():
+                await asyncio.sleep(0.01)
+            try:
+                await asyncio.wait_for(asyncio.to_thread(lambda: None), 30)
+            finally:
+                may_end.set()
+            assert await sending == 1
+
+    monkeypatch.setattr("hil.controller.farm.webhooks.sender.post_message", post_slowly)
+    desk.run(use_other_thread())
+
+
+def test_error_of_one_task_ends_all_tasks(
+    desk: Desk, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, _ = add_webhook(desk, receiver)
+
+    async def fail() -> None:
+        raise DatabaseAway("the database is unavailable")
+
+    async def run() -> set[asyncio.Task[Any]]:
+        with pytest.raises(DatabaseAway):
+            await sender.run()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    monkeypatch.setattr(sender, "_register", fail)
+    before = desk.run(list_tasks())
+    assert desk.run(run()) <= before
+
+
+async def list_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks()
 
 
 def test_events_without_webhooks_add_no_messages(desk: Desk) -> None:

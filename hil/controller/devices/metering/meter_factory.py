@@ -1,0 +1,47 @@
+"""Make the meter of a board config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from hil.controller.devices.metering.samples import Meter, PowerSamples
+from hil.controller.devices.metering.simulated_meter import SimulatedMeter
+from hil.controller.devices.metering.stream_meter import CommandMeter, FileMeter
+from hil.controller.devices.metering.sysfs_meter import HwmonMeter, RaplMeter
+from hil.controller.storage.sources.packages import describe_entry_point, load
+from hil.core.field_types import is_a
+from hil.core.guarded import GuardedObject, guard_plugin
+from hil.core.installed import list_entry_points
+from hil.core.meter_config import METER_GROUP, MeterConfig
+from hil.errors import BoardUnfit, UsageError
+
+_MAKERS: Mapping[str, Callable[[MeterConfig], Meter]] = {
+    "simulated": lambda config: SimulatedMeter(config.simulated, config.rate_hz),
+    "command": CommandMeter,
+    "file": FileMeter,
+    "hwmon": HwmonMeter,
+    "rapl": RaplMeter,
+}
+
+
+def make_meter(config: MeterConfig) -> Meter:
+    """Return the meter of a config, not started.
+
+    Raises:
+        UsageError: a package's meter cannot be loaded, or rejects its options.
+        BoardUnfit: a package's meter fails.
+    """
+    if config.kind in _MAKERS:
+        return _MAKERS[config.kind](config)
+    for point in list_entry_points(METER_GROUP):
+        if point.name == config.kind:
+            who = describe_entry_point(point)
+            make = load(point)
+            with guard_plugin(who, BoardUnfit, UsageError, BoardUnfit):
+                meter = make(config.options)
+                if not all(callable(getattr(meter, name, None)) for name in ("start", "read", "stop")):
+                    raise TypeError("not a hil.plugins.Meter: start, read or stop is missing")
+            checks = {"read": is_a(PowerSamples)}
+            return cast(Meter, GuardedObject(meter, who, BoardUnfit, UsageError, BoardUnfit, checks=checks))
+    raise UsageError(f"meter {config.kind!r} not found", hint="install the package of the meter")
