@@ -17,6 +17,8 @@ FLAG = "--mcu-"
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 DEFAULT_STACK = 16 << 10
 DEFAULT_BAUD = 921_600
+_MIN_TICK_HZ = 1000  # the firmware counts periods of 10 ms
+_MIN_BAUD, _MAX_BAUD = 300, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
         **numbers,
         **regions,
     )
+    if chip.tick_hz < _MIN_TICK_HZ or not _MIN_BAUD <= chip.baud <= _MAX_BAUD:
+        raise UsageError(
+            f"[mcu] tick_hz must be at least {_MIN_TICK_HZ}, and baud from {_MIN_BAUD} to {_MAX_BAUD}, "
+            f"got {chip.tick_hz} and {chip.baud}"
+        )
     if chip.stack % 8 or not 1024 <= chip.stack < chip.ram.size:
         raise UsageError(
             f"the stack of {chip.stack} bytes must be a multiple of 8, at least 1024, and fit into the RAM"

@@ -33,6 +33,7 @@ _STATUS = struct.Struct("<I")
 _BITS = 10
 _TRIES = 8
 _MARGIN_S = 0.3
+_PAUSE_S = 0.02
 # After this time without a response to RUN, ask again: the response may be lost.
 _RUN_AGAIN_S = 1.0
 
@@ -115,11 +116,15 @@ class SerialClient:
         while True:
             try:
                 (body,) = self._exchange([(HELLO, b"")], tries=1)
-            except BoardRestarted:
+            except BoardRestarted as restarted:
+                if time.monotonic() > until:
+                    why = "the microcontroller restarts again and again"
+                    raise BoardLost(why, hint="check the power supply and the reset line") from restarted
                 continue
             except BoardLost:
                 if time.monotonic() > until:
                     raise
+                time.sleep(_PAUSE_S)  # a closed line fails at once
                 continue
             hello = _parse_hello(body)
             self._window = max(1, min(hello.window, 8))

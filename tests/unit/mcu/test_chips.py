@@ -46,6 +46,12 @@ def test_an_unknown_chip_is_described_completely() -> None:
         ({**OWN, "ram": "128K"}, "[mcu] ram must be ADDRESS:SIZE, got '128K'"),
         ({**OWN, "ram": "0x20000000:0"}, "[mcu] ram must be a range of at most 4 GiB, got '0x20000000:0'"),
         ({**OWN, "tick_hz": "fast"}, "[mcu] tick_hz must be a number, got 'fast'"),
+        (
+            {**OWN, "tick_hz": "0"},
+            "[mcu] tick_hz must be at least 1000, and baud from 300 to 20000000, got 0 and 921600",
+        ),
+        ({**OWN, "baud": "4294967295"}, "[mcu] tick_hz must be at least 1000"),
+        ({**OWN, "baud": "0"}, "[mcu] tick_hz must be at least 1000"),
         ({**OWN, "stack": "300K"}, "the stack of 307200 bytes must be a multiple of 8"),
     ],
 )
