@@ -36,6 +36,7 @@ fresh_load = true
 recompile = 2
 recompute = false
 instructions = false
+energy = false
 timeout = 120
 labels = ["nightly"]
 compile_flags = ["--iree-opt-level=O2"]

@@ -65,6 +65,7 @@ GAPS = (
         ("bundle run",),
         "The bundle contains a compiled program.",
     ),
+    Gap(("--energy",), _STORED, "Measure the energy with `hil run` or `hil bench`."),
     Gap(("--compile-time-profile",), ("bundle run",), "The bundle contains a compiled program."),
     Gap(
         ("--function", "--input", "--expected"),

@@ -12,6 +12,7 @@ from fuzzing import (
     framework_models,
     gateway,
     liar,
+    meters,
     publishing,
     stored,
     texts,
@@ -29,6 +30,7 @@ FUZZERS: dict[str, Fuzzer] = {
         *files.FUZZERS,
         *framework_models.FUZZERS,
         *stored.FUZZERS,
+        *meters.FUZZERS,
         *texts.FUZZERS,
     )
 }

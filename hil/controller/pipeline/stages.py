@@ -36,6 +36,7 @@ from hil.controller.models.sizing.sizes import format_range
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
+from hil.controller.pipeline.energy_stage import add_energy
 from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
 from hil.controller.pipeline.repeated import add_profile_pass, load_arguments, make_steps_arguments, run_repeatedly
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Job, Options, check_counts
@@ -245,6 +246,10 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 tools.sink.stage(case, Stage.RUN, "second run, with the profiler")
                 recorder.profile(program, inputs, **counts)
                 yield (case := replace(case, result=add_profile_pass(result, recorder.capture.taken, convert)))
+        if options.energy:
+            tools.sink.stage(case, Stage.RUN, "measuring the energy")
+            session.board.prepare()
+            yield (case := add_energy(case, session.board, program))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout, errors.BoardUnfit):

@@ -219,7 +219,8 @@ class _BenchRun:
                 self.labels.append(label)
                 self.jobs.append(job)
                 # Without the check, the board also runs with inputs from the file.
-                before, options = options, add_inputs_file(options, path)
+                # The bench measures the energy itself, after the times.
+                before, options = options, replace(add_inputs_file(options, path), energy=False)
                 if note := describe_inputs_file(before, options, path):
                     self.screen.note(note)
                 self.cases.append(

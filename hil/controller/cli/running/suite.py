@@ -106,7 +106,7 @@ Examples:
 @tolerance_options
 @arithmetic_option
 @iteration_options
-@run_options("timeout", "no_fallback")
+@run_options("timeout", "no_fallback", "energy")
 @wait_option
 @click.option(
     "--confirm",

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from hil.compare.random_outputs import format_random
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.instructions import format_counts
+from hil.controller.pipeline.records.energy_text import format_energy, format_power, format_token_energy
 from hil.controller.pipeline.records.evidence import format_criterion, format_number
 from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.print_generation import print_generation
@@ -80,6 +81,14 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         print_labelled(console, "device time", _format_device_time(case.device) + kind)
     if case.instructions:
         print_labelled(console, "instructions", format_counts(case.instructions))
+    if case.energy:
+        for label, text in (
+            ("energy", format_energy(case.energy)),
+            ("tokens", format_token_energy(case.energy)),
+            ("power", format_power(case.energy)),
+        ):
+            if text:
+                print_labelled(console, label, text)
     if case.grade and case.grade.reasons:
         print_labelled(console, "grade", case.grade.text)
     timings = case.timings.to_json()

@@ -383,6 +383,8 @@ class CaseSettings:
     )
     # fail if a node ran on a device other than requested, instead of adding a note.
     no_fallback: bool = _make_option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
+    # measure the energy of an inference, with the meter of the board's config.
+    energy: bool = _make_option(False, _FLAG, "Measure the energy with the board's meter.", decides=False)
     # labels of the stored record: see :mod:`hil.controller.storage.sources.origin`.
     labels: tuple[str, ...] = _make_option(
         (),

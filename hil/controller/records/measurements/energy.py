@@ -8,7 +8,7 @@ from hil.controller.records.base import Count, Record, note
 from hil.controller.records.measurements.interval import Interval
 
 EnergyRefusal = Literal[
-    "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
+    "no meter", "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
 ]
 
 
@@ -22,7 +22,7 @@ class UnitEnergy(Record, kw_only=True):
 class EnergyMeasurement(Record, kw_only=True):
     """Energy of a program, measured in windows of several inferences. The energies exclude the idle power."""
 
-    meter: Annotated[str, note("kind of the meter")]
+    meter: Annotated[str, note("kind of the meter; empty without a meter")]
     refused: Annotated[EnergyRefusal | None, note("why the energy is not reported; null if it is")] = None
     reason: Annotated[str, note("details of the refusal, or empty")] = ""
     windows: Annotated[Count, note("number of measured windows")] = 0
