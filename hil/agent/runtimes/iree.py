@@ -107,9 +107,7 @@ class IreeRuntime:
             if name in CPU_DRIVERS and (targets := read_targets(memoryview(content))):
                 raise LoadFailed(
                     f"{main} was compiled for {targets[0].backend} ({targets[0].arch}), not for device {name!r}",
-                    detail=str(error),
                     hint="select the program's device, such as --device vulkan, or compile the model again",
-                    code=ErrorCode.WRONG_TARGET,
                 ) from error
             message = f"IREE cannot load {main}: {_get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
