@@ -9,8 +9,9 @@ Other ``python`` blocks are run.
 In migration guides (``from-*.md``), the commands in the last column of a table run after the blocks. Each must exit
 with 0, or with N if followed by ``(exit N)``.
 
-``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires; the name ``vulkan`` stands
-for a Vulkan device. In the line before a block, it applies to that block, which is skipped without them. `scripts/test --framework NAME` installs the packages.
+``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. The name ``vulkan`` stands
+for a Vulkan device. In the line before a block, the comment applies to that block, which is skipped without them.
+`scripts/test --framework NAME` installs the packages.
 """
 
 from __future__ import annotations

@@ -167,6 +167,12 @@ class IreeProgram:
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
 
+    def __del__(self) -> None:
+        """Release the buffers before the device. IREE's Vulkan driver crashes if a buffer outlives its device."""
+        self._results = self._list = None
+        self._arguments = []
+        self._context = self._reopen = None
+
     def bind(self, inputs: list[Array]) -> None:
         """Create device buffers for the inputs, without a copy if the inputs are large and aligned."""
         self._changed, self._has_run_bound = None, False
