@@ -9,8 +9,9 @@ Other ``python`` blocks are run.
 In migration guides (``from-*.md``), the commands in the last column of a table run after the blocks. Each must exit
 with 0, or with N if followed by ``(exit N)``.
 
-``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. In the line before a block,
-it applies to that block, which is skipped without them. `scripts/test --framework NAME` installs the packages.
+``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. The name ``vulkan`` stands
+for a Vulkan device. In the line before a block, the comment applies to that block, which is skipped without them.
+`scripts/test --framework NAME` installs the packages.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 
 import pytest
 from support.kept import keeping_simulators
+from support.vulkan import has_vulkan
 
 from hil.compare.stats import STATISTICS
 from tools.virtual_board import VirtualBoard
@@ -194,7 +196,11 @@ BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md
 
 def lacking(packages: str) -> list[str]:
     """Return those packages of a guide that are missing here."""
-    return [name for name in packages.split() if importlib.util.find_spec(name) is None]
+    return [name for name in packages.split() if not _has_part(name)]
+
+
+def _has_part(name: str) -> bool:
+    return has_vulkan() if name == "vulkan" else importlib.util.find_spec(name) is not None
 
 
 def needs(guide: Path) -> list[str]:
@@ -244,7 +250,11 @@ PLAIN = [
 ]
 # A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
 NEEDING = [
-    pytest.param(guide, marks=[pytest.mark.slow] * (re.match(NEEDS, guide.read_text()) is None), id=guide.stem)
+    pytest.param(
+        guide,
+        marks=[pytest.mark.slow] * (re.match(NEEDS, guide.read_text()) is None or guide.stem == "gpu"),
+        id=guide.stem,
+    )
     for guide in GUIDES
     if needs(guide)
 ]

@@ -107,9 +107,7 @@ class IreeRuntime:
             if name in CPU_DRIVERS and (targets := read_targets(memoryview(content))):
                 raise LoadFailed(
                     f"{main} was compiled for {targets[0].backend} ({targets[0].arch}), not for device {name!r}",
-                    detail=str(error),
                     hint="select the program's device, such as --device vulkan, or compile the model again",
-                    code=ErrorCode.WRONG_TARGET,
                 ) from error
             message = f"IREE cannot load {main}: {_get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
@@ -168,6 +166,12 @@ class IreeProgram:
         # Indices of inputs with device copies that a run changed; None before the first run with them.
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
+
+    def __del__(self) -> None:
+        """Release the buffers before the device. IREE's Vulkan driver crashes if a buffer outlives its device."""
+        self._results = self._list = None
+        self._arguments = []
+        self._context = self._reopen = None
 
     def bind(self, inputs: list[Array]) -> None:
         """Create device buffers for the inputs, without a copy if the inputs are large and aligned."""

@@ -59,11 +59,6 @@ def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str
     return (f"{TARGET_DEVICE}{target}",), description
 
 
-def is_gpu_target(flags: Sequence[str]) -> bool:
-    """Return whether flags compile for a GPU."""
-    return any(flag.startswith(TARGET_DEVICE) and not flag.startswith(f"{TARGET_DEVICE}local") for flag in flags)
-
-
 def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return a config's compile flags with the user's flags.
 

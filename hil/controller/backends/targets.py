@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hil.controller.backends.gpu_targets import TARGETED_DRIVERS, choose_gpu_flags, is_gpu_target
+from hil.controller.backends.gpu_targets import TARGETED_DRIVERS, choose_gpu_flags
 from hil.errors import ErrorCode, HilError, UsageError
 from hil.formats.iree_devices import get_driver
 
@@ -88,9 +88,9 @@ def describe_target(flags: Sequence[str]) -> Target:
     return Target(tuple(flags), f"{arch} {cpu} (from the flags)".strip(), arch, cpu)
 
 
-def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
+def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any], device: str = "") -> None:
     """Add a hint to the error if an IREE program was compiled with these flags for a different CPU."""
-    if is_gpu_target(flags):
+    if get_driver(device) in TARGETED_DRIVERS:
         return  # the board compares the program with its GPU, and gives a hint
     target = describe_target(flags)
     # A simulated board runs on this machine's CPU. So code for "host" is right, even if the board reports a different

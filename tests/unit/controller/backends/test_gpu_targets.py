@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.vulkan import describe_lavapipe
 
-from hil.controller.backends.gpu_targets import choose_gpu_flags, combine_flags, is_gpu_target
+from hil.controller.backends.gpu_targets import choose_gpu_flags, combine_flags
 from hil.controller.backends.targets import choose_iree_target
 from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target, use_device
 from hil.controller.models.compiling import find_native_compiler
@@ -36,7 +36,6 @@ def test_vulkan_target_describes_reported_device():
     assert "compute = fp32|int32|fp16|int8" in flag and "storage = b32|b16|b8" in flag
     assert "spirv:v1.6" in flag and "dot = dp4xi8toi32" in flag
     assert "subgroup size 8" in description and "llvmpipe" in description
-    assert is_gpu_target(flags)
 
 
 def test_vulkan_target_has_only_reported_features():
