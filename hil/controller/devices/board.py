@@ -122,8 +122,8 @@ class Board:
         stack = StackReader(
             self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
         ).read(found)
-        more = {"lease": lease, "image": image.to_json() if image else None}
-        more |= {"stack": [one.to_json() for one in stack]}
+        more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
+        more["stack"] = [one.to_json() for one in stack]
         return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
