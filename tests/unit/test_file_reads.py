@@ -45,6 +45,7 @@ ALLOWED = {
     "agent/instructions.py:_explain": _KERNEL,
     "agent/machine.py:_read_bytes": _KERNEL,
     "agent/machine.py:_read_text": _KERNEL,
+    "agent/stack.py:_read_lines": _KERNEL,
     "controller/analysis/profile/perfetto.py:_load_rpc_class": _PACKAGE,
     "controller/backends/compilers/iree_failure.py:keep_failure": _OWN,
     "controller/backends/compilers/tensorflow/tfcompile.py:compile_tfcompile": _OWN,

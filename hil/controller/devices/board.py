@@ -123,7 +123,7 @@ class Board:
             self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
         ).read(found)
         more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
-        more |= {"stack": [one.to_json() for one in stack]}
+        more["stack"] = [one.to_json() for one in stack]
         return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
