@@ -12,6 +12,7 @@ from fuzzing import (
     framework_models,
     gateway,
     liar,
+    microcontrollers,
     publishing,
     stored,
     texts,
@@ -28,6 +29,7 @@ FUZZERS: dict[str, Fuzzer] = {
         *farm_files.FUZZERS,
         *files.FUZZERS,
         *framework_models.FUZZERS,
+        *microcontrollers.FUZZERS,
         *stored.FUZZERS,
         *texts.FUZZERS,
     )
