@@ -66,7 +66,7 @@ class McuRuntime:
                 f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
             )
         client, hello = self._try_greet()
-        if hello is None or hello.digest.hex() != firmware.digest:
+        if hello is None or (hello.digest.hex(), hello.image_crc) != (firmware.digest, firmware.image_crc):
             if client is not None:
                 client.close()
             self._flash(folder)

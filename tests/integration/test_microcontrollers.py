@@ -50,10 +50,11 @@ def background(hil: Run) -> Iterator[Callable[..., Future[Ended]]]:
         yield lambda *words: pool.submit(hil, *words)
 
 
-def wait_for_runs(board: MicrocontrollerBoard) -> None:
-    """Wait until the board has answered a few hundred requests after flashing."""
+def wait_for_runs(board: MicrocontrollerBoard, running: Future[Ended]) -> None:
+    """Wait until the board has answered some hundred requests of a command."""
     before = board.status()["up"]
-    eventually(lambda: board.status()["up"] > before + 5_000)
+    eventually(lambda: board.status()["up"] > before + 5_000 or running.done())
+    assert not running.done(), running.result().out
 
 
 @pytest.mark.parametrize("chip", EACH_CHIP)
@@ -82,7 +83,7 @@ def test_a_board_that_stops_answering_is_lost_and_the_next_run_passes(
 ) -> None:
     config = configure("watchdog_s = 1.0")
     running = background("run", MODEL, "--board", config, "--iterations", 20_000, "--json")
-    wait_for_runs(m4)
+    wait_for_runs(m4, running)
     m4.ask(fault)
     ended = running.result()
     assert ended.case["outcome"] == "BOARD_LOST", ended.out
@@ -96,7 +97,7 @@ def test_a_reset_during_a_run_is_reported_and_the_next_run_passes(
     hil: Run, background: Callable[..., Future[Ended]], m4: MicrocontrollerBoard
 ) -> None:
     running = background("run", MODEL, "--board", m4.config, "--iterations", 20_000, "--json")
-    wait_for_runs(m4)
+    wait_for_runs(m4, running)
     m4.ask("reset")
     ended = running.result()
     assert ended.case["outcome"] == "BOARD_LOST", ended.out

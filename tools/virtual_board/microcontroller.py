@@ -34,6 +34,7 @@ ALIASES = {CHIPS[name].core.name: name for name in MACHINES}
 ICOUNT_SHIFT = 5
 PACKAGES = {"qemu-system-arm": "qemu-system-arm", "qemu-system-riscv32": "qemu-system-misc"}
 _START_SECONDS = 30.0
+_REST_SECONDS = 1.0
 # File with the settings, which marks the directory of an emulated microcontroller.
 FILE = "microcontroller.json"
 
@@ -175,7 +176,10 @@ class _Emulator:
         self._elf = ""
         self._flashed = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.line = SerialBridge(folder / "tty", settings["baud"], settings["seed"])
+        self._state_lock = threading.Lock()
+        self._is_frozen = self._is_resting = False
+        self.line = SerialBridge(folder / "tty", settings["baud"], settings["seed"], wake=self._wake)
+        threading.Thread(target=self._rest, daemon=True).start()
 
     def flash(self, path: str) -> None:
         """Store the firmware, and restart with it."""
@@ -220,10 +224,12 @@ class _Emulator:
     def kill(self, _: str) -> None:
         """Cut the power."""
         self.line.attach(None)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        with self._state_lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
             self._process = None
+            self._is_frozen = self._is_resting = False
 
     def power_on(self, _: str) -> None:
         """Start the firmware, unless it runs."""
@@ -232,15 +238,34 @@ class _Emulator:
 
     def freeze(self, _: str) -> None:
         """Stop the CPU."""
-        self._signal(signal.SIGSTOP)
+        with self._state_lock:
+            self._is_frozen, self._is_resting = True, False
+            self._signal(signal.SIGSTOP)
 
     def thaw(self, _: str) -> None:
         """Continue the CPU."""
-        self._signal(signal.SIGCONT)
+        with self._state_lock:
+            self._is_frozen = self._is_resting = False
+            self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+    def _rest(self) -> None:
+        """Stop the emulator while it waits for requests: the firmware polls its UART, which occupies a host's core."""
+        while True:
+            time.sleep(_REST_SECONDS)
+            with self._state_lock:
+                if not self._is_frozen and not self._is_resting and self.line.is_answered(_REST_SECONDS):
+                    self._is_resting = True
+                    self._signal(signal.SIGSTOP)
+
+    def _wake(self) -> None:
+        with self._state_lock:
+            if self._is_resting:
+                self._is_resting = False
+                self._signal(signal.SIGCONT)
 
     def cut(self, _: str) -> None:
         """Cut the serial line."""

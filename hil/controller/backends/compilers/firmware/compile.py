@@ -211,7 +211,7 @@ def _drop_warning(printed: str) -> str:
 
 def _describe(chip: Chip, digest: bytes, schedule: Schedule, folder: Path) -> None:
     elf = read_elf(folder / ELF)
-    _, image = elf.make_image()
+    _, image = elf.make_image(range(chip.flash.start, chip.flash.start + chip.flash.size))
     (folder / FLAT).write_bytes(image)
     ram = find_address(elf, "hil_bss_end") - find_address(elf, "hil_stack_bottom")
     names = {DispatchStep: "dispatch", Fill: "fill"}
