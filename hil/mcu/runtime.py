@@ -208,6 +208,10 @@ class FirmwareProgram:
             start += size
         return arrays
 
+    def close(self) -> None:
+        """Close the serial line."""
+        self._client.close()
+
     def placement(self) -> Placement:
         """Return the CPU of the microcontroller."""
         return self._placed

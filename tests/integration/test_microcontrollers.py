@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,15 @@ from support.commands import Ended
 from support.layer_models import with_wrong_weight
 from support.microcontrollers import EACH_CHIP, Microcontrollers
 from support.models import DIGITS
+from support.planted_firmware import build_firmware
 from support.waiting import eventually
 
+from hil.controller.storage.cache import choose_default_root
+from hil.core.board_parser import read_config
+from hil.core.chips import parse_chip
+from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed
+from hil.formats.firmware import DESCRIPTION
+from hil.mcu.runtime import FirmwareProgram, McuRuntime
 from tools.virtual_board.microcontroller import MicrocontrollerBoard
 
 MODEL = DIGITS / "digits_cnn.onnx"
@@ -77,7 +85,9 @@ def test_int8_digits_pass(chip: str, hil: Run, start_chip: Microcontrollers) -> 
     assert ended.code == 0, ended.out + ended.err
 
 
-@pytest.mark.parametrize("fault", ["cut", "kill", "freeze"])
+@pytest.mark.parametrize(
+    "fault", ["cut", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "freeze"))]
+)
 def test_a_board_that_stops_answering_is_lost_and_the_next_run_passes(
     fault: str, hil: Run, background: Callable[..., Future[Ended]], m4: MicrocontrollerBoard, configure: Callable
 ) -> None:
@@ -93,6 +103,7 @@ def test_a_board_that_stops_answering_is_lost_and_the_next_run_passes(
     assert hil("run", MODEL, "--board", config).code == 0
 
 
+@pytest.mark.slow
 def test_a_reset_during_a_run_is_reported_and_the_next_run_passes(
     hil: Run, background: Callable[..., Future[Ended]], m4: MicrocontrollerBoard
 ) -> None:
@@ -105,14 +116,69 @@ def test_a_reset_during_a_run_is_reported_and_the_next_run_passes(
     assert hil("run", MODEL, "--board", m4.config).code == 0
 
 
-def test_a_stack_overflow_is_a_crash_with_the_function(
-    hil: Run, m4: MicrocontrollerBoard, configure: Callable
+@dataclass(frozen=True)
+class Planted:
+    """C code of a dispatch, and the error of a run."""
+
+    body: str
+    error: type[HilError]
+    message: str
+    before: str = ""
+
+
+PLANTED = {
+    "stack": Planted(
+        "volatile char big[64]; big[0] = 1; return planted(environment, big, workgroup) + big[0];",
+        RunCrashed,
+        "stack overflow in planted",
+        before="static int planted(const void *, const void *, const void *);",
+    ),
+    "bus": Planted("*(volatile int *)0xf0000000u = 1; return 0;", RunCrashed, " in planted"),
+    "instruction": Planted('__asm__ volatile(".4byte 0xffffffff"); return 0;', RunCrashed, " in planted"),
+    "jump": Planted("((void (*)(void))0xe0000001u)(); return 0;", RunCrashed, "called by planted"),
+    "loop": Planted("for (volatile int i = 0;; i++) {}", RunCrashed, "time limit of the firmware's watchdog in planted"),
+    "code": Planted("return 42;", RunFailed, "the dispatch planted returned 42"),
+}
+
+
+def load_planted(board: MicrocontrollerBoard, plant: Planted, folder: Path, **changed: str) -> FirmwareProgram:
+    """Build firmware, and load it on a board."""
+    config = read_config(board.config).mcu
+    assert config is not None
+    chip = parse_chip(config.values)
+    build_firmware(chip, plant.body, folder, choose_default_root() / "zig", before=plant.before)
+    settings = {
+        **{"address": board.address, "chip": {**config.values, **changed}, "flash": config.flash},
+        **{"reset": config.reset, "boot_s": 30.0, "watchdog_s": 0.5},
+    }
+    program = McuRuntime({"mcu": settings}).load(folder, DESCRIPTION, "", "")
+    program.bind([np.zeros(1, np.float32)])
+    return program
+
+
+@pytest.mark.parametrize("kind", ["stack", *(pytest.param(name, marks=pytest.mark.slow) for name in [*PLANTED][1:])])
+@pytest.mark.parametrize("chip", EACH_CHIP)
+@pytest.mark.timeout(600)
+def test_a_fault_of_the_program_names_its_function(
+    chip: str, kind: str, start_chip: Microcontrollers, tmp_path: Path
 ) -> None:
-    ended = hil("run", MODEL, "--board", configure("stack = 1024"), "--json")
-    assert ended.case["outcome"] == "RUN_CRASH", ended.out
-    assert ended.case["reason"].startswith("stack overflow in "), ended.case["reason"]
-    assert "dispatch" in ended.case["reason"]
-    assert hil("run", MODEL, "--board", m4.config).code == 0
+    plant = PLANTED[kind]
+    program = load_planted(start_chip(chip), plant, tmp_path)
+    try:
+        for _ in range(2):  # the board is ready again after a fault
+            with pytest.raises(plant.error) as caught:
+                program.run()
+            assert plant.message in caught.value.message
+            program.bind([np.zeros(1, np.float32)])
+    finally:
+        program.close()
+
+
+@pytest.mark.slow
+def test_firmware_for_another_chip_is_refused(start_chip: Microcontrollers, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="the firmware is for mps2-an386, the board has mps3-an547") as caught:
+        load_planted(start_chip("cortex-m4"), PLANTED["code"], tmp_path, chip="mps3-an547")
+    assert caught.value.code == ErrorCode.WRONG_TARGET
 
 
 def test_the_watchdog_ends_a_long_run(hil: Run, m4: MicrocontrollerBoard, configure: Callable) -> None:
