@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def cli() -> None:
       scripts/hil run MODEL.onnx --board pi
       scripts/virtual-board cut pi
       scripts/virtual-board down pi
-      scripts/virtual-board up m4 --chip cortex-m4
+      scripts/virtual-board up m4 --chip cortex-m4 --config m4.toml
     """
 
 
@@ -87,6 +88,12 @@ def _find_running(name: str) -> VirtualBoard | MicrocontrollerBoard:
     metavar="N",
     help="With --chip: speed of the serial line.  [default: as fast as possible]",
 )
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --chip: also write the board config to this file.",
+)
 @click.pass_context
 def up(
     context: click.Context,
@@ -98,17 +105,18 @@ def up(
     disk_mb: int,
     chip: str,
     baud: int | None,
+    config: Path | None,
 ) -> None:
     """Start a board, or switch it on, and print the connection data.
 
     Prints a line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the
     same key, and the password "tester". For a microcontroller: {"address": "serial:DEVICE", "config": FILE}; use
-    FILE as --board of hil.
+    FILE as --board of hil. --config writes a copy of FILE.
     """
     from filelock import FileLock
 
-    if chip or baud:
-        _start_chip(context, name, chip, baud or 0)
+    if chip or baud or config:
+        _start_chip(context, name, chip, baud or 0, config)
         return
     if icount and not system:
         raise UsageError("--icount requires --system")
@@ -147,12 +155,12 @@ def _already_running(name: str) -> UsageError:
     )
 
 
-def _start_chip(context: click.Context, name: str, chip: str, baud: int) -> None:
+def _start_chip(context: click.Context, name: str, chip: str, baud: int, config: Path | None) -> None:
     """Start an emulated microcontroller, or switch it on, and print the connection data."""
     from filelock import FileLock
 
     if not chip:
-        raise UsageError("--baud requires --chip")
+        raise UsageError(f"{'--baud' if baud else '--config'} requires --chip")
     for option in ("arch", "system", "icount", "netem", "disk_mb"):
         if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
             raise UsageError(f"--{option.removesuffix('_mb')} is not for microcontrollers", hint="remove it, or --chip")
@@ -171,6 +179,11 @@ def _start_chip(context: click.Context, name: str, chip: str, baud: int) -> None
         ):
             raise _already_running(name)
         board.ask("power_on")
+    if config:
+        try:
+            shutil.copyfile(board.config, config)
+        except OSError as error:
+            raise UsageError(f"cannot write {config}: {error.strerror}") from None
     click.echo(json.dumps({"address": board.address, "config": str(board.config)}))
 
 
