@@ -43,8 +43,16 @@ class Builder:
         return name
 
     def convolve(
-        self, x: str, name: str, given: int, made: int, kernel: tuple[int, int], size: tuple[int, int], stride: int = 1,
-        group: int = 1, activate: bool = True,
+        self,
+        x: str,
+        name: str,
+        given: int,
+        made: int,
+        kernel: tuple[int, int],
+        size: tuple[int, int],
+        stride: int = 1,
+        group: int = 1,
+        activate: bool = True,
     ) -> tuple[str, tuple[int, int]]:
         """Add a convolution with padding as TensorFlow's SAME. Return the output, and its height and width."""
         per_group = given // group
@@ -148,7 +156,9 @@ def make_decoder_step() -> onnx.ModelProto:
     x = build.add("Add", ["input", build.connect(row, "attention", width, width)], "after_attention")
     y = build.add("Relu", [build.connect(x, "up", width, 4 * width)], "activation")
     x = build.add("Add", [x, build.connect(y, "down", 4 * width, width)], "after_network")
-    return build.finish({build.connect(x, "head", width, 256): [1, 256], keys: [heads, past + 1, head], values: [heads, past + 1, head]})
+    return build.finish(
+        {build.connect(x, "head", width, 256): [1, 256], keys: [heads, past + 1, head], values: [heads, past + 1, head]}
+    )
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {

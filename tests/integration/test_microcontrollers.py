@@ -85,9 +85,7 @@ def test_int8_digits_pass(chip: str, hil: Run, start_chip: Microcontrollers) -> 
     assert ended.code == 0, ended.out + ended.err
 
 
-@pytest.mark.parametrize(
-    "fault", ["cut", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "freeze"))]
-)
+@pytest.mark.parametrize("fault", ["cut", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "freeze"))])
 def test_a_board_that_stops_answering_is_lost_and_the_next_run_passes(
     fault: str, hil: Run, background: Callable[..., Future[Ended]], m4: MicrocontrollerBoard, configure: Callable
 ) -> None:
@@ -136,7 +134,9 @@ PLANTED = {
     "bus": Planted("*(volatile int *)0xf0000000u = 1; return 0;", RunCrashed, " in planted"),
     "instruction": Planted('__asm__ volatile(".4byte 0xffffffff"); return 0;', RunCrashed, " in planted"),
     "jump": Planted("((void (*)(void))0xe0000001u)(); return 0;", RunCrashed, "called by planted"),
-    "loop": Planted("for (volatile int i = 0;; i++) {}", RunCrashed, "time limit of the firmware's watchdog in planted"),
+    "loop": Planted(
+        "for (volatile int i = 0;; i++) {}", RunCrashed, "time limit of the firmware's watchdog in planted"
+    ),
     "code": Planted("return 42;", RunFailed, "the dispatch planted returned 42"),
 }
 
@@ -201,7 +201,7 @@ def test_a_failed_flash_command_shows_its_output(hil: Run, m4: MicrocontrollerBo
     config = tmp_path / "m4.toml"
     text = m4.config.read_text()
     config.write_text("\n".join(line for line in text.splitlines() if not line.startswith(("flash =", "reset ="))))
-    config.write_text(config.read_text() + "\nflash = [\"sh\", \"-c\", \"echo probe not found; exit 3\"]\nboot_s = 1.0\n")
+    config.write_text(config.read_text() + '\nflash = ["sh", "-c", "echo probe not found; exit 3"]\nboot_s = 1.0\n')
     ended = hil("run", MODEL, "--board", config, "--json")
     assert ended.case["outcome"] == "BOARD_UNFIT", ended.out
     assert "flashing the firmware failed: probe not found" in ended.case["reason"]

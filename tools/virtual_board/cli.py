@@ -244,7 +244,9 @@ def _add_command(name: str, what: Callable[[VirtualBoard], None], text: str) -> 
             what(board)
 
 
-_add_command("cut", VirtualBoard.cut, "Disconnect the network cable or the serial line: data vanishes without an error.")
+_add_command(
+    "cut", VirtualBoard.cut, "Disconnect the network cable or the serial line: data vanishes without an error."
+)
 _add_command("restore", VirtualBoard.restore, "Reconnect the network cable or the serial line.")
 _add_command("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
 _add_command("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")

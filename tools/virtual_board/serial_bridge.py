@@ -58,9 +58,7 @@ class SerialBridge:
         wake: called before the emulator gets data.
     """
 
-    def __init__(
-        self, link: Path, baud: int = 0, seed: int = 0, *, wake: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, link: Path, baud: int = 0, seed: int = 0, *, wake: Callable[[], None] = lambda: None) -> None:
         self._wake = wake
         self._last = ("down", time.monotonic())
         self._master, self._slave = os.openpty()

@@ -99,9 +99,7 @@ class Line:
         """Do nothing."""
 
 
-@pytest.mark.parametrize(
-    "count", [5_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("count", [5_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_damaged_frames_give_no_wrong_answer(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
     damaged = right = lost = 0

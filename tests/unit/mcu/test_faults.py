@@ -28,7 +28,10 @@ IN_RAM = 0x20001000
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (FaultRecord(CPU_FAULT, 1, 0x2010, 0x1011, IN_RAM, (1 << 16, 0, 0, 0)), "undefined instruction in conv_dispatch_1"),
+        (
+            FaultRecord(CPU_FAULT, 1, 0x2010, 0x1011, IN_RAM, (1 << 16, 0, 0, 0)),
+            "undefined instruction in conv_dispatch_1",
+        ),
         (
             FaultRecord(CPU_FAULT, 1, 0x2010, 0x1011, IN_RAM, (1 << 9 | 1 << 15, 1 << 30, 0, 0xF0000000)),
             "precise data bus error for address 0xf0000000 in conv_dispatch_1",
