@@ -59,6 +59,7 @@ class Chip:
     defines: Mapping[str, int] = field(default_factory=dict)  # macros for the files of the UART and the core
     stack: int = DEFAULT_STACK  # bytes
     baud: int = DEFAULT_BAUD
+    vectors: int | None = None  # address of the table that the CPU reads at reset, if it is not at the start of flash
 
 
 CORTEX_M55 = Core(
@@ -99,8 +100,10 @@ _ALL = (
     Chip(
         "mps3-an547",
         CORTEX_M55,
-        flash=Region(0, 512 << 10),
-        ram=Region(0x20000000, 512 << 10),
+        # The ITCM at 0 and the DTCM have only 512 KiB. The CPU starts with the table at 0.
+        flash=Region(0x01000000, 2 << 20),
+        ram=Region(0x21000000, 4 << 20),
+        vectors=0,
         tick_hz=32_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x59303000, "HIL_UART_HZ": 32_000_000},
@@ -214,6 +217,8 @@ def choose_target_flags(core: Core, others: Sequence[str]) -> tuple[str, ...]:
         *([f"--iree-llvmcpu-target-abi={core.abi}"] if core.abi else []),
         "--iree-llvmcpu-link-embedded=false",
         "--iree-llvmcpu-link-static",
+        # Without these the code contains uninitialized data, which differs between builds (IREE 3.13).
+        "--iree-llvmcpu-debug-symbols=false",
     ]
     given = {flag.partition("=")[0] for flag in others}
     return (*(flag for flag in made if flag.partition("=")[0] not in given), *others)

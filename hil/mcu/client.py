@@ -32,8 +32,13 @@ _STATUS = struct.Struct("<I")
 # Bits of a byte on the line: start, eight, stop.
 _BITS = 10
 _TRIES = 8
-_MARGIN_S = 0.3
 _PAUSE_S = 0.02
+_DECAY = 0.99
+# An answer with a number this far below the current requests is a late one.
+_RECENT = 8
+# Time for an answer in addition to the time on the line. It grows if answers are late, for example from an emulator on
+# a busy machine, because repeated requests would make the board even slower.
+_MARGIN_S, _MAX_MARGIN_S = 0.3, 3.0
 # After this time without a response to RUN, ask again: the response may be lost.
 _RUN_AGAIN_S = 1.0
 
@@ -103,6 +108,7 @@ class SerialClient:
         # A random start: late responses to an earlier client have other numbers.
         self._sequence = random.randrange(1 << 16, 1 << 30)
         self._window = 1
+        self._margin_s = _MARGIN_S
         self.statistics = LineStatistics()
 
     def close(self) -> None:
@@ -203,12 +209,13 @@ class SerialClient:
         pending: dict[int, tuple[float, int]] = {}  # number -> time of the next repetition, tries
         following = 0
         longest = max((len(body) for _, body in requests), default=0) + DATA_BYTES
-        wait_s = again_s or _MARGIN_S + 2 * self._window * longest * self._byte_s
+        line_s = 2 * self._window * longest * self._byte_s
         until = time.monotonic() + limit_s if limit_s else 0.0
         while len(answers) < len(requests):
-            while following < len(requests) and len(pending) < self._window:
+            # The board ignores requests that are older than the window, so the oldest one must not fall behind.
+            while following < len(requests) and following < min(pending, default=following) + self._window:
                 self._send(requests[following], first + following)
-                pending[following] = (time.monotonic() + wait_s, 1)
+                pending[following] = (time.monotonic() + (again_s or line_s + self._margin_s), 1)
                 following += 1
             frame = self._receive(max(0.0, min(due for due, _ in pending.values()) - time.monotonic()))
             if frame is not None and frame.sequence == 0 and frame.kind == HELLO:
@@ -216,7 +223,11 @@ class SerialClient:
             place = frame.sequence - first if frame is not None else -1
             if frame is not None and place in pending and frame.kind == requests[place][0]:
                 answers[place] = frame.body
-                del pending[place]
+                if pending.pop(place)[1] == 1:
+                    self._margin_s = max(_MARGIN_S, self._margin_s * _DECAY)
+            elif frame is not None and -_RECENT <= place < following:
+                # The second answer to a repeated request: the first was late, not lost.
+                self._margin_s = min(2 * self._margin_s, _MAX_MARGIN_S)
             now = time.monotonic()
             for number, (due, count) in list(pending.items()):
                 if now < due:
@@ -228,7 +239,7 @@ class SerialClient:
                     )
                 self.statistics.repeated += 1
                 self._send(requests[number], first + number)
-                pending[number] = (now + wait_s, count + 1)
+                pending[number] = (now + (again_s or line_s + self._margin_s), count + 1)
         return [answers[place] for place in range(len(requests))]
 
     def _send(self, request: tuple[int, bytes], sequence: int) -> None:

@@ -68,7 +68,7 @@ class McuRuntime:
                 f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
             )
         client, hello = self._try_greet()
-        if hello is None or hello.digest.hex() != firmware.digest:
+        if hello is None or (hello.digest.hex(), hello.image_crc) != (firmware.digest, firmware.image_crc):
             if client is not None:
                 client.close()
             self._flash(folder)
@@ -208,6 +208,10 @@ class FirmwareProgram:
             arrays.append(from_bytes(data[start : start + size], spec.dtype, shape))
             start += size
         return arrays
+
+    def close(self) -> None:
+        """Close the serial line."""
+        self._client.close()
 
     def placement(self) -> Placement:
         """Return the CPU of the microcontroller."""

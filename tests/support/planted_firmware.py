@@ -54,7 +54,7 @@ def build_firmware(chip: Chip, body: str, folder: Path, zig_cache: Path, *, befo
     log.touch()
     link_firmware(chip, [model, library], script, folder / ELF, zig_cache, log)
     elf = read_elf(folder / ELF)
-    _, image = elf.make_image()
+    _, image = elf.make_image(range(chip.flash.start, chip.flash.start + chip.flash.size))
     (folder / FLAT).write_bytes(image)
     ram = find_address(elf, "hil_bss_end") - find_address(elf, "hil_stack_bottom")
     firmware = Firmware(

@@ -73,7 +73,7 @@ class StoredArtifact(Record, kw_only=True):
         dict[str, Any],
         note(
             "notes from the compiler: `text`; with ExecuTorch also `delegation`, `lower_s`, `program_bytes` and "
-            "`quantise_s`"
+            "`quantise_s`; for a microcontroller `flash_bytes`, `ram_bytes`, `chip_flash_bytes` and `chip_ram_bytes`"
         ),
     ]
 

@@ -75,12 +75,15 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
 def write_linker_script(chip: Chip) -> str:
     """Return the linker script. The stack is at the start of RAM, so that an overflow leaves RAM and faults."""
     flash, ram = chip.flash, chip.ram
+    is_apart = chip.vectors is not None and not flash.start <= chip.vectors < flash.start + flash.size
+    vectors = f".vectors {chip.vectors:#x} : {{ KEEP(*(.vectors)) }}" if is_apart else ""
     return f"""ENTRY(hil_vectors)
 MEMORY {{
   FLASH (rx) : ORIGIN = {flash.start:#x}, LENGTH = {flash.size:#x}
   RAM (rwx) : ORIGIN = {ram.start:#x}, LENGTH = {ram.size:#x}
 }}
 SECTIONS {{
+  {vectors}
   .text : {{
     hil_image_start = .;
     KEEP(*(.vectors))
