@@ -18,6 +18,7 @@ arithmetic = "float16"
 function = "main"
 dims = ["N=1", "T=1..512"]
 seed = 3
+device = "vulkan"
 input_range = "-1:1"
 generate = "prompts.generate.toml"
 references = ["onnxruntime", "onnx-reference"]

@@ -65,6 +65,8 @@ GAPS = (
         ("bundle run",),
         "The bundle contains a compiled program.",
     ),
+    Gap(("--device",), ("suite run", PYTEST), "The flow or the board config selects the device."),
+    Gap(("--device",), ("trace run",), "The board config selects the device."),
     Gap(("--energy",), _STORED, "Measure the energy with `hil run` or `hil bench`."),
     Gap(("--compile-time-profile",), ("bundle run",), "The bundle contains a compiled program."),
     Gap(
