@@ -33,9 +33,9 @@ _STATUS = struct.Struct("<I")
 _BITS = 10
 _TRIES = 8
 _MARGIN_S = 0.3
-_PAUSE_S = 0.02
 # After this time without a response to RUN, ask again: the response may be lost.
 _RUN_AGAIN_S = 1.0
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
