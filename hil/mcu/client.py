@@ -32,7 +32,6 @@ _STATUS = struct.Struct("<I")
 # Bits of a byte on the line: start, eight, stop.
 _BITS = 10
 _TRIES = 8
-_PAUSE_S = 0.02
 _DECAY = 0.99
 # An answer with a number this far below the current requests is a late one.
 _RECENT = 8
@@ -41,6 +40,7 @@ _RECENT = 8
 _MARGIN_S, _MAX_MARGIN_S = 0.3, 3.0
 # After this time without a response to RUN, ask again: the response may be lost.
 _RUN_AGAIN_S = 1.0
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
