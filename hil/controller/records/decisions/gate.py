@@ -6,11 +6,10 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.base import Count, Interval, Number, Record, Timestamp, note
 from hil.controller.records.decisions.triage import TriageResult
 from hil.controller.records.measurements.history import SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.outputs import Origin
 
 GateVerdictName = Literal[

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hil.controller.records.base import Count, Record, note
-from hil.controller.records.measurements.interval import Interval
+from hil.controller.records.base import Count, Interval, Record, note
 
 EnergyRefusal = Literal[
     "no meter", "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
