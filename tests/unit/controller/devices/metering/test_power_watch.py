@@ -40,4 +40,4 @@ def test_missing_meter_never_fails_the_run(keys):
     with PowerWatch(make_board(**keys)) as watch:
         watch.observe_run((0, 1))
     assert watch.list_samples(ClockFit(0, 0.0, 0, 0)) == []
-    assert watch.problem.startswith("no power: " if keys else "")
+    assert watch.problem[:10] == ("no power: " if keys else "")
