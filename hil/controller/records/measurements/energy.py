@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hil.controller.records.base import Count, Record, note
-from hil.controller.records.measurements.interval import Interval
+from hil.controller.records.base import Count, Interval, Record, note
 
 EnergyRefusal = Literal[
     "no meter", "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
@@ -38,3 +37,15 @@ class EnergyMeasurement(Record, kw_only=True):
     per_prompt_token: Annotated[UnitEnergy | None, note("null without --generate, or if refused")] = None
     per_generated_token: Annotated[UnitEnergy | None, note("null without --generate, or if refused")] = None
     token_reason: Annotated[str, note("why the energy of tokens is not reported, or empty")] = ""
+
+
+class EnergyComparison(Record, kw_only=True):
+    """Comparison of the stored energies of an inference."""
+
+    ratio: Annotated[float, note("new energy divided by old energy")]
+    old_joules: float
+    new_joules: float
+    verdict: Annotated[
+        Literal["more", "less", "equal"],
+        note("`equal` unless the intervals do not overlap, and the ratio exceeds the smallest effect"),
+    ]
