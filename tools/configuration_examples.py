@@ -15,6 +15,7 @@ web_url = "https://hil.lab"
 notify_github = "lab/models"
 runtime = "iree"
 arithmetic = "float16"
+device = "vulkan"
 function = "main"
 dims = ["N=1", "T=1..512"]
 seed = 3
