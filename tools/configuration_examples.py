@@ -15,10 +15,10 @@ web_url = "https://hil.lab"
 notify_github = "lab/models"
 runtime = "iree"
 arithmetic = "float16"
+device = "vulkan"
 function = "main"
 dims = ["N=1", "T=1..512"]
 seed = 3
-device = "vulkan"
 input_range = "-1:1"
 generate = "prompts.generate.toml"
 references = ["onnxruntime", "onnx-reference"]
