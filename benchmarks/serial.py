@@ -1,4 +1,4 @@
-"""Measure the serial line of a microcontroller, emulated by QEMU behind a pseudo-terminal with the speed of a real line.
+"""Measure the serial line of a microcontroller, emulated by QEMU behind a pseudo-terminal with the speed of a line.
 
 The board is a Cortex-M4 at 921,600 baud: 92,160 bytes a second in each direction. A program that copies a tensor
 measures the transfer; the rival is the line itself, which needs 10 bits for each byte of the tensor. The overhead of a

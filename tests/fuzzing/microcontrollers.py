@@ -67,7 +67,7 @@ def _talk(data: bytes) -> Tried:
         client.run(7, 1.0)
         reached.append("run")
         if len(client.read(OUTPUTS, _OUTPUTS)) != _OUTPUTS:
-            raise Broken("the client returned another number of bytes than requested")
+            raise Broken("the client returned a different number of bytes than requested")
         client.read_fault()
         reached.append("read")
     except BoardRestarted:
