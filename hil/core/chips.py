@@ -22,7 +22,7 @@ _MIN_BAUD, _MAX_BAUD = 300, 20_000_000
 
 
 @dataclass(frozen=True)
-class Region:
+class MemoryRegion:
     """Memory region: address and size in bytes."""
 
     start: int
@@ -52,8 +52,8 @@ class Chip:
 
     name: str
     core: Core
-    flash: Region
-    ram: Region
+    flash: MemoryRegion
+    ram: MemoryRegion
     tick_hz: int  # frequency of the tick counter
     uart: str  # file of the firmware with the UART, or the path of a user's file
     defines: Mapping[str, int] = field(default_factory=dict)  # macros for the files of the UART and the core
@@ -101,8 +101,8 @@ _ALL = (
         "mps3-an547",
         CORTEX_M55,
         # The ITCM at 0 and the DTCM have only 512 KiB. The CPU starts with the table at 0.
-        flash=Region(0x01000000, 2 << 20),
-        ram=Region(0x21000000, 4 << 20),
+        flash=MemoryRegion(0x01000000, 2 << 20),
+        ram=MemoryRegion(0x21000000, 4 << 20),
         vectors=0,
         tick_hz=32_000_000,
         uart="uart_cmsdk.c",
@@ -111,8 +111,8 @@ _ALL = (
     Chip(
         "mps2-an386",
         CORTEX_M4,
-        flash=Region(0, 4 << 20),
-        ram=Region(0x20000000, 4 << 20),
+        flash=MemoryRegion(0, 4 << 20),
+        ram=MemoryRegion(0x20000000, 4 << 20),
         tick_hz=25_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x40004000, "HIL_UART_HZ": 25_000_000},
@@ -120,8 +120,8 @@ _ALL = (
     Chip(
         "riscv32-virt",
         RISCV32,
-        flash=Region(0x80000000, 4 << 20),
-        ram=Region(0x80400000, 4 << 20),
+        flash=MemoryRegion(0x80000000, 4 << 20),
+        ram=MemoryRegion(0x80400000, 4 << 20),
         tick_hz=10_000_000,
         uart="uart_16550.c",
         defines={
@@ -242,11 +242,11 @@ def _parse_number(key: str, text: str) -> int:
     return number
 
 
-def _parse_region(key: str, text: str) -> Region:
+def _parse_region(key: str, text: str) -> MemoryRegion:
     start, separator, size = text.partition(":")
     if not separator:
         raise UsageError(f"[mcu] {key} must be ADDRESS:SIZE, got {text!r}", hint="example: 0x20000000:128K")
-    region = Region(_parse_number(key, start), _parse_number(key, size))
+    region = MemoryRegion(_parse_number(key, start), _parse_number(key, size))
     if not region.size or region.start + region.size > 1 << 32:
         raise UsageError(f"[mcu] {key} must be a range of at most 4 GiB, got {text!r}")
     return region

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hil.errors import BoardLost, HilError, ProtocolBroken
-from hil.mcu.frames import DATA_BYTES, MAX_BYTES, Frame, decode_frame, encode_frame
-from hil.mcu.streams import Stream
+from hil.mcu.frames import DATA_BYTES, MAX_BYTES, SerialFrame, decode_frame, encode_frame
+from hil.mcu.streams import SerialStream
 
 VERSION = 1
 HELLO, WRITE, RUN, READ, RESET = 1, 2, 3, 4, 5
@@ -58,7 +58,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class BoardRunResult:
     """Result of a run."""
 
     status: int
@@ -101,7 +101,7 @@ class LineStatistics:
 class SerialClient:
     """Client on an open line."""
 
-    def __init__(self, stream: Stream, baud: int) -> None:
+    def __init__(self, stream: SerialStream, baud: int) -> None:
         self._stream = stream
         self._received = bytearray()
         self._byte_s = _BITS / baud
@@ -145,7 +145,7 @@ class SerialClient:
         for body in self._exchange(requests):
             self._need_ok(body[:4])
 
-    def run(self, inputs_crc: int, timeout_s: float) -> RunResult:
+    def run(self, inputs_crc: int, timeout_s: float) -> BoardRunResult:
         """Run the program once.
 
         Args:
@@ -157,7 +157,7 @@ class SerialClient:
         """
         body = _RUN.pack(inputs_crc, min(int(timeout_s * 1000), (1 << 32) - 1))
         (answer,) = self._exchange([(RUN, body)], again_s=_RUN_AGAIN_S, limit_s=timeout_s + 2 * _RUN_AGAIN_S)
-        return RunResult(*_unpack(_RESULT, answer))
+        return BoardRunResult(*_unpack(_RESULT, answer))
 
     def read(self, area: int, length: int) -> bytes:
         """Read bytes of an area."""
@@ -181,7 +181,7 @@ class SerialClient:
     def restart(self) -> None:
         """Ask the board to restart. It does not answer."""
         self._sequence += 1
-        self._send_bytes(encode_frame(Frame(RESET, self._sequence)))
+        self._send_bytes(encode_frame(SerialFrame(RESET, self._sequence)))
 
     def _need_ok(self, body: bytes) -> None:
         (status,) = _unpack(_STATUS, body)
@@ -243,7 +243,7 @@ class SerialClient:
         return [answers[place] for place in range(len(requests))]
 
     def _send(self, request: tuple[int, bytes], sequence: int) -> None:
-        self._send_bytes(encode_frame(Frame(request[0], sequence, request[1])))
+        self._send_bytes(encode_frame(SerialFrame(request[0], sequence, request[1])))
 
     def _send_bytes(self, data: bytes) -> None:
         try:
@@ -252,7 +252,7 @@ class SerialClient:
             raise _lost(error) from error
         self.statistics.sent_bytes += len(data)
 
-    def _receive(self, timeout_s: float) -> Frame | None:
+    def _receive(self, timeout_s: float) -> SerialFrame | None:
         """Return the next valid frame, or None after the timeout or after a damaged frame."""
         if b"\0" not in self._received:
             try:

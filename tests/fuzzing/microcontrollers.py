@@ -15,7 +15,7 @@ from hil.errors import BoardError, LoadFailed, ProtocolBroken
 from hil.formats.elf32 import Elf32
 from hil.formats.firmware import Firmware, read_firmware
 from hil.mcu.client import HELLO, OUTPUTS, READ, RUN, WRITE, BoardRestarted, SerialClient
-from hil.mcu.frames import Frame, decode_frame, encode_frame
+from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
 
 _MAX_BYTES = 1 << 14
 _INPUTS, _OUTPUTS = bytes(range(200)) * 12, 1500
@@ -48,7 +48,7 @@ class _Line:
         self.frames += 1
         if kind == 255:
             return body
-        return encode_frame(Frame(kind, max(0, self._sequence - distance), body))
+        return encode_frame(SerialFrame(kind, max(0, self._sequence - distance), body))
 
     def close(self) -> None:
         """Do nothing."""
@@ -67,7 +67,7 @@ def _talk(data: bytes) -> Tried:
         client.run(7, 1.0)
         reached.append("run")
         if len(client.read(OUTPUTS, _OUTPUTS)) != _OUTPUTS:
-            raise Broken("the client returned another number of bytes than requested")
+            raise Broken("the client returned a different number of bytes than requested")
         client.read_fault()
         reached.append("read")
     except BoardRestarted:
@@ -92,7 +92,7 @@ def _seed_line() -> list[bytes]:
     written = _part(WRITE, 1, bytes(8)) + _part(WRITE, 1, bytes(8)) + _part(WRITE, 0, bytes(8))
     ran = _part(RUN, 0, bytes(24))
     read = _part(READ, 1, bytes(1028)) + _part(READ, 0, bytes(480))
-    raw = _part(255, 0, encode_frame(Frame(HELLO, 0, hello + bytes(16))))
+    raw = _part(255, 0, encode_frame(SerialFrame(HELLO, 0, hello + bytes(16))))
     return [greeting + written + ran + read, greeting + raw, greeting + written + raw, b""]
 
 

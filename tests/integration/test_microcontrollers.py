@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.commands import Ended
 from support.layer_models import with_wrong_weight
-from support.microcontrollers import EACH_CHIP, Microcontrollers
+from support.microcontrollers import EACH_CHIP, Microcontrollers, require_emulator
 from support.models import DIGITS
 from support.planted_firmware import build_firmware
 from support.waiting import eventually
@@ -19,9 +23,10 @@ from support.waiting import eventually
 from hil.controller.storage.cache import choose_default_root
 from hil.core.board_parser import read_config
 from hil.core.chips import parse_chip
-from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed
+from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 from hil.formats.firmware import DESCRIPTION
 from hil.mcu.runtime import FirmwareProgram, McuRuntime
+from tools.virtual_board.cli import cli
 from tools.virtual_board.microcontroller import MicrocontrollerBoard
 
 MODEL = DIGITS / "digits_cnn.onnx"
@@ -245,3 +250,74 @@ def test_board_info_names_the_chip(hil: Run, m4: MicrocontrollerBoard) -> None:
     ended = hil("board", "info", m4.config)
     assert ended.code == 0, ended.err
     assert "mps2-an386" in ended.out
+
+
+@pytest.fixture(scope="module")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the example models, as float32 and int8."""
+    folder = tmp_path_factory.mktemp("tiny")
+    script = DIGITS.parent / "microcontrollers" / "make.py"
+    subprocess.run([sys.executable, script, "--out", folder, "--int8"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet8", "ds_cnn", "mobilenet", "autoencoder", "decoder_step"])
+@pytest.mark.parametrize("chip", ["cortex-m55", "cortex-m4"])
+@pytest.mark.timeout(1200)
+def test_example_models_pass(chip: str, name: str, hil: Run, start_chip: Microcontrollers, tiny_models: Path) -> None:
+    for kind in ("", "_int8"):
+        ended = hil("run", tiny_models / f"{name}{kind}.onnx", "--board", start_chip(chip).config, "--json")
+        assert ended.case["outcome"] == "PASS", ended.case["reason"]
+        notes = ended.case["artifact"]["notes"]
+        assert 0 < notes["flash_bytes"] <= notes["chip_flash_bytes"]
+        assert 0 < notes["ram_bytes"] <= notes["chip_ram_bytes"]
+
+
+# The command leaves the board's process behind.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_command_starts_lists_and_ends_a_microcontroller(tmp_path: Path) -> None:
+    require_emulator("cortex-m4")
+    runner = CliRunner(env={"HIL_VIRTUAL_LAB": str(tmp_path / ("lab" * 40))})
+
+    def call(*words: str) -> str:
+        done = runner.invoke(cli, words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        return done.output
+
+    config = tmp_path / "m4.toml"
+    try:
+        reach = json.loads(call("up", "m4", "--chip", "cortex-m4", "--config", str(config)))
+        assert config.read_text() == Path(reach["config"]).read_text()
+        assert call("list").split("\t") == ["m4", "mps2-an386", reach["address"], "power off", "cable up\n"]
+        for words in (["cut"], ["restore"], ["freeze"], ["thaw"], ["reboot"], ["kill"]):
+            call(*words, "m4")
+        call("faults", "m4", "loss=0.1,flip=0.1")
+        with pytest.raises(UsageError, match="the probability of loss must be from 0 to 1"):
+            runner.invoke(cli, ["faults", "m4", "loss=2"], catch_exceptions=False)
+        with pytest.raises(UsageError, match="already running with different options"):
+            runner.invoke(cli, ["up", "m4", "--chip", "cortex-m4", "--baud", "9600"], catch_exceptions=False)
+    finally:
+        call("down", "m4")
+    assert call("list") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chip", "cortex-m3"], "unknown chip 'cortex-m3'"),
+        (["--baud", "9600"], "--baud requires --chip"),
+        (["--chip", "cortex-m4", "--arch", "aarch64"], "--arch is not for microcontrollers"),
+    ],
+)
+def test_command_rejects_invalid_options(words: list[str], message: str, tmp_path: Path) -> None:
+    runner = CliRunner(env={"HIL_VIRTUAL_LAB": str(tmp_path)})
+    with pytest.raises(UsageError, match=message):
+        runner.invoke(cli, ["up", "m4", *words], catch_exceptions=False)
+
+
+def test_missing_emulator_names_the_package(tmp_path: Path) -> None:
+    runner = CliRunner(env={"HIL_VIRTUAL_LAB": str(tmp_path), "PATH": str(tmp_path)})
+    with pytest.raises(UsageError) as caught:
+        runner.invoke(cli, ["up", "m4", "--chip", "riscv32"], catch_exceptions=False)
+    assert caught.value.hint == "apt-get install qemu-system-misc"

@@ -229,7 +229,7 @@ def list_() -> None:
         click.echo(f"{folder.name}\t{kind}\t{board.address}\tpower {status['power']}\tcable {status['cable']}")
 
 
-# Requests to a microcontroller with another name than the command.
+# Requests to a microcontroller with a different name from the command.
 _VERBS = {"reboot": "reset"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.core.board_parser import parse_board
-from hil.core.chips import CHIPS, Region, format_flags, parse_chip, split_flags
+from hil.core.chips import CHIPS, MemoryRegion, format_flags, parse_chip, split_flags
 from hil.errors import UsageError
 
 OWN = {
@@ -27,7 +27,7 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
     chip = parse_chip(
         {"chip": "mps2-an386", "ram": "0x20000000:64K", "baud": "115200", "define.HIL_UART": "0x40005000"}
     )
-    assert chip.ram == Region(0x20000000, 64 << 10)
+    assert chip.ram == MemoryRegion(0x20000000, 64 << 10)
     assert chip.baud == 115_200
     assert chip.defines["HIL_UART"] == 0x40005000
     assert chip.flash == CHIPS["mps2-an386"].flash
@@ -35,7 +35,7 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
 
 def test_an_unknown_chip_is_described_completely() -> None:
     chip = parse_chip({"chip": "stm32f407", **OWN})
-    assert (chip.name, chip.core.name, chip.flash) == ("stm32f407", "cortex-m4", Region(0x08000000, 1 << 20))
+    assert (chip.name, chip.core.name, chip.flash) == ("stm32f407", "cortex-m4", MemoryRegion(0x08000000, 1 << 20))
 
 
 @pytest.mark.parametrize(

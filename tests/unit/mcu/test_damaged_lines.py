@@ -12,7 +12,7 @@ import pytest
 from hil.errors import BoardLost
 from hil.mcu import client as client_module
 from hil.mcu.client import HELLO, OK, OUTPUTS, READ, RUN, WRITE, SerialClient
-from hil.mcu.frames import Frame, decode_frame, encode_frame
+from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
 
 _HELLO = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 0, 2, 99)
 _SIZE = 200
@@ -65,10 +65,10 @@ class Line:
             part, _, self._to_board = self._to_board.partition(b"\0")
             frame = decode_frame(bytes(part)) if part else None
             if frame is not None:
-                answer = Frame(frame.kind, frame.sequence, self.answer(frame))
+                answer = SerialFrame(frame.kind, frame.sequence, self.answer(frame))
                 self._to_host += self.damage(encode_frame(answer), "up")
 
-    def answer(self, frame: Frame) -> bytes:
+    def answer(self, frame: SerialFrame) -> bytes:
         """Return the body of an answer, as the firmware makes it."""
         if frame.kind == HELLO:
             self.last_run = 0

@@ -19,7 +19,7 @@ from hil.controller.backends.compilers.firmware.linking import (
     list_symbols,
     read_elf,
 )
-from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Interpreter, Schedule
+from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule, ScheduleInterpreter
 from hil.controller.backends.compilers.firmware.source import write_linker_script, write_model
 from hil.controller.backends.compilers.iree import convert_for_iree
 from hil.controller.backends.compilers.iree_program import (
@@ -195,7 +195,7 @@ def _compile_library(
     if text is None:
         raise CompileFailed("iree-compile did not write the program's schedule", hint="remove --compile-flag options")
     report_phase("schedule")
-    schedule = Interpreter(parse(str(text))).read_schedule(function, (specs[0], specs[1]))
+    schedule = ScheduleInterpreter(parse(str(text))).read_schedule(function, (specs[0], specs[1]))
     if not library.exists():
         return schedule, [], ""  # the program only fills and copies buffers
     query = _QUERY.search(read_text(library.with_suffix(".h")))

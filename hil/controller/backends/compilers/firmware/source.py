@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from hil.controller.backends.compilers.firmware.schedule import (
     Buffer,
+    BufferRange,
     CopyStep,
     DispatchStep,
     Fill,
     Schedule,
-    Span,
     Step,
 )
 from hil.core.chips import Chip
@@ -43,7 +43,7 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
     lines.append(_declare("local_memory", local_memory))
     lines.append(f"static uint32_t ticks[{max(1, len(schedule.steps))}];")
 
-    def locate(span: Span) -> str:
+    def locate(span: BufferRange) -> str:
         buffer = span.buffer
         if buffer.kind == "transient":
             return f"(void *)(arena + {buffer.offset + span.offset})"
@@ -142,10 +142,10 @@ def _write_bytes(data: bytes) -> str:
 
 
 def _write_step(
-    step: Step, name: str, functions: Sequence[str], locate: Callable[[Span], str], lines: list[str]
+    step: Step, name: str, functions: Sequence[str], locate: Callable[[BufferRange], str], lines: list[str]
 ) -> str:
     """Add the arrays of a step to the lines, and return its row."""
-    spans: tuple[Span, ...]
+    spans: tuple[BufferRange, ...]
     words: tuple[int, ...] = ()
     if isinstance(step, DispatchStep):
         spans, words = step.bindings, step.constants
