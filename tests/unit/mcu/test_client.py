@@ -128,7 +128,7 @@ def test_a_restart_during_a_run_is_reported() -> None:
 
 def test_a_board_that_restarts_forever_is_lost() -> None:
     board = Board()
-    board.answer = lambda frame: board.send(Frame(HELLO, 0, GREETING))  # type: ignore[method-assign]
+    board.answer = lambda frame: board.send(SerialFrame(HELLO, 0, GREETING))  # type: ignore[method-assign]
     with pytest.raises(BoardLost, match="restarts again and again"):
         SerialClient(board, 10_000_000).greet(0.2)
 

@@ -95,6 +95,10 @@ class Line:
             self.now += timeout_s + 1e-6
         return data
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -105,7 +109,8 @@ def test_damaged_frames_give_no_wrong_answer(count: int, monkeypatch: pytest.Mon
     damaged = right = lost = 0
     while damaged < count:
         line = Line(rng, rng.choice([0.02, 0.3, 0.6]))
-        monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda line=line: line.now))
+        clock = SimpleNamespace(monotonic=lambda line=line: line.now, sleep=line.wait)
+        monkeypatch.setattr(client_module, "time", clock)
         client = SerialClient(line, 1_000_000)
         try:
             client.greet(60.0)
