@@ -35,7 +35,7 @@ from hil.core.config_keys import list_keys, remove_links
 from hil.core.files import read_text, suggest_path
 from hil.core.runtimes import RUNTIMES, choose_runtime
 from hil.core.text import hide_logins
-from hil.core.variables import VARIABLES
+from hil.core.variables import VARIABLES, check_variables
 from hil.errors import UsageError
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
@@ -69,8 +69,10 @@ def find_effective_config(
         board, hw_type: options of the command line.
 
     Raises:
-        UsageError: the model does not exist, the project file is invalid, or the board is unknown.
+        UsageError: the model does not exist, the project file is invalid, the board is unknown, or an environment
+            variable has an invalid value.
     """
+    check_variables()
     if model is not None and not path_exists(model):
         raise UsageError(
             f"model {model} not found",

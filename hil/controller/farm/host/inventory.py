@@ -21,6 +21,7 @@ from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
 from hil.core.meter_config import MeterConfig
 from hil.core.stack_config import StackValue
+from hil.core.variables import check_variables
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -90,6 +91,7 @@ def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
 
 def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[BoardEntry]:
     """Create simulated boards ``HOST-sim-1`` and so on. Their configs and stores are in the host's directory."""
+    check_variables()  # the simulators would end again and again
     model, posts = load_board(SIMULATOR).config, []
     for number in range(1, count + 1):
         name = f"{check_name(site.host)}-sim-{number}"
