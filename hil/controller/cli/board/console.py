@@ -37,7 +37,7 @@ Examples:
   hil board console rpi5 --since 10m --no-follow --grep oops"""
 )
 @add_board_place
-@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 or a date.")
+@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 (local time).")
 @click.option("--grep", default="", metavar="REGEX", help="Print only lines that match.")
 @click.option("--no-follow", is_flag=True, help="Print the stored lines and end, without opening the console.")
 @click.option("--seconds", type=float, metavar="S", callback=check_limit, help="End after this time.")

@@ -31,7 +31,7 @@ Examples:
   hil farm console rpi5-3 --since 10m --seconds 5 --grep oops"""
 )
 @click.argument("board")
-@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 or a date.")
+@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 (local time).")
 @click.option("--grep", default="", metavar="REGEX", help="Print only lines that match.")
 @click.option("--seconds", type=float, metavar="S", callback=check_limit, help="End after this time.")
 @click.option("--write", is_flag=True, help="Lease the board, and send each line of stdin to the console.")
