@@ -28,7 +28,8 @@ from hil.controller.storage.cache import choose_default_root
 from hil.controller.storage.paths import path_exists
 from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import LABELS
-from hil.core.board_config import BoardConfig, Connection
+from hil.core.arithmetic import FLOAT32
+from hil.core.board_config import BoardConfig, Connection, Simulator
 from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
 from hil.core.config_keys import list_keys, remove_links
@@ -238,13 +239,20 @@ def _format_quota(size: int) -> str:
 def _iter_board(config: BoardConfig) -> Iterator[tuple[str, _Origin]]:
     """Yield the values that the board's config adds."""
     info = RUNTIMES.get(config.runtime)
-    values = {
+    values: dict[str, Any] = {
         "name": config.name,
         "hw_type": config.hw_type,
         "address": config.connection.address,
         "device": config.devices.get(config.runtime, ""),
         "compile_flags": list(config.compile_flags.get(info.compiler if info else config.runtime, ())),
     }
+    if config.simulator is not None:
+        simulator = config.simulator
+        values |= {
+            "simulator.arithmetic": simulator.arithmetic or FLOAT32,
+            "simulator.memory_limit": simulator.memory_limit,
+            "simulator.faults": list(simulator.faults),
+        }
     for key, value in values.items():
         if value:
             yield key, _Origin(value, "board config", str(config.path))
@@ -272,10 +280,16 @@ def _list_meanings() -> Mapping[tuple[str, str], str]:
     """Return the meaning of each row by table and key, as plain text."""
     tables = {one.name: {key.name: key.meaning for key in one.keys} for one in list_project_tables()}
     board = {name: key.meaning for name, key in list_keys(BoardConfig).items()}
+    simulator = {f"simulator.{name}": key.meaning for name, key in list_keys(Simulator).items()}
     found = {
         "defaults": tables["defaults"],
         TABLE: tables[TABLE],
-        "board": {**board, "address": list_keys(Connection)["address"].meaning, "device": board["devices"]},
+        "board": {
+            **board,
+            **simulator,
+            "address": list_keys(Connection)["address"].meaning,
+            "device": board["devices"],
+        },
         "environment": {
             **{one.name: one.meaning for one in VARIABLES},
             "cache": _CACHE_MEANING,
