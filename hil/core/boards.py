@@ -139,7 +139,9 @@ def find_board(name: str, others: Callable[[], Iterable[str]] = lambda: ()) -> P
         return Path(name)
     known = list_boards()
     if name not in known:
-        names = did_you_mean(name, [*known, *others()]) + format_expected(known)
+        is_near = any(path.stem == name for path in Path().glob("*.toml"))
+        near = f"did you mean '{name}.toml'? " if is_near else did_you_mean(name, [*known, *others()])
+        names = near + format_expected(known)
         raise UsageError(
             f"unknown board {name!r}",
             hint=f"{names}{names and '; or '}USER@HOST, ssh:ALIAS, unix:PATH, HOST:PORT, farm:SELECTOR",

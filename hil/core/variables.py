@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
+from hil.errors import UsageError, did_you_mean, format_expected
+
 # ``read``: hil reads the variable; ``set``: hil sets the variable for commands that it starts.
 Use = Literal["read", "set"]
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Variable:
     example: str = ""
     is_secret: bool = False  # True if `hil config show` must not print the value
     use: Use = "read"
+    values: tuple[str, ...] = ()  # accepted values; empty for any text
+    is_number: bool = False  # True if the value must be a whole number from 0
 
 
 VARIABLES = (
@@ -43,9 +49,22 @@ VARIABLES = (
         "system supports it.",
         "auto",
         example="required",
+        values=("auto", "required", "off"),
     ),
-    Variable("HIL_SIMULATOR", "`fresh` starts a new simulator for each command.", "reuse", example="fresh"),
-    Variable("HIL_PICTURES", "Number of failing cases of a suite whose outputs the report draws.", "20", example="5"),
+    Variable(
+        "HIL_SIMULATOR",
+        "`fresh` starts a new simulator for each command.",
+        "reuse",
+        example="fresh",
+        values=("reuse", "fresh"),
+    ),
+    Variable(
+        "HIL_PICTURES",
+        "Number of failing cases of a suite whose outputs the report draws.",
+        "20",
+        example="5",
+        is_number=True,
+    ),
     Variable("HIL_SSH_PASSWORD", "Password for SSH.", is_secret=True),
     Variable("HIL_AGENT_TOKEN", "Token of an agent that listens on a port.", is_secret=True),
     Variable(
@@ -85,3 +104,36 @@ VARIABLES = (
     Variable("HIL_DRIVER", "`hil gate --over driver`: version, for the command that installs it.", use="set"),
     Variable("HIL_ASKPASS_SOCKET", "Socket for questions of ssh; internal.", use="set"),
 )
+
+
+def read_choice(name: str) -> str:
+    """Return the value of a variable with a list of values, or its default. Raises UsageError for other values."""
+    variable = _find_variable(name)
+    value = os.environ.get(name) or variable.default
+    if value not in variable.values:
+        raise UsageError(
+            f"invalid {name}={value!r}",
+            hint=f"{did_you_mean(value.lower(), variable.values)}{format_expected(variable.values)}",
+        )
+    return value
+
+
+def read_count(name: str) -> int:
+    """Return the value of a variable with a whole number, or its default. Raises UsageError for other values."""
+    value = os.environ.get(name) or _find_variable(name).default
+    if not (value.isascii() and value.isdecimal()) or len(value) > _MAX_DIGITS:
+        raise UsageError(f"invalid {name}={value!r}", hint="expected a whole number, such as 5")
+    return int(value)
+
+
+def check_variables() -> None:
+    """Raise UsageError if a variable with a list of values, or with a number, has another value."""
+    for one in VARIABLES:
+        if one.values:
+            read_choice(one.name)
+        elif one.is_number:
+            read_count(one.name)
+
+
+def _find_variable(name: str) -> Variable:
+    return next(one for one in VARIABLES if one.name == name)

@@ -28,6 +28,7 @@ from hil.core.processes import ForkedChild, wait_or_kill
 from hil.core.runtimes import RUNTIMES, list_known_runtimes
 from hil.core.scratch import remove_tree
 from hil.core.text import show_visibly
+from hil.core.variables import read_choice
 from hil.errors import HilError, UsageError
 from hil.protocol.listening import refuse_if_served, refuse_if_taken
 from hil.sim import faults
@@ -205,7 +206,6 @@ def main() -> None:
     options.add_argument(
         "--sandbox",
         choices=SANDBOX,
-        default=os.environ.get(SANDBOX_VARIABLE, AUTO),
         help="run programs without network or writable files (default auto: if the kernel supports it)",
     )
     options.add_argument(
@@ -221,7 +221,8 @@ def main() -> None:
     arguments = options.parse_args()
     try:
         config = read_config(arguments) | {"fork_ahead": arguments.fork_ahead}
-        agent, address = start(config, load_board(arguments.config).config, arguments.fault, arguments.sandbox)
+        sandbox = arguments.sandbox or read_choice(SANDBOX_VARIABLE)
+        agent, address = start(config, load_board(arguments.config).config, arguments.fault, sandbox)
     except HilError as error:
         print(f"hil.sim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -66,3 +66,10 @@ def test_lease_holder_writes_to_console(farm: RunningFarm):
     )
     assert started.returncode == 0, started.stderr
     assert "hello" in started.stdout
+
+
+def test_writing_ends_after_end_of_input(farm: RunningFarm):
+    command = [*HIL, "farm", "console", "laptop", "--write"]
+    done = subprocess.run(command, env=farm.environment, input="early\n", capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "early" in done.stdout

@@ -28,14 +28,15 @@ from hil.controller.storage.cache import choose_default_root
 from hil.controller.storage.paths import path_exists
 from hil.controller.storage.session_folders import DEFAULT_ROOT
 from hil.controller.storage.sources.origin import LABELS
-from hil.core.board_config import BoardConfig, Connection
+from hil.core.arithmetic import FLOAT32
+from hil.core.board_config import BoardConfig, Connection, Simulator
 from hil.core.boards import find_board, read_board
 from hil.core.config_files import get_user_folder, parse_toml, state_of
 from hil.core.config_keys import list_keys, remove_links
 from hil.core.files import read_text, suggest_path
 from hil.core.runtimes import RUNTIMES, choose_runtime
 from hil.core.text import hide_logins
-from hil.core.variables import VARIABLES
+from hil.core.variables import VARIABLES, check_variables
 from hil.errors import UsageError
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
@@ -69,8 +70,10 @@ def find_effective_config(
         board, hw_type: options of the command line.
 
     Raises:
-        UsageError: the model does not exist, the project file is invalid, or the board is unknown.
+        UsageError: the model does not exist, the project file is invalid, the board is unknown, or an environment
+            variable has an invalid value.
     """
+    check_variables()
     if model is not None and not path_exists(model):
         raise UsageError(
             f"model {model} not found",
@@ -236,13 +239,20 @@ def _format_quota(size: int) -> str:
 def _iter_board(config: BoardConfig) -> Iterator[tuple[str, _Origin]]:
     """Yield the values that the board's config adds."""
     info = RUNTIMES.get(config.runtime)
-    values = {
+    values: dict[str, Any] = {
         "name": config.name,
         "hw_type": config.hw_type,
         "address": config.connection.address,
         "device": config.devices.get(config.runtime, ""),
         "compile_flags": list(config.compile_flags.get(info.compiler if info else config.runtime, ())),
     }
+    if config.simulator is not None:
+        simulator = config.simulator
+        values |= {
+            "simulator.arithmetic": simulator.arithmetic or FLOAT32,
+            "simulator.memory_limit": simulator.memory_limit,
+            "simulator.faults": list(simulator.faults),
+        }
     for key, value in values.items():
         if value:
             yield key, _Origin(value, "board config", str(config.path))
@@ -270,10 +280,16 @@ def _list_meanings() -> Mapping[tuple[str, str], str]:
     """Return the meaning of each row by table and key, as plain text."""
     tables = {one.name: {key.name: key.meaning for key in one.keys} for one in list_project_tables()}
     board = {name: key.meaning for name, key in list_keys(BoardConfig).items()}
+    simulator = {f"simulator.{name}": key.meaning for name, key in list_keys(Simulator).items()}
     found = {
         "defaults": tables["defaults"],
         TABLE: tables[TABLE],
-        "board": {**board, "address": list_keys(Connection)["address"].meaning, "device": board["devices"]},
+        "board": {
+            **board,
+            **simulator,
+            "address": list_keys(Connection)["address"].meaning,
+            "device": board["devices"],
+        },
         "environment": {
             **{one.name: one.meaning for one in VARIABLES},
             "cache": _CACHE_MEANING,

@@ -17,6 +17,7 @@ from hil.controller.storage.screen.texts import format_count
 from hil.core.results import Relation, RunResult
 from hil.core.scratch import make_folder
 from hil.core.text import escape_controls
+from hil.core.variables import check_variables
 from hil.errors import HilError, UsageError
 from hil.testing.pytest_plugin.options import TAKEN, make_absolute, must_write_reports, rename_for_pytest
 from hil.testing.pytest_plugin.reporting import Reporting, attach
@@ -35,6 +36,7 @@ def begin(config: pytest.Config) -> None:
     """
     try:
         plugin = PluginSession(config)
+        check_variables()
     except UsageError as error:
         raise pytest.UsageError(rename_for_pytest(str(error))) from None
     config.stash[SESSION] = plugin

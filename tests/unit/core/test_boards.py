@@ -201,3 +201,11 @@ def test_board_has_time_unless_its_clock_counts(tmp_path):
 )
 def test_only_exact_simulators_have_known_arithmetic(name: str, exact: bool) -> None:
     assert load_board(name).config.is_exact is exact
+
+
+def test_unknown_board_suggests_config_in_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "laptop.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="unknown board 'laptop'") as caught:
+        load_board("laptop")
+    assert caught.value.hint.startswith("did you mean 'laptop.toml'?")

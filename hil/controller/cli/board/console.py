@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -22,7 +22,20 @@ from hil.errors import EXIT_BOARD, EXIT_OK, BoardError, UsageError
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.devices.console.lines import ConsoleLine
-    from hil.controller.devices.console.viewing import ConsoleWatch
+
+
+# Time for the output of the last input.
+OUTPUT_SECONDS = 3.0
+
+
+class InputConsole(Protocol):
+    """A console that takes input."""
+
+    def send_line(self, text: str) -> None:
+        """Send a line."""
+
+    def stop(self) -> None:
+        """End the output."""
 
 
 def check_limit(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -37,7 +50,7 @@ Examples:
   hil board console rpi5 --since 10m --no-follow --grep oops"""
 )
 @add_board_place
-@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 or a date.")
+@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 (local time).")
 @click.option("--grep", default="", metavar="REGEX", help="Print only lines that match.")
 @click.option("--no-follow", is_flag=True, help="Print the stored lines and end, without opening the console.")
 @click.option("--seconds", type=float, metavar="S", callback=check_limit, help="End after this time.")
@@ -55,7 +68,8 @@ def console(
     """Print a board's console until Ctrl-C. Works during a run.
 
     hil keeps the latest lines of each console that a run or this command has read: --since prints them first.
-    --no-follow prints only these lines, by default all.
+    --no-follow prints only these lines, by default all. With --write, the command ends 3 seconds after the end of
+    stdin, or after --seconds.
     """
     from hil.controller.cli.times import parse_past
     from hil.controller.devices.console.spool import make_entry
@@ -93,7 +107,7 @@ def _read_lines(
         watch = stack.enter_context(watch_console(choice.config, exclusive=writes))
         if writes:
             # The thread may wait for stdin when the command ends.
-            threading.Thread(target=_send_input, args=(watch,), daemon=True).start()
+            threading.Thread(target=send_input, args=(watch, seconds is None), daemon=True).start()
         yield from watch.iter_lines(since_s, seconds)
 
 
@@ -103,12 +117,20 @@ def iter_input() -> Iterator[str]:
         yield line.decode(errors="replace")
 
 
-def _send_input(watch: ConsoleWatch) -> None:
+def send_input(console: InputConsole, ends: bool) -> None:
+    """Send the lines of stdin to a console.
+
+    Args:
+        ends: True to stop the console a short time after the end of stdin.
+    """
     try:
         for text in iter_input():
-            watch.send_line(text)
+            console.send_line(text)
     except BoardError as error:
         print_message(f"hil: {error.message}")
+    if ends:
+        time.sleep(OUTPUT_SECONDS)
+        console.stop()
 
 
 @make_command(epilog="Example: hil board provision rpi5 --image sdcard.img")

@@ -62,7 +62,7 @@ Examples:
     help="Board of the farm; repeatable: each value is a further board.",
 )
 @count_option
-@click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00', 2026-11-30.")
+@click.option("--at", default="", metavar="TIME", help="Reserve a board for this time: 9:00, 'mon 9:00' (local time).")
 @click.option("--for", "for_", default="1h", show_default=True, metavar="TIME", help="Maximum lease time: 90s, 30m.")
 @priority_option
 @project_option

@@ -90,7 +90,9 @@ Examples:
 @click.option("--user", default="", metavar="USER", help="Show only this user's jobs.")
 @click.option("--mine", is_flag=True, help="Show only your jobs.")
 @click.option("--failed", is_flag=True, help="Show only finished jobs without success.")
-@click.option("--since", default="", metavar="TIME", help="Show only jobs queued after: 2h, 3d, 9:00, mon, 2026-11-30.")
+@click.option(
+    "--since", default="", metavar="TIME", help="Show only jobs queued after: 2h, 3d, 9:00, mon (local time)."
+)
 @click.option(
     "--limit",
     type=click.IntRange(1, _MAX_ROWS),

@@ -41,7 +41,7 @@ def _parse_since(_: click.Context, option: click.Parameter, value: str) -> float
     default="",
     callback=_parse_since,
     metavar="TIME",
-    help="List only newer runs: 2d, 12h, 2026-11-30 (UTC).",
+    help="List only newer runs: 2d, 12h, 2026-11-30 (local time).",
 )
 @runs_option
 @json_option

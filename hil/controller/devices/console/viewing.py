@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -75,6 +76,7 @@ class ConsoleWatch:
         self._config = config
         self._reader = reader
         self._lines = lines
+        self._is_stopped = threading.Event()
 
     def iter_lines(self, since_s: float | None, seconds: float | None = None) -> Iterator[ConsoleLine]:
         """Yield the stored lines since a time, if given, and then new lines.
@@ -88,12 +90,16 @@ class ConsoleWatch:
             stored = read_stored_lines(self._config, since_s)
             known = set(stored[-_OVERLAP:])
             yield from stored
-        while deadline is None or time.monotonic() < deadline:
+        while not self._is_stopped.is_set() and (deadline is None or time.monotonic() < deadline):
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0))
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=left)
                 if line not in known:
                     yield line
+
+    def stop(self) -> None:
+        """End :meth:`iter_lines`. May be called from any thread."""
+        self._is_stopped.set()
 
     def send_line(self, text: str) -> None:
         """Send a line to the board, which must own the console. Raises BoardUnreachable."""

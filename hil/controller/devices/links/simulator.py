@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 from hil.controller.devices.board_client import AgentEndpoint
@@ -15,6 +14,7 @@ from hil.core.processes import wait_or_kill
 from hil.core.runtimes import RUNTIME_GROUP
 from hil.core.scratch import make_folder, remove_tree
 from hil.core.text import TextSink
+from hil.core.variables import read_choice
 
 # Environment variable, and the value "fresh": start a new simulator for each command.
 VARIABLE, FRESH = "HIL_SIMULATOR", "fresh"
@@ -29,11 +29,12 @@ def open_simulator(config: BoardConfig, faults: tuple[str, ...] = (), say: TextS
 
     Raises:
         BoardUnreachable: The simulator does not start in time.
-        UsageError: A fault has invalid syntax.
+        UsageError: A fault has invalid syntax, or an environment variable an invalid value.
     """
+    is_fresh = read_choice(VARIABLE) == FRESH
     faulty = bool(faults) or bool(config.simulator and config.simulator.faults)
     link = None
-    if not faulty and os.environ.get(VARIABLE) != FRESH and not list_entry_points(RUNTIME_GROUP):
+    if not faulty and not is_fresh and not list_entry_points(RUNTIME_GROUP):
         link = _borrow_link(config)
     if link is None:
         link = _own(config, faults, faulty)

@@ -31,7 +31,7 @@ from hil.protocol import grpc_calls
 from hil.protocol.v1 import farm_pb2 as pb
 
 _POLL_SECONDS = 0.2
-# Time for the user's request.
+# Time for the user's request, and for the start of the console before the first input.
 _FIRST_SECONDS = 10.0
 # Maximum users at the same time, and lines that wait for a slow user.
 MAX_USERS = 16
@@ -52,6 +52,7 @@ class ConsoleEndpoint:
         self._get_config, self._farm, self._say = get_config, farm, say
         self._lock = threading.Lock()
         self._reader: ConsoleReader | None = None
+        self._is_open = threading.Event()
         self._users: list[queue.Queue[ConsoleLine]] = []
         self._calls: set[Any] = set()
         self._is_closed = threading.Event()
@@ -120,6 +121,7 @@ class ConsoleEndpoint:
                     return
 
     def _write_input(self, text: str) -> None:
+        self._is_open.wait(_FIRST_SECONDS)  # the first input may arrive before the console is open
         reader = self._reader
         if reader is not None:
             try:
@@ -159,6 +161,7 @@ class ConsoleEndpoint:
             try:
                 if self._reader is None:
                     self._reader = ConsoleReader(config, self._add_lines)
+                    self._is_open.set()
             except BaseException:
                 self._users.remove(lines)
                 raise
@@ -169,6 +172,7 @@ class ConsoleEndpoint:
                 self._users.remove(lines)
                 if not self._users and self._reader is not None:
                     # A new user waits until the console is closed: a serial port has one reader.
+                    self._is_open.clear()
                     self._reader.close()
                     self._reader = None
 

@@ -101,7 +101,7 @@ def serve(
         afterwards.callback(shutil.rmtree, place.sockets, ignore_errors=True)
         posts = make_simulators(place, simulators, faults) if simulators else []
         if boards or not simulators:
-            posts += find_boards(place, boards)
+            posts += find_boards(place, boards, faults)
         if not posts:
             raise UsageError(
                 "no boards found on this host",
@@ -110,7 +110,7 @@ def serve(
         place = replace(place, boards=len(posts))
         for post in posts:
             post.folder.mkdir(parents=True, exist_ok=True)
-        _preload_modules(simulators > 0)
+        _preload_modules(any(post.simulator for post in posts))
         say(f"host {name}: {len(posts)} board{'s' * (len(posts) > 1)}: {_format_names(posts)}")
         listening = afterwards.enter_context(uplink.listen(place.uplink))
         children = [_make_uplink(place, listening), *(child for post in posts for child in _make_children(post, place))]

@@ -21,6 +21,7 @@ from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
 from hil.core.meter_config import MeterConfig
 from hil.core.stack_config import StackValue
+from hil.core.variables import check_variables
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
@@ -64,32 +65,52 @@ class BoardEntry:
     folder: Path  # private directory of the board
     simulator: tuple[str, ...] = ()  # arguments of `python -m hil.sim`, if the host starts the board
     typed: bool = True  # True if the config is trusted without the user's confirmation
+    address: str = ""  # address of a simulator with a config of the user, which has no address
 
     def load(self) -> BoardConfig:
         """Read the config from disk."""
-        return load_board(str(self.config), typed=self.typed).config
+        config = load_board(str(self.config), typed=self.typed).config
+        if not self.address:
+            return config
+        return replace(config, connection=replace(config.connection, address=self.address))
 
 
-def find_boards(site: HostInfo, named: Sequence[str]) -> list[BoardEntry]:
-    """Return the boards given by name or config file; by default all configured boards with an address."""
+def find_boards(site: HostInfo, named: Sequence[str], faults: Iterable[str] = ()) -> list[BoardEntry]:
+    """Return the boards given by name or config file; by default all configured boards with an address.
+
+    The host starts a simulator for a user's config with ``[simulator]`` and no address.
+
+    Args:
+        faults: faults of the simulators, in addition to the configs'.
+    """
     found: dict[str, BoardEntry] = {}
     for name in named or _find_reachable_boards():
         loaded = load_board(name)
         config = loaded.config
-        if not config.connection.address and not config.labgrid.place:
+        starts = config.is_simulator and not config.labgrid.place and not loaded.is_shipped
+        if not (config.connection.address or config.labgrid.place or starts):
             raise UsageError(
                 f"{config.name} is a board type without an address",
-                hint="write a config for the board with [connection] address; for simulators, use --sim N",
+                hint="write a config for the board with [connection] address or [simulator]; for simulators of type "
+                "'sim', use --sim N",
             )
         if config.name in found:
             raise UsageError(f"duplicate board name {config.name}", hint="set a different [board] name in each config")
         folder = site.folder / "boards" / check_name(config.name)
-        found[config.name] = BoardEntry(config.name, config.path, folder, typed=not loaded.is_foreign)
+        entry = BoardEntry(config.name, config.path, folder, typed=not loaded.is_foreign)
+        if starts:
+            address = f"unix:{site.sockets / f'board-{len(found)}.sock'}"
+            arguments = _make_sim_arguments(entry, config.path, address, faults)
+            entry = replace(entry, simulator=arguments, address=address)
+        found[config.name] = entry
+    if any(one.simulator for one in found.values()):
+        check_variables()
     return list(found.values())
 
 
 def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[BoardEntry]:
     """Create simulated boards ``HOST-sim-1`` and so on. Their configs and stores are in the host's directory."""
+    check_variables()  # the simulators would end again and again
     model, posts = load_board(SIMULATOR).config, []
     for number in range(1, count + 1):
         name = f"{check_name(site.host)}-sim-{number}"
@@ -97,10 +118,15 @@ def make_simulators(site: HostInfo, count: int, faults: Iterable[str]) -> list[B
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "board.toml"
         config.write_text(format_sim_config(model, name, f"unix:{socket}"))
-        arguments = ["--listen", f"unix:{socket}", "--store", str(folder / "store"), "--config", str(model.path)]
-        arguments += ["--name", name, *(word for fault in faults for word in ("--fault", fault))]
-        posts.append(BoardEntry(name, config, folder, tuple(arguments)))
+        post = BoardEntry(name, config, folder)
+        posts.append(replace(post, simulator=_make_sim_arguments(post, model.path, f"unix:{socket}", faults)))
     return posts
+
+
+def _make_sim_arguments(post: BoardEntry, config: Path, address: str, faults: Iterable[str]) -> tuple[str, ...]:
+    """Return the arguments of ``python -m hil.sim`` for a board."""
+    arguments = ["--listen", address, "--store", str(post.folder / "store"), "--config", str(config)]
+    return (*arguments, "--name", post.name, *(word for fault in faults for word in ("--fault", fault)))
 
 
 def make_socket_folder(folder: Path) -> Path:

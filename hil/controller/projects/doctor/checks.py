@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hil.controller.projects.doctor.packages import check_packages
-from hil.controller.projects.doctor.results import FAIL, NOTE, make_check
+from hil.controller.projects.doctor.results import FAIL, NOTE, PASS, make_check
 from hil.controller.records.commands.boards import BoardCheck
 from hil.controller.records.commands.projects import EnvironmentCheck
 from hil.errors import HilError
@@ -24,12 +24,24 @@ def check_environment(here: Path, *, runs_model: bool = True) -> Iterator[Enviro
     """
     groups = {
         "packages": check_packages,
+        "variables": _check_variables,
         "directories": lambda: _check_directories(here),
         "programs": _check_programs,
         **({"simulator": check_simulator} if runs_model else {}),
     }
     for name, check in groups.items():
         yield from _report_missing_package(name, check)
+
+
+def _check_variables() -> Iterator[EnvironmentCheck]:
+    from hil.core.variables import check_variables
+
+    try:
+        check_variables()
+    except HilError as error:
+        yield EnvironmentCheck("variables", FAIL, error.message, error.hint)
+    else:
+        yield EnvironmentCheck("variables", PASS, "the environment variables of hil have valid values")
 
 
 def _check_directories(here: Path) -> Iterator[EnvironmentCheck]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from hil.controller.web.index.sessions import SELECT_CASES, IndexedSession, list
 from hil.controller.web.session.wrong_layers import BisectedLayer, find_wrong_layers
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.parameters import InvalidParameter
+from hil.errors import did_you_mean, format_expected
 
 # Maximum results to read, newest first, maximum words of a query, and cases per page.
 MAX_RESULTS, MAX_WORDS, ROWS = 2000, 8, 50
@@ -20,6 +22,8 @@ _TRIGRAM = 3
 # Field of a query such as `board:pi` -> column. The order is the order of the scores.
 FIELDS = {"case": "name", "model": "model", "board": "board", "outcome": "outcome", "message": "message"}
 LAYER = "layer"
+# Start of a word that looks like a field.
+_FIELD = re.compile(r"[a-z]{3,}:[a-z]")
 # Score of a match in each column. A match of the name scores more if it is at the start, or is the whole name.
 _SCORES = {"name": 5, "model": 4, "board": 3, "outcome": 3, "message": 1}
 # Keys of outcomes without a wrong layer, and keys of models and operators from JSON.
@@ -86,7 +90,13 @@ def parse_words(text: str) -> list[SearchWord]:
 
 def _parse_word(word: str) -> SearchWord:
     field, separator, rest = word.partition(":")
-    # A colon is also part of names and messages, such as `y:0`.
+    # A colon is also part of names and messages, such as `y:0` and `std::bad_alloc`.
+    if _FIELD.match(word) and field not in (*FIELDS, LAYER):
+        known = (*FIELDS, LAYER)
+        hint = (
+            f"{did_you_mean(field, known)}{format_expected(known)}; for the text itself, replace the colon by a space"
+        )
+        raise InvalidParameter(f"unknown field {field[:40]!r} in the search", hint=hint)
     return SearchWord(rest, field) if separator and rest and field in (*FIELDS, LAYER) else SearchWord(word)
 
 

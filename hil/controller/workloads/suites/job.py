@@ -31,6 +31,7 @@ from hil.controller.workloads.suites.store import SuiteRun, choose_default_folde
 from hil.controller.workloads.suites.tasks import Task
 from hil.controller.workloads.triage.entries import TriageList
 from hil.core.results import NEVER_IN, Outcome, exit_code_of
+from hil.core.variables import check_variables
 from hil.errors import (
     EXIT_INTERRUPTED,
     BoardRefused,
@@ -138,6 +139,7 @@ def select(
 
 @contextlib.contextmanager
 def _open_context(request: SuiteRequest, isolated: Isolated | None = None) -> Iterator[RunContext]:
+    check_variables()  # reports read a variable after the last case
     with lend_pool(isolated, None if request.on_farm else request.jobs) as workers:
         yield RunContext(Cache(), workers)
 

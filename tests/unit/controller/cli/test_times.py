@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+import click
 import pytest
 
+from hil.controller.cli import main
 from hil.controller.cli.times import parse_future, parse_past
 from hil.errors import UsageError
 
@@ -72,3 +74,21 @@ def test_moments_in_wrong_direction_are_rejected() -> None:
         parse_past("tomorrow", "--since", NOW)
     with pytest.raises(UsageError, match="in the past"):
         parse_future("2026-11-20", "--at", NOW)
+
+
+def list_time_options(command: click.Command, context: click.Context) -> list[click.Option]:
+    """Return the options with a moment."""
+    if isinstance(command, click.Group):
+        found = [command.get_command(context, name) for name in command.list_commands(context)]
+        return [option for one in found if one for option in list_time_options(one, context)]
+    return [
+        one
+        for one in command.params
+        if isinstance(one, click.Option) and one.metavar == "TIME" and {"--since", "--at"} & set(one.opts)
+    ]
+
+
+def test_help_of_moments_names_local_time() -> None:
+    options = list_time_options(main.cli, click.Context(main.cli))
+    assert len(options) >= 5
+    assert [one.help for one in options if "(local time)" not in (one.help or "")] == []

@@ -211,3 +211,13 @@ def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(one.name, "s3cret")
     done = CliRunner().invoke(cli, ["config", "show"])
     assert "s3cret" not in done.stdout and "HIL_FARM_TOKEN" in done.stdout
+
+
+def test_config_show_includes_settings_of_simulator(project: Path) -> None:
+    (project / "small.toml").write_text(
+        '[board]\nhw_type = "sim"\n[simulator]\nmemory_limit = 1000\narithmetic = "float16"\nfaults = ["corrupt"]\n'
+    )
+    values = show("--board", "small.toml")
+    found = {key.removeprefix("board.simulator."): value[0] for key, value in values.items() if ".simulator." in key}
+    assert found == {"arithmetic": "float16", "memory_limit": 1000, "faults": ["corrupt"]}
+    assert "board.simulator.arithmetic" not in show("--board", "kitchen")

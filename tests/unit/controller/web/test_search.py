@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 from support.web import asking, write_record, write_suite
 
 from hil.controller.web.index.index import IndexWriter, NamedRow
-from hil.controller.web.session.case_search import SearchQuery, search_cases
+from hil.controller.web.session.case_search import SearchQuery, parse_words, search_cases
 from hil.controller.web.text.entries import CaseEntry, SessionEntry
+from hil.controller.web.text.parameters import InvalidParameter
 
 LAYERS = (("first", "Add", "PASS"), ("Dense_7", "Gemm", "FAIL"), ("later", "Relu", "FAIL"))
 
@@ -129,3 +130,15 @@ def test_search_of_100_000_cases_is_fast(large_index: sqlite3.Connection, q: str
         found = search_cases(large_index, SearchQuery(q))
         times.append(time.process_time() - begun)
     assert min(times) < 0.5 and (found.total > 0) == (q != "nothing")
+
+
+@pytest.mark.parametrize(("q", "near"), [("nope:abc", ""), ("conv bord:pi", "did you mean 'board'? ")])
+def test_search_rejects_unknown_field(q: str, near: str) -> None:
+    with pytest.raises(InvalidParameter, match="unknown field") as caught:
+        parse_words(q)
+    assert caught.value.hint.startswith(f"{near}expected one of case, model")
+
+
+@pytest.mark.parametrize("q", ["y:0", "std::bad_alloc", "identity:0", "failed:", ":abc", "http://a"])
+def test_search_accepts_colons_in_text(q: str) -> None:
+    assert [one.text for one in parse_words(q)] == [q]

@@ -8,7 +8,7 @@ import threading
 
 import click
 
-from hil.controller.cli.board.console import check_limit, iter_input
+from hil.controller.cli.board.console import check_limit, send_input
 from hil.controller.cli.commands import make_command
 from hil.controller.cli.farm.options import connect_farm
 from hil.controller.cli.options import json_option
@@ -31,7 +31,7 @@ Examples:
   hil farm console rpi5-3 --since 10m --seconds 5 --grep oops"""
 )
 @click.argument("board")
-@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 or a date.")
+@click.option("--since", metavar="TIME", help="Also print earlier lines: 10m, 2h, 9:00 (local time).")
 @click.option("--grep", default="", metavar="REGEX", help="Print only lines that match.")
 @click.option("--seconds", type=float, metavar="S", callback=check_limit, help="End after this time.")
 @click.option("--write", is_flag=True, help="Lease the board, and send each line of stdin to the console.")
@@ -40,7 +40,8 @@ def console(board: str, since: str | None, grep: str, seconds: float | None, wri
     """Print the console of BOARD until Ctrl-C.
 
     The host of BOARD opens the console while a user or a job reads it. You need the role submitter. Without --write,
-    this command needs no lease, and a job on BOARD continues.
+    this command needs no lease, and a job on BOARD continues. With --write, the command ends 3 seconds after the end of
+    stdin, or after --seconds.
     """
     if as_json and seconds is None:
         raise UsageError("--json prints one document at the end", hint="use --seconds S")
@@ -54,7 +55,7 @@ def console(board: str, since: str | None, grep: str, seconds: float | None, wri
         reading = FarmConsole(farm, board, since_s, seconds, held)
         if write:
             # The thread may wait for stdin when the command ends.
-            threading.Thread(target=_send_input, args=(reading,), daemon=True).start()
+            threading.Thread(target=send_input, args=(reading, seconds is None), daemon=True).start()
         lines = filter_lines(reading.iter_lines(), grep)
         if as_json:
             answer(True, ConsoleDocument(board=board, lines=[make_entry(line) for line in lines]))
@@ -62,8 +63,3 @@ def console(board: str, since: str | None, grep: str, seconds: float | None, wri
         for line in lines:
             click.echo(format_line(line))
             sys.stdout.flush()
-
-
-def _send_input(reading: FarmConsole) -> None:
-    for text in iter_input():
-        reading.send_line(text)

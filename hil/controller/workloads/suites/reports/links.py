@@ -22,11 +22,12 @@ from hil.controller.storage.runs import COMPILE_FAILURE
 from hil.controller.workloads.suites.reports.results import SuiteResults
 from hil.core.files import resolve_within
 from hil.core.npy import load_npy
+from hil.core.variables import read_count
 from hil.errors import HilError
 
 PICTURE = "difference.png"
-# Maximum pictures per run, and maximum bytes in a picture's tensors. A picture takes half a second and 100 KB.
-_PICTURES, _LARGEST = 20, 256 << 20
+# Maximum bytes in the tensors of a picture. A picture takes half a second and 100 KB.
+_LARGEST = 256 << 20
 
 
 def iter_links(run: SuiteResults, record: CaseRecord, base: Path | None = None) -> Iterator[tuple[str, str]]:
@@ -63,8 +64,7 @@ def draw_pictures(run: SuiteResults) -> None:
     failing = [
         record for record in run.records if classify_outcome(record.outcome) == "fail" and record.diff and record.folder
     ]
-    most = os.environ.get("HIL_PICTURES", "")
-    for record in failing[: int(most) if most.isdecimal() else _PICTURES]:
+    for record in failing[: read_count("HIL_PICTURES")]:
         if find_spec("matplotlib") is None:
             return
         # Skip unreadable or undrawable values; the report contains their numbers.

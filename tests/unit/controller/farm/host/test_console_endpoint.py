@@ -74,3 +74,27 @@ def test_next_user_waits_until_console_is_closed(endpoint: ConsoleEndpoint, monk
 def test_user_ignores_invalid_lines_of_host(data: bytes) -> None:
     valid = encode_entry(make_entry(ConsoleLine(1, 2.0, "ready")))
     assert [line.text for line in _parse_pieces([pb.Piece(data=data + b"\n" + valid)], "bench")] == ["ready"]
+
+
+def test_early_input_waits_for_console(endpoint: ConsoleEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+
+    class FakeReader:
+        def __init__(self, config: object, sink: object) -> None:
+            pass
+
+        def write(self, data: bytes) -> None:
+            written.append(data)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(console_endpoint, "ConsoleReader", FakeReader)
+    asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+    pieces = [pb.Piece(data=b'{"since_s": null}\n{"input": "help"}\n')]
+    reading = threading.Thread(target=endpoint._read_input, args=(pieces, asked, lambda: True))
+    reading.start()
+    asked.get(timeout=60)
+    with endpoint._open_lines():
+        reading.join(60)
+    assert written == [b"help\n"]

@@ -49,6 +49,22 @@ def test_find_boards_rejects_unusable_names(site, named, why):
         find_boards(site, named)
 
 
+def test_simulator_config_starts_simulator_and_keeps_console(site, tmp_path):
+    path = tmp_path / "laptop.toml"
+    path.write_text('[board]\nhw_type = "laptop"\n[simulator]\n[console]\ncommand = ["sh", "console.sh"]\n')
+    (post,) = find_boards(site, [str(path)], ["pace:seconds=1"])
+    config = post.load()
+    assert (post.name, post.simulator[-2:], config.path) == ("laptop", ("--fault", "pace:seconds=1"), path)
+    assert config.connection.address == post.simulator[1] == f"unix:{site.sockets}/board-0.sock"
+    assert config.console.command == ("sh", "console.sh") and not config.is_simulator
+
+
+def test_shipped_simulator_needs_number(site):
+    with pytest.raises(UsageError, match="without an address") as caught:
+        find_boards(site, ["sim"])
+    assert "--sim N" in caught.value.hint
+
+
 @pytest.mark.parametrize("name", ["../x", "..", "-x", "a/b", "x" * 61])
 def test_find_boards_rejects_board_name_with_path_characters(name, site, tmp_path):
     (tmp_path / "odd.toml").write_text(f'[board]\nname = "{name}"\n[connection]\naddress = "root@x"\n')
