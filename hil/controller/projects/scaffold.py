@@ -87,7 +87,7 @@ def check_board(folder: Path, board: str) -> LoadedBoard | None:
 
 
 def choose_default_model(folder: Path) -> Path | None:
-    """Return the first model in the directory, or None."""
+    """Return the first model in the directory by format (ONNX, TFLite, MLIR) and name, or None."""
     found = find_models(folder)
     return folder / found[0] if found else None
 
