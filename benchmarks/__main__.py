@@ -38,6 +38,7 @@ NAMES = (
     "stream",
     "trace",
     "profiling",
+    "serial",
     "compile_layers",
     "suite",
     "reduce",

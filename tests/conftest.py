@@ -11,7 +11,9 @@ import pytest
 from hypothesis import settings
 from support.waiting import allowed_s
 
-pytest_plugins = [f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids")]
+pytest_plugins = [
+    f"support.{name}" for name in ("agents", "boards", "commands", "fake_farm", "farms", "labgrids", "microcontrollers")
+]
 
 # Many images of containers set it. The tests start some thousand processes: two thirds of what `hil run` costs would
 # then be compiling the same modules again.

@@ -113,6 +113,8 @@ def _format_type(key: ConfigKey) -> str:
         return "any"
     kinds = schema["type"]
     if isinstance(kinds, list):
+        if "array" not in kinds:
+            return " or ".join(_TYPES[one] for one in kinds)
         return "command or request" if "object" in kinds else "command"
     if kinds == "array" and isinstance(schema["items"]["type"], list) and "properties" not in schema["items"]:
         return "list of commands"

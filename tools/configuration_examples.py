@@ -15,6 +15,7 @@ web_url = "https://hil.lab"
 notify_github = "lab/models"
 runtime = "iree"
 arithmetic = "float16"
+device = "vulkan"
 function = "main"
 dims = ["N=1", "T=1..512"]
 seed = 3
@@ -36,6 +37,7 @@ fresh_load = true
 recompile = 2
 recompute = false
 instructions = false
+energy = false
 timeout = 120
 labels = ["nightly"]
 compile_flags = ["--iree-opt-level=O2"]

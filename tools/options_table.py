@@ -52,6 +52,8 @@ GAPS = (
     Gap(
         ("--function", "--dim", "--reference"), ("bundle run",), "The bundle contains the functions, sizes and outputs."
     ),
+    Gap(("--device",), ("suite run", "pytest"), "The flow or the board config selects the device."),
+    Gap(("--device",), ("trace run",), "The backend or the board config selects the device."),
     Gap(("--input", "--seed", "--input-range", "--expected"), _STORED, "The file contains the inputs and outputs."),
     Gap(("--require-independent",), ("trace run",), "The trace contains the outputs to compare with."),
     Gap(("--function", "--dim", "--reference"), ("trace run",), "The trace contains the calls, sizes and outputs."),
@@ -65,6 +67,7 @@ GAPS = (
         ("bundle run",),
         "The bundle contains a compiled program.",
     ),
+    Gap(("--energy",), _STORED, "Measure the energy with `hil run` or `hil bench`."),
     Gap(("--compile-time-profile",), ("bundle run",), "The bundle contains a compiled program."),
     Gap(
         ("--function", "--input", "--expected"),

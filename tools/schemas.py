@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "board clean": [boards.RemovedAgent],
     "board deploy": [boards.DeployedAgent],
     "board info": [boards.BoardInfo],
+    "board devices": [boards.DeviceList],
     "board add": [boards.AddedBoard],
     "board list": [boards.BoardList],
     "board logs": [boards.BoardLogs],

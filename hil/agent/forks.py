@@ -39,6 +39,9 @@ _PRELOAD_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 _MAX_DEVICES = 1000
 _MAX_TEXT = 4096
+# Keys of a device in a description, and the number of its properties.
+_DEVICE_TEXTS = frozenset({"id", "name", "type", "driver"})
+_MAX_PROPERTIES = 100
 _NEWS_BYTES = 16 << 10
 # This process's fork servers. All other children are orphans of a dead fork server and are killed.
 _starting = threading.Lock()
@@ -83,7 +86,20 @@ def read_description(described: Any) -> dict[str, Any]:
         return {"error": "invalid runtime description"}
     if not all(_is_text(one) for one in (*devices, *(described.get(key, "") for key in texts))):
         return {"error": "invalid or oversized text in the runtime description"}
+    details = described.get("device_details", [])
+    if not isinstance(details, list) or len(details) > _MAX_DEVICES or not all(map(_is_device, details)):
+        return {"error": "invalid device in the runtime description"}
     return dict(described)
+
+
+def _is_device(details: Any) -> bool:
+    if not isinstance(details, dict) or details.keys() - {"properties"} - _DEVICE_TEXTS:
+        return False
+    properties = details.get("properties", {})
+    if not isinstance(properties, dict) or len(properties) > _MAX_PROPERTIES:
+        return False
+    texts = [*(details.get(key, "") for key in _DEVICE_TEXTS), *properties, *properties.values()]
+    return all(map(_is_text, texts))
 
 
 def read_news(body: bytes) -> tuple[int | str, ExitStatus | None]:

@@ -203,7 +203,7 @@ class BoardService:
 
     def Describe(self, request: pb.DescribeRequest, context: CallContext) -> pb.DescribeReply:
         """Return the board's description."""
-        keys = ("version", "devices", "error", "profile_tool")
+        keys = ("version", "devices", "error", "profile_tool", "device_details")
         runtimes = [
             pb.Runtime(name=name, **{key: described[key] for key in keys if key in described})
             for name, described in sorted(self._describe_runtimes(context).items())

@@ -17,10 +17,12 @@ FLAG = "--mcu-"
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 DEFAULT_STACK = 16 << 10
 DEFAULT_BAUD = 921_600
+_MIN_TICK_HZ = 1000  # the firmware counts periods of 10 ms
+_MIN_BAUD, _MAX_BAUD = 300, 20_000_000
 
 
 @dataclass(frozen=True)
-class Region:
+class MemoryRegion:
     """Memory region: address and size in bytes."""
 
     start: int
@@ -50,13 +52,14 @@ class Chip:
 
     name: str
     core: Core
-    flash: Region
-    ram: Region
+    flash: MemoryRegion
+    ram: MemoryRegion
     tick_hz: int  # frequency of the tick counter
     uart: str  # file of the firmware with the UART, or the path of a user's file
     defines: Mapping[str, int] = field(default_factory=dict)  # macros for the files of the UART and the core
     stack: int = DEFAULT_STACK  # bytes
     baud: int = DEFAULT_BAUD
+    vectors: int | None = None  # address of the table that the CPU reads at reset, if it is not at the start of flash
 
 
 CORTEX_M55 = Core(
@@ -97,8 +100,10 @@ _ALL = (
     Chip(
         "mps3-an547",
         CORTEX_M55,
-        flash=Region(0, 512 << 10),
-        ram=Region(0x20000000, 512 << 10),
+        # The ITCM at 0 and the DTCM have only 512 KiB. The CPU starts with the table at 0.
+        flash=MemoryRegion(0x01000000, 2 << 20),
+        ram=MemoryRegion(0x21000000, 4 << 20),
+        vectors=0,
         tick_hz=32_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x59303000, "HIL_UART_HZ": 32_000_000},
@@ -106,8 +111,8 @@ _ALL = (
     Chip(
         "mps2-an386",
         CORTEX_M4,
-        flash=Region(0, 4 << 20),
-        ram=Region(0x20000000, 4 << 20),
+        flash=MemoryRegion(0, 4 << 20),
+        ram=MemoryRegion(0x20000000, 4 << 20),
         tick_hz=25_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x40004000, "HIL_UART_HZ": 25_000_000},
@@ -115,8 +120,8 @@ _ALL = (
     Chip(
         "riscv32-virt",
         RISCV32,
-        flash=Region(0x80000000, 4 << 20),
-        ram=Region(0x80400000, 4 << 20),
+        flash=MemoryRegion(0x80000000, 4 << 20),
+        ram=MemoryRegion(0x80400000, 4 << 20),
         tick_hz=10_000_000,
         uart="uart_16550.c",
         defines={
@@ -171,6 +176,11 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
         **numbers,
         **regions,
     )
+    if chip.tick_hz < _MIN_TICK_HZ or not _MIN_BAUD <= chip.baud <= _MAX_BAUD:
+        raise UsageError(
+            f"[mcu] tick_hz must be at least {_MIN_TICK_HZ}, and baud from {_MIN_BAUD} to {_MAX_BAUD}, "
+            f"got {chip.tick_hz} and {chip.baud}"
+        )
     if chip.stack % 8 or not 1024 <= chip.stack < chip.ram.size:
         raise UsageError(
             f"the stack of {chip.stack} bytes must be a multiple of 8, at least 1024, and fit into the RAM"
@@ -207,6 +217,8 @@ def choose_target_flags(core: Core, others: Sequence[str]) -> tuple[str, ...]:
         *([f"--iree-llvmcpu-target-abi={core.abi}"] if core.abi else []),
         "--iree-llvmcpu-link-embedded=false",
         "--iree-llvmcpu-link-static",
+        # Without these the code contains uninitialized data, which differs between builds (IREE 3.13).
+        "--iree-llvmcpu-debug-symbols=false",
     ]
     given = {flag.partition("=")[0] for flag in others}
     return (*(flag for flag in made if flag.partition("=")[0] not in given), *others)
@@ -230,11 +242,11 @@ def _parse_number(key: str, text: str) -> int:
     return number
 
 
-def _parse_region(key: str, text: str) -> Region:
+def _parse_region(key: str, text: str) -> MemoryRegion:
     start, separator, size = text.partition(":")
     if not separator:
         raise UsageError(f"[mcu] {key} must be ADDRESS:SIZE, got {text!r}", hint="example: 0x20000000:128K")
-    region = Region(_parse_number(key, start), _parse_number(key, size))
+    region = MemoryRegion(_parse_number(key, start), _parse_number(key, size))
     if not region.size or region.start + region.size > 1 << 32:
         raise UsageError(f"[mcu] {key} must be a range of at most 4 GiB, got {text!r}")
     return region

@@ -132,6 +132,8 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
     place = f"{where}: [meter]"
     if not table:
         return MeterConfig()
+    for key in table.keys() - list_keys(MeterConfig).keys():
+        reject_key(place, key, list_keys(MeterConfig))
     kind = str(table.get("kind", ""))
     known = (*METER_KINDS, *(point.name for point in list_entry_points(METER_GROUP)))
     if kind not in known:
@@ -139,8 +141,6 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
             f"{place} kind is {kind!r}", hint=f"{did_you_mean(kind, known)}expected one of {', '.join(known)}"
         )
     for key in table:
-        if key not in list_keys(MeterConfig):
-            reject_key(place, key, list_keys(MeterConfig))
         users = _USED_BY.get(key)
         if users and kind in METER_KINDS and kind not in users:
             raise UsageError(f"{place} {key} has no effect with kind {kind!r}", hint=f"remove {key}")

@@ -92,3 +92,4 @@ class Profile:
     clock: ClockFit  # board clock relative to the host's, over the whole profile
     console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run
+    device: str = ""  # device whose clock timed the rows, such as ``vulkan``; "" if the CPU's clock timed them

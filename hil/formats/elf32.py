@@ -52,9 +52,9 @@ class Elf32:
                 found.append(Segment(address, load_address, self._slice(offset, file_size), size))
         return found
 
-    def make_image(self) -> tuple[int, bytes]:
-        """Return the lowest load address, and the bytes from there. Gaps are zero."""
-        stored = [one for one in self.list_segments() if one.data]
+    def make_image(self, region: range = range(1 << 32)) -> tuple[int, bytes]:
+        """Return the lowest load address in a region, and the bytes from there. Gaps are zero."""
+        stored = [one for one in self.list_segments() if one.data and one.load_address in region]
         if not stored:
             raise ValueError("the ELF file has no code")
         start = min(one.load_address for one in stored)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.bounded_json import read_json
-from hil.core.tensors import TensorSpec
+from hil.core.tensors import DTYPES, TensorSpec
 from hil.errors import LoadFailed
 
 ELF, DESCRIPTION, FLAT = "firmware.elf", "firmware.json", "firmware.bin"
@@ -93,16 +93,22 @@ def read_firmware(path: Path) -> Firmware:
             steps=tuple(
                 FirmwareStep(str(one["name"]), str(one["kind"]), tuple(one["nodes"])) for one in values["steps"]
             ),
-            symbols=tuple(
-                sorted((Symbol(**one) for one in values["symbols"]), key=lambda one: one.address),
-            ),
+            symbols=tuple(sorted(map(_read_symbol, values["symbols"]), key=lambda one: one.address)),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadFailed(f"{path.name} is not a description of firmware: {error}") from error
+
+
+def _read_symbol(values: dict[str, Any]) -> Symbol:
+    if not all(type(values[name]) is int and values[name] >= 0 for name in ("address", "size")):
+        raise ValueError("invalid symbol")
+    return Symbol(values["address"], values["size"], str(values["name"]))
 
 
 def _read_specs(values: Sequence[dict[str, Any]]) -> tuple[TensorSpec, ...]:
     specs = tuple(TensorSpec(str(one["name"]), str(one["dtype"]), tuple(one["shape"])) for one in values)
     if not all(type(dim) is int and dim >= 0 for spec in specs for dim in spec.shape):
         raise ValueError("a shape is not fixed")
+    if any(spec.dtype not in DTYPES or spec.dtype == "string" for spec in specs):
+        raise ValueError("a dtype is unknown")
     return specs

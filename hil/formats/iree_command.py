@@ -15,6 +15,7 @@ from hil.core.bounded_json import parse_json
 from hil.core.npy import save_npy
 from hil.core.tensors import NUMPY_DTYPES, SUB_BYTE_BITS, Array, TensorSpec, pack, to_bytes
 from hil.errors import LoadFailed, UsageError
+from hil.formats.iree_devices import CPU_DRIVERS, get_driver
 from hil.formats.iree_values import SCALAR_PREFIX, format_mlir_type
 
 RUN_TOOL = "iree-run-module"
@@ -25,8 +26,9 @@ TIMES_FILE = "times.json"
 PARAMETER_SCOPE = "model"
 _LIBRARIES = "iree._runtime_libs"
 _UNIT_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-# The profiler's event kinds that CPU devices support.
-_EVENTS = "queue-events,host-execution,memory-events,executable-metadata"
+# The profiler's event kinds. CPU devices report operations on the host's clock, GPUs report dispatches on their own.
+_EVENTS = "queue-events,{operations},memory-events,executable-metadata"
+_ON_HOST, _ON_DEVICE = "host-execution", "dispatch-events"
 # The tools pass numbers of these types unchanged. For other types, their ABI changes the value.
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
@@ -147,6 +149,7 @@ def profile_command(
         inputs: values for ``--input=``.
         runs: number of runs. The tool makes no other runs, such as warm-ups.
     """
+    operations = _ON_HOST if get_driver(device) in CPU_DRIVERS else _ON_DEVICE
     return [
         tool,
         f"--module={module}",
@@ -155,7 +158,7 @@ def profile_command(
         *(f"--parameters={PARAMETER_SCOPE}={file}" for file in weights),
         *(f"--input={value}" for value in inputs),
         f"--benchmark_min_time={runs}x",
-        f"--device_profiling_mode={_EVENTS}",
+        f"--device_profiling_mode={_EVENTS.format(operations=operations)}",
         f"--device_profiling_output={output}",
     ]
 

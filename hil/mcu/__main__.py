@@ -48,7 +48,7 @@ def start(options: dict[str, Any], board: BoardConfig, address: str) -> Agent:
         hostname=board.name,
         system="bare metal",
         arch=chip.core.arch,
-        cpu_model=chip.core.name,
+        cpu_model=f"{chip.name} ({chip.core.name})",
         cores=1,
         memory_bytes=chip.ram.size,
     )

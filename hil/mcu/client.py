@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hil.errors import BoardLost, HilError, ProtocolBroken
-from hil.mcu.frames import DATA_BYTES, MAX_BYTES, Frame, decode_frame, encode_frame
-from hil.mcu.streams import Stream
+from hil.mcu.frames import DATA_BYTES, MAX_BYTES, SerialFrame, decode_frame, encode_frame
+from hil.mcu.streams import SerialStream
 
 VERSION = 1
 HELLO, WRITE, RUN, READ, RESET = 1, 2, 3, 4, 5
@@ -32,9 +32,15 @@ _STATUS = struct.Struct("<I")
 # Bits of a byte on the line: start, eight, stop.
 _BITS = 10
 _TRIES = 8
-_MARGIN_S = 0.3
+_DECAY = 0.99
+# An answer with a number this far below the current requests is a late one.
+_RECENT = 8
+# Time for an answer in addition to the time on the line. It grows if answers are late, for example from an emulator on
+# a busy machine, because repeated requests would make the board even slower.
+_MARGIN_S, _MAX_MARGIN_S = 0.3, 3.0
 # After this time without a response to RUN, ask again: the response may be lost.
 _RUN_AGAIN_S = 1.0
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class BoardRunResult:
     """Result of a run."""
 
     status: int
@@ -95,13 +101,14 @@ class LineStatistics:
 class SerialClient:
     """Client on an open line."""
 
-    def __init__(self, stream: Stream, baud: int) -> None:
+    def __init__(self, stream: SerialStream, baud: int) -> None:
         self._stream = stream
         self._received = bytearray()
         self._byte_s = _BITS / baud
         # A random start: late responses to an earlier client have other numbers.
         self._sequence = random.randrange(1 << 16, 1 << 30)
         self._window = 1
+        self._margin_s = _MARGIN_S
         self.statistics = LineStatistics()
 
     def close(self) -> None:
@@ -115,11 +122,15 @@ class SerialClient:
         while True:
             try:
                 (body,) = self._exchange([(HELLO, b"")], tries=1)
-            except BoardRestarted:
+            except BoardRestarted as restarted:
+                if time.monotonic() > until:
+                    why = "the microcontroller restarts again and again"
+                    raise BoardLost(why, hint="check the power supply and the reset line") from restarted
                 continue
             except BoardLost:
                 if time.monotonic() > until:
                     raise
+                time.sleep(_PAUSE_S)  # a closed line fails at once
                 continue
             hello = _parse_hello(body)
             self._window = max(1, min(hello.window, 8))
@@ -134,7 +145,7 @@ class SerialClient:
         for body in self._exchange(requests):
             self._need_ok(body[:4])
 
-    def run(self, inputs_crc: int, timeout_s: float) -> RunResult:
+    def run(self, inputs_crc: int, timeout_s: float) -> BoardRunResult:
         """Run the program once.
 
         Args:
@@ -146,7 +157,7 @@ class SerialClient:
         """
         body = _RUN.pack(inputs_crc, min(int(timeout_s * 1000), (1 << 32) - 1))
         (answer,) = self._exchange([(RUN, body)], again_s=_RUN_AGAIN_S, limit_s=timeout_s + 2 * _RUN_AGAIN_S)
-        return RunResult(*_unpack(_RESULT, answer))
+        return BoardRunResult(*_unpack(_RESULT, answer))
 
     def read(self, area: int, length: int) -> bytes:
         """Read bytes of an area."""
@@ -170,7 +181,7 @@ class SerialClient:
     def restart(self) -> None:
         """Ask the board to restart. It does not answer."""
         self._sequence += 1
-        self._send_bytes(encode_frame(Frame(RESET, self._sequence)))
+        self._send_bytes(encode_frame(SerialFrame(RESET, self._sequence)))
 
     def _need_ok(self, body: bytes) -> None:
         (status,) = _unpack(_STATUS, body)
@@ -198,12 +209,13 @@ class SerialClient:
         pending: dict[int, tuple[float, int]] = {}  # number -> time of the next repetition, tries
         following = 0
         longest = max((len(body) for _, body in requests), default=0) + DATA_BYTES
-        wait_s = again_s or _MARGIN_S + 2 * self._window * longest * self._byte_s
+        line_s = 2 * self._window * longest * self._byte_s
         until = time.monotonic() + limit_s if limit_s else 0.0
         while len(answers) < len(requests):
-            while following < len(requests) and len(pending) < self._window:
+            # The board ignores requests that are older than the window, so the oldest one must not fall behind.
+            while following < len(requests) and following < min(pending, default=following) + self._window:
                 self._send(requests[following], first + following)
-                pending[following] = (time.monotonic() + wait_s, 1)
+                pending[following] = (time.monotonic() + (again_s or line_s + self._margin_s), 1)
                 following += 1
             frame = self._receive(max(0.0, min(due for due, _ in pending.values()) - time.monotonic()))
             if frame is not None and frame.sequence == 0 and frame.kind == HELLO:
@@ -211,7 +223,11 @@ class SerialClient:
             place = frame.sequence - first if frame is not None else -1
             if frame is not None and place in pending and frame.kind == requests[place][0]:
                 answers[place] = frame.body
-                del pending[place]
+                if pending.pop(place)[1] == 1:
+                    self._margin_s = max(_MARGIN_S, self._margin_s * _DECAY)
+            elif frame is not None and -_RECENT <= place < following:
+                # The second answer to a repeated request: the first was late, not lost.
+                self._margin_s = min(2 * self._margin_s, _MAX_MARGIN_S)
             now = time.monotonic()
             for number, (due, count) in list(pending.items()):
                 if now < due:
@@ -223,11 +239,11 @@ class SerialClient:
                     )
                 self.statistics.repeated += 1
                 self._send(requests[number], first + number)
-                pending[number] = (now + wait_s, count + 1)
+                pending[number] = (now + (again_s or line_s + self._margin_s), count + 1)
         return [answers[place] for place in range(len(requests))]
 
     def _send(self, request: tuple[int, bytes], sequence: int) -> None:
-        self._send_bytes(encode_frame(Frame(request[0], sequence, request[1])))
+        self._send_bytes(encode_frame(SerialFrame(request[0], sequence, request[1])))
 
     def _send_bytes(self, data: bytes) -> None:
         try:
@@ -236,7 +252,7 @@ class SerialClient:
             raise _lost(error) from error
         self.statistics.sent_bytes += len(data)
 
-    def _receive(self, timeout_s: float) -> Frame | None:
+    def _receive(self, timeout_s: float) -> SerialFrame | None:
         """Return the next valid frame, or None after the timeout or after a damaged frame."""
         if b"\0" not in self._received:
             try:

@@ -16,7 +16,7 @@ _CRC = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class Frame:
+class SerialFrame:
     """Request or response."""
 
     kind: int
@@ -24,13 +24,13 @@ class Frame:
     body: bytes = b""
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: SerialFrame) -> bytes:
     """Return the bytes of a frame, including the final zero byte."""
     content = _HEADER.pack(frame.kind, frame.sequence) + frame.body
     return encode_cobs(content + _CRC.pack(zlib.crc32(content))) + b"\0"
 
 
-def decode_frame(data: bytes) -> Frame | None:
+def decode_frame(data: bytes) -> SerialFrame | None:
     """Return the frame of the bytes between two zero bytes, or None if they are damaged."""
     content = decode_cobs(data)
     if content is None or len(content) < _HEADER.size + _CRC.size:
@@ -39,7 +39,7 @@ def decode_frame(data: bytes) -> Frame | None:
     if _CRC.unpack(crc)[0] != zlib.crc32(content):
         return None
     kind, sequence = _HEADER.unpack_from(content)
-    return Frame(kind, sequence, content[_HEADER.size :])
+    return SerialFrame(kind, sequence, content[_HEADER.size :])
 
 
 def encode_cobs(data: bytes) -> bytes:

@@ -32,7 +32,7 @@ from hil.formats.firmware import ELF, FLAT, Firmware, read_firmware
 from hil.formats.operations import Operation, write_operations
 from hil.mcu.client import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello, SerialClient
 from hil.mcu.faults import explain_fault
-from hil.mcu.settings import BoardSettings
+from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 
 _FLASH_SECONDS = 300.0
@@ -46,11 +46,11 @@ class McuRuntime:
     """Runtime for firmware of :mod:`hil.controller.backends.compilers.firmware`.
 
     Args:
-        options: ``mcu`` has the fields of :class:`BoardSettings`.
+        options: ``mcu`` has the fields of :class:`ChipSettings`.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._settings = BoardSettings.of(options["mcu"])
+        self._settings = ChipSettings.of(options["mcu"])
 
     @staticmethod
     def describe() -> dict[str, Any]:
@@ -68,7 +68,7 @@ class McuRuntime:
                 f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
             )
         client, hello = self._try_greet()
-        if hello is None or hello.digest.hex() != firmware.digest:
+        if hello is None or (hello.digest.hex(), hello.image_crc) != (firmware.digest, firmware.image_crc):
             if client is not None:
                 client.close()
             self._flash(folder)
@@ -154,7 +154,7 @@ class FirmwareProgram:
 
     function = ""
 
-    def __init__(self, client: SerialClient, firmware: Firmware, settings: BoardSettings) -> None:
+    def __init__(self, client: SerialClient, firmware: Firmware, settings: ChipSettings) -> None:
         self._client, self._firmware, self._settings = client, firmware, settings
         self.inputs, self.outputs = firmware.inputs, firmware.outputs
         self._data, self._crc = b"", 0
@@ -208,6 +208,10 @@ class FirmwareProgram:
             arrays.append(from_bytes(data[start : start + size], spec.dtype, shape))
             start += size
         return arrays
+
+    def close(self) -> None:
+        """Close the serial line."""
+        self._client.close()
 
     def placement(self) -> Placement:
         """Return the CPU of the microcontroller."""

@@ -10,7 +10,7 @@ from hil.core.chips import Chip, parse_chip
 
 
 @dataclass(frozen=True)
-class BoardSettings:
+class ChipSettings:
     """Line, chip and commands of a microcontroller."""
 
     address: str
@@ -21,7 +21,7 @@ class BoardSettings:
     watchdog_s: float = 60.0
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> BoardSettings:
+    def of(cls, values: Mapping[str, Any]) -> ChipSettings:
         """Return the settings from the runtime options. Raises UsageError for an invalid chip."""
         return cls(
             values["address"],

@@ -18,7 +18,7 @@ _CHUNK = 1 << 16
 _WRITE_SECONDS = 10.0
 
 
-class Stream(Protocol):
+class SerialStream(Protocol):
     """Open line to a microcontroller."""
 
     def read(self, timeout_s: float) -> bytes:
@@ -39,7 +39,7 @@ class DescriptorStream:
         self._close = close
 
     def read(self, timeout_s: float) -> bytes:
-        """Return the bytes that arrived. See :class:`Stream`."""
+        """Return the bytes that arrived. See :class:`SerialStream`."""
         if not select.select([self._descriptor], [], [], timeout_s)[0]:
             return b""
         data = os.read(self._descriptor, _CHUNK)
@@ -48,7 +48,7 @@ class DescriptorStream:
         return data
 
     def write(self, data: bytes) -> None:
-        """Send bytes. See :class:`Stream`."""
+        """Send bytes. See :class:`SerialStream`."""
         view = memoryview(data)
         while view:
             if not select.select([], [self._descriptor], [], _WRITE_SECONDS)[1]:
@@ -60,7 +60,7 @@ class DescriptorStream:
         self._close.__exit__(None, None, None)
 
 
-def open_stream(address: str, baud: int) -> Stream:
+def open_stream(address: str, baud: int) -> SerialStream:
     """Open the line of an address: ``serial:/dev/ttyACM0`` or ``serial:unix:PATH``.
 
     Raises:
@@ -86,7 +86,7 @@ def open_stream(address: str, baud: int) -> Stream:
         ) from error
 
 
-def _open_device(path: str, baud: int) -> Stream:
+def _open_device(path: str, baud: int) -> SerialStream:
     try:
         import serial
     except ImportError as error:

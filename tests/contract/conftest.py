@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.agents import Program
+from google.protobuf.json_format import MessageToDict
+from support.agents import ADD_MLIR, Program, compile_for_device
 from support.links import AGENTS, Reached, reach
+from support.vulkan import NO_VULKAN
 
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.deploy.wheels import fetch_iree_tool
 from hil.controller.storage.cache import Cache
 from hil.core.files import digest_file
+from hil.formats.iree_devices import find_device
 
 
 @pytest.fixture(scope="session", params=AGENTS)
@@ -27,12 +30,28 @@ def address(reached: Reached) -> str:
     return reached.address
 
 
-@pytest.fixture(params=["iree", "onnxruntime"])
+@pytest.fixture(params=["iree", "onnxruntime", pytest.param("iree_vulkan", marks=pytest.mark.slow)])
 def add(
     request: pytest.FixtureRequest, reached: Reached, add_programs_for: Callable[..., dict[str, Program]]
 ) -> Program:
-    """Return a program that adds two tensors of 4096 float32, for the agent's architecture."""
+    """Return a program that adds two tensors of 4096 float32, for the agent's architecture or its GPU."""
+    if request.param == "iree_vulkan":
+        return request.getfixturevalue("add_on_vulkan")
     return add_programs_for(reached.arch)[request.param]
+
+
+@pytest.fixture(scope="session")
+def add_on_vulkan(reached: Reached, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Return the program for the agent's Vulkan device. Skip the test without such a device."""
+    client = AgentClient(AgentEndpoint(reached.address), "contract")
+    runtimes = MessageToDict(client.describe(), preserving_proto_field_name=True)["runtimes"]
+    client.close()
+    details = find_device(runtimes, "iree", "vulkan")
+    if details is None:
+        pytest.skip(f"the agent has {NO_VULKAN}")
+    folder = tmp_path_factory.mktemp("vulkan")
+    (folder / "add.mlir").write_text(ADD_MLIR)
+    return compile_for_device(folder / "add.mlir", "vulkan", details, folder / "add.vmfb")
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from support.agents import compile_mlir
+from support.agents import compile_for_device, compile_mlir
 from support.tflite_models import save_dynamic_update
+from support.vulkan import NO_VULKAN, has_vulkan
 
 from hil.agent.forkserver import _ForkedWorker
 from hil.agent.ipc import Arena, lay_out
 from hil.core.runtimes import RUNTIMES
 from hil.core.tensors import Array, from_bytes
+from hil.formats.iree_devices import find_device
 
 # Adds to a row of its first input; IREE updates the input's memory in place.
 UPDATE = """
@@ -85,6 +87,16 @@ def iree_update(rows: int) -> Callable[[Path], tuple[Path, list[Array], Array]]:
     return build
 
 
+def vulkan_update(folder: Path) -> tuple[Path, list[Array], Array]:
+    from hil.agent.runtimes.iree import IreeRuntime
+
+    (folder / "update.mlir").write_text(UPDATE.format(rows=8))
+    details = find_device([{"name": "iree", **IreeRuntime.describe()}], "iree", "vulkan")
+    assert details is not None
+    program = compile_for_device(folder / "update.mlir", "vulkan", details, folder / "update.vmfb")
+    return program.path, *cache(8)
+
+
 def onnx_update(folder: Path) -> tuple[Path, list[Array], Array]:
     def value(name: str, dtype: int, shape: list[int]) -> Any:
         return helper.make_tensor_value_info(name, dtype, shape)
@@ -113,6 +125,11 @@ def tflite_update(folder: Path) -> tuple[Path, list[Array], Array]:
     [
         pytest.param("iree", "local-sync", iree_update(8), id="iree-copied"),
         pytest.param("iree", "local-sync", iree_update(1024), id="iree-shared"),
+        pytest.param(
+            *("iree", "vulkan", vulkan_update),
+            id="iree-vulkan",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not has_vulkan(), reason=NO_VULKAN)],
+        ),
         pytest.param("onnxruntime", "", onnx_update, id="onnxruntime"),
         pytest.param("tflite", "xnnpack", tflite_update, id="tflite-xnnpack"),
         pytest.param("tflite", "builtin", tflite_update, id="tflite-builtin"),

@@ -12,6 +12,8 @@ from fuzzing import (
     framework_models,
     gateway,
     liar,
+    meters,
+    microcontrollers,
     publishing,
     stored,
     texts,
@@ -28,7 +30,9 @@ FUZZERS: dict[str, Fuzzer] = {
         *farm_files.FUZZERS,
         *files.FUZZERS,
         *framework_models.FUZZERS,
+        *microcontrollers.FUZZERS,
         *stored.FUZZERS,
+        *meters.FUZZERS,
         *texts.FUZZERS,
     )
 }

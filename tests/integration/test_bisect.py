@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.layer_models import local_function, model_of, node, noisy, weights
+from support.layer_models import local_function, model_of, node, noisy, weights, with_wrong_weight
 from support.models import DIGITS, save_model
 from support.waiting import eventually
 
@@ -25,17 +25,6 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 DIGITS_CNN = DIGITS / "digits_cnn.onnx"
 # For tests that do not depend on a compiler.
 ORT = ("--runtime", "onnxruntime")
-
-
-def with_wrong_weight(model: Path, target: Path, weight: str) -> Path:
-    """Copy a model and change a value of a weight."""
-    proto = onnx.load(model)
-    (tensor,) = (tensor for tensor in proto.graph.initializer if tensor.name == weight)
-    values = numpy_helper.to_array(tensor).copy()
-    values.reshape(-1)[values.size // 2] += 0.5
-    tensor.CopyFrom(numpy_helper.from_array(values, weight))
-    onnx.save(proto, target)
-    return target
 
 
 def outcomes(document, way):

@@ -9,8 +9,9 @@ Other ``python`` blocks are run.
 In migration guides (``from-*.md``), the commands in the last column of a table run after the blocks. Each must exit
 with 0, or with N if followed by ``(exit N)``.
 
-``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. In the line before a block,
-it applies to that block, which is skipped without them. `scripts/test --framework NAME` installs the packages.
+``<!-- needs: PACKAGE ... -->`` in the first line of a guide lists the packages it requires. The name ``vulkan`` stands
+for a Vulkan device. In the line before a block, the comment applies to that block, which is skipped without them.
+`scripts/test --framework NAME` installs the packages.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pathlib import Path
 
 import pytest
 from support.kept import keeping_simulators
+from support.microcontrollers import require_emulator
+from support.vulkan import has_vulkan
 
 from hil.compare.stats import STATISTICS
 from tools.virtual_board import VirtualBoard
@@ -121,6 +124,7 @@ class Place:
         for name, call in {
             "bin/hil": f'{python} -m hil.controller.cli.main "$@"',
             "scripts/hil": f'{python} -m hil.controller.cli.main "$@"',
+            "scripts/virtual-board": f'{python} -m tools.virtual_board.cli "$@"',
             "bin/python": f'{python} "$@"',
             "bin/pytest": f'{python} -m pytest "$@"',
             # Tests install no packages: an editable install consists of a path and entry points.
@@ -184,9 +188,12 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
 
 
 SMALL_FARMS = tuple(ROOT / "docs" / f"farm-{name}.md" for name in ("boards", "access", "webhooks"))
-FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB = (
+FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB, MICROCONTROLLERS = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("farm", "farm-operation", "farm-history", "farm-install", "farm-upgrade", "running", "web")
+    for name in (
+        *("farm", "farm-operation", "farm-history", "farm-install", "farm-upgrade", "running", "web"),
+        "microcontrollers",
+    )
 )
 # Guides that use the board `rpi5`. A later guide continues with the board of the earlier ones.
 BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md", "agentless.md", "board-trust.md"))
@@ -194,7 +201,11 @@ BOARDS = tuple(ROOT / "docs" / name for name in ("boards.md", "board-failures.md
 
 def lacking(packages: str) -> list[str]:
     """Return those packages of a guide that are missing here."""
-    return [name for name in packages.split() if importlib.util.find_spec(name) is None]
+    return [name for name in packages.split() if not _has_part(name)]
+
+
+def _has_part(name: str) -> bool:
+    return has_vulkan() if name == "vulkan" else importlib.util.find_spec(name) is not None
 
 
 def needs(guide: Path) -> list[str]:
@@ -239,12 +250,19 @@ PLAIN = [
     for guide in GUIDES
     # tests/integration/test_web_guide.py follows WEB, with a browser.
     if guide
-    not in (*BOARDS, *SMALL_FARMS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB)
+    not in (
+        *(*BOARDS, *SMALL_FARMS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB),
+        MICROCONTROLLERS,
+    )
     and not re.match(NEEDS, guide.read_text())
 ]
 # A guide with optional blocks also counts as a plain guide and runs the blocks whose packages are installed.
 NEEDING = [
-    pytest.param(guide, marks=[pytest.mark.slow] * (re.match(NEEDS, guide.read_text()) is None), id=guide.stem)
+    pytest.param(
+        guide,
+        marks=[pytest.mark.slow] * (re.match(NEEDS, guide.read_text()) is None or guide.stem == "gpu"),
+        id=guide.stem,
+    )
     for guide in GUIDES
     if needs(guide)
 ]
@@ -260,6 +278,13 @@ def test_running_guide_commands_work(place, tmp_path_factory):
     """Use a separate cache because the guide cleans it."""
     place.environment["HIL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     follow(RUNNING, place)
+
+
+@pytest.mark.slow
+def test_microcontrollers_guide_commands_work(place, tmp_path_factory):
+    require_emulator("cortex-m4")
+    place.environment["HIL_VIRTUAL_LAB"] = str(tmp_path_factory.mktemp("lab"))
+    follow(MICROCONTROLLERS, place)
 
 
 @pytest.mark.timeout(1200)

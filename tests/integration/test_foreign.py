@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.vulkan import needs_vulkan
 
 from hil.controller.storage.isolation.isolated import Isolated
 from tools.check_foreign import FAILED, SUCCESS, check, read_node_tests
@@ -180,18 +181,7 @@ def test_flagfile_export_adapts_unsigned_integers(hil, tmp_path, kind, body):
     assert run.code == 0, run.out
 
 
-def has_vulkan() -> bool:
-    import iree.runtime as rt
-
-    try:
-        return bool(rt.get_driver("vulkan").query_available_devices())
-    except Exception:
-        return False
-
-
-@pytest.mark.skipif(
-    not has_vulkan(), reason="there is no Vulkan device (Debian's mesa-vulkan-drivers has one in software)"
-)
+@needs_vulkan
 def test_run_reads_unmappable_gpu_memory(hil, tmp_path, start_agent):
     text = """func.func @f(%a: tensor<4x1024xf32>) -> (tensor<4x1024xf32>, tensor<0xf32>) {
       %0 = arith.addf %a, %a : tensor<4x1024xf32>

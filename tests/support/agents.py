@@ -10,13 +10,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from hil.controller.backends.gpu_targets import choose_gpu_flags
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.core.files import digest_file
@@ -36,13 +37,14 @@ class Program:
     runtime: str
     path: Path
     digests: dict[str, str] = field(default_factory=dict)
+    device: str = ""
 
     def push(self, client: AgentClient) -> None:
         missing = client.missing(list(self.digests.values()))
         client.put({digest: (self.path, have) for digest, have in missing.items()})
 
     def load(self, client: AgentClient, *, instructions: bool = False, **options: str):
-        settings = {"runtime": self.runtime, "device": "", "function": "", **options}
+        settings = {"runtime": self.runtime, "device": self.device, "function": "", **options}
         return client.load(self.digests, self.path.name, timeout=120, instructions=instructions, **settings)
 
 
@@ -60,6 +62,14 @@ def compile_mlir(source: Path, arch: str, output: Path) -> Program:
     command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags, str(source), "-o", str(output)]
     subprocess.run(command, check=True)
     return program("iree", output)
+
+
+def compile_for_device(source: Path, device: str, details: Mapping[str, object], output: Path) -> Program:
+    """Compile an MLIR program for a GPU, from the agent's description of the device."""
+    flags, _ = choose_gpu_flags(device, details)
+    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags, str(source), "-o", str(output)]
+    subprocess.run(command, check=True)
+    return replace(program("iree", output), device=device)
 
 
 @pytest.fixture(scope="session")

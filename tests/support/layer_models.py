@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -318,3 +319,14 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         local_function, of_onnxruntime_alone, of_bfloat16, folded, shared_weight,
     )
 }  # fmt: skip
+
+
+def with_wrong_weight(model: Path, target: Path, weight: str) -> Path:
+    """Copy a model and change a value of a weight."""
+    proto = onnx.load(model)
+    (tensor,) = (tensor for tensor in proto.graph.initializer if tensor.name == weight)
+    values = numpy_helper.to_array(tensor).copy()
+    values.reshape(-1)[values.size // 2] += 0.5
+    tensor.CopyFrom(numpy_helper.from_array(values, weight))
+    onnx.save(proto, target)
+    return target

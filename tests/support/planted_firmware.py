@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from hil.controller.backends.compilers.firmware.linking import find_address, link_firmware, list_symbols, read_elf
-from hil.controller.backends.compilers.firmware.schedule import Buffer, DispatchStep, Schedule, Span
+from hil.controller.backends.compilers.firmware.schedule import Buffer, BufferRange, DispatchStep, Schedule
 from hil.controller.backends.compilers.firmware.source import write_linker_script, write_model
 from hil.core.chips import Chip
 from hil.core.tensors import TensorSpec
@@ -41,7 +41,7 @@ def build_firmware(chip: Chip, body: str, folder: Path, zig_cache: Path, *, befo
     """Build firmware whose dispatch has the given C body. Its input and output is one float32."""
     spec = TensorSpec("x", "float32", (1,))
     given, made = Buffer("input", 4), Buffer("transient", 4)
-    spans = (Span(given, 0, 4), Span(made, 0, 4))
+    spans = (BufferRange(given, 0, 4), BufferRange(made, 0, 4))
     step = DispatchStep("planted", (1, 1, 1), (), spans)
     schedule = Schedule([spans[0]], [spans[1]], [], [step], ((spec,), (spec,)), arena=64)
     code = f"{before}\nstatic {SIGNATURE} {{\n(void)environment; (void)dispatch; (void)workgroup;\n{body}\n}}"
@@ -54,7 +54,7 @@ def build_firmware(chip: Chip, body: str, folder: Path, zig_cache: Path, *, befo
     log.touch()
     link_firmware(chip, [model, library], script, folder / ELF, zig_cache, log)
     elf = read_elf(folder / ELF)
-    _, image = elf.make_image()
+    _, image = elf.make_image(range(chip.flash.start, chip.flash.start + chip.flash.size))
     (folder / FLAT).write_bytes(image)
     ram = find_address(elf, "hil_bss_end") - find_address(elf, "hil_stack_bottom")
     firmware = Firmware(

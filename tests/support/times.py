@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.bench import BenchTimes, Drift
-from hil.controller.records.measurements.interval import Interval
 
 
 def steady_times(p50_ns: float = 1000.0, **values: Any) -> BenchTimes:

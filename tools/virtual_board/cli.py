@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from hil.errors import EXIT_INTERRUPTED, BoardLost, HilError, UsageError
 from tools.virtual_board.board import VirtualBoard
 from tools.virtual_board.host import end, require, start_namespaces
 from tools.virtual_board.launch import start
+from tools.virtual_board.microcontroller import FILE, MicrocontrollerBoard, find_chip, start_microcontroller
 from tools.virtual_board.packages import DEBIAN, find_apt
 from tools.virtual_board.places import make_private, state_folder
+from tools.virtual_board.serial_bridge import LineFaults
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -27,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 def cli() -> None:
     """Run virtual boards on this machine, with separate addresses, root file systems and SSH servers.
 
-    Needs root and Debian's packages (fetched once, then cached).
+    Needs root and Debian's packages (fetched once, then cached). Emulated microcontrollers (--chip) need only QEMU.
 
     \b
     Example:
@@ -36,18 +39,23 @@ def cli() -> None:
       scripts/hil run MODEL.onnx --board pi
       scripts/virtual-board cut pi
       scripts/virtual-board down pi
+      scripts/virtual-board up m4 --chip cortex-m4 --config m4.toml
     """
 
 
-def _find_board(name: str) -> VirtualBoard:
-    """Return the board of that name, running or not."""
+def _find_folder(name: str) -> Path:
+    """Return the directory of the board of that name, running or not."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"invalid board name {name!r}", hint="use at most 32 of the characters a-z, 0-9 and -")
-    return VirtualBoard(state_folder() / name)
+    return state_folder() / name
 
 
-def _find_running(name: str) -> VirtualBoard:
-    board = _find_board(name)
+def _open_board(folder: Path) -> VirtualBoard | MicrocontrollerBoard:
+    return MicrocontrollerBoard(folder) if (folder / FILE).exists() else VirtualBoard(folder)
+
+
+def _find_running(name: str) -> VirtualBoard | MicrocontrollerBoard:
+    board = _open_board(_find_folder(name))
     try:
         board.status()
     except BoardLost:
@@ -71,17 +79,49 @@ def _find_running(name: str) -> VirtualBoard:
     help='Network quality in both directions, such as "delay 20ms 5ms loss 1% rate 10mbit".',
 )
 @click.option("--disk", "disk_mb", type=click.IntRange(min=8), default=1024, show_default=True, help="Disk size in MB.")
-def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: int) -> None:
+@click.option(
+    "--chip", default="", metavar="CHIP", help="Emulate a microcontroller: cortex-m55, cortex-m4, riscv32, or a chip."
+)
+@click.option(
+    "--baud",
+    type=click.IntRange(300, 100_000_000),
+    metavar="N",
+    help="With --chip: speed of the serial line.  [default: as fast as possible]",
+)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --chip: also write the board config to this file.",
+)
+@click.pass_context
+def up(
+    context: click.Context,
+    name: str,
+    arch: str,
+    system: bool,
+    icount: bool,
+    netem: str,
+    disk_mb: int,
+    chip: str,
+    baud: int | None,
+    config: Path | None,
+) -> None:
     """Start a board, or switch it on, and print the connection data.
 
     Prints a line of JSON: {"address": "root@IP", "identity": FILE, "known_hosts": FILE}. The login "tester" has the
-    same key, and the password "tester".
+    same key, and the password "tester". For a microcontroller: {"address": "serial:DEVICE", "config": FILE}; use
+    FILE as --board of hil. --config writes a copy of FILE.
     """
     from filelock import FileLock
 
+    if chip or baud or config:
+        _start_chip(context, name, chip, baud or 0, config)
+        return
     if icount and not system:
         raise UsageError("--icount requires --system")
-    board = _find_board(name)
+    folder = _find_folder(name)
+    board = VirtualBoard(folder)
     asked: dict[str, Any] = {
         "arch": "aarch64" if system else arch,
         "system": system,
@@ -90,6 +130,8 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
         "disk_mb": disk_mb,
     }
     with FileLock(make_private(state_folder()) / f"{name}.lock"):
+        if (folder / FILE).exists():
+            raise _already_running(name)
         try:
             board.status()
         except BoardLost:
@@ -99,21 +141,57 @@ def up(name: str, arch: str, system: bool, icount: bool, netem: str, disk_mb: in
         else:
             plan = board.plan
             if any(getattr(plan, key) != value for key, value in asked.items()):
-                raise UsageError(
-                    f"virtual board {name!r} already running with different options",
-                    hint=f"stop it first: scripts/virtual-board down {name}",
-                )
+                raise _already_running(name)
             board.power_on()
     click.echo(
         json.dumps({"address": board.address, "identity": str(board.identity), "known_hosts": str(board.known_hosts)})
     )
 
 
+def _already_running(name: str) -> UsageError:
+    return UsageError(
+        f"virtual board {name!r} already running with different options",
+        hint=f"stop it first: scripts/virtual-board down {name}",
+    )
+
+
+def _start_chip(context: click.Context, name: str, chip: str, baud: int, config: Path | None) -> None:
+    """Start an emulated microcontroller, or switch it on, and print the connection data."""
+    from filelock import FileLock
+
+    if not chip:
+        raise UsageError(f"{'--baud' if baud else '--config'} requires --chip")
+    for option in ("arch", "system", "icount", "netem", "disk_mb"):
+        if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
+            raise UsageError(f"--{option.removesuffix('_mb')} is not for microcontrollers", hint="remove it, or --chip")
+    folder = _find_folder(name)
+    with FileLock(make_private(state_folder()) / f"{name}.lock"):
+        board = _open_board(folder)
+        try:
+            board.status()
+        except BoardLost:
+            # Remove files left after a machine crash.
+            board.down()
+            board = start_microcontroller(folder, chip, baud=baud, lifeline=False)
+        if not isinstance(board, MicrocontrollerBoard) or (find_chip(chip), baud) != (
+            board.settings["chip"],
+            board.settings["baud"],
+        ):
+            raise _already_running(name)
+        board.ask("power_on")
+    if config:
+        try:
+            shutil.copyfile(board.config, config)
+        except OSError as error:
+            raise UsageError(f"cannot write {config}: {error.strerror}") from None
+    click.echo(json.dumps({"address": board.address, "config": str(board.config)}))
+
+
 @cli.command()
 @click.argument("name")
 def down(name: str) -> None:
     """End a board and delete the disk. A missing board is not an error."""
-    _find_board(name).down()
+    _open_board(_find_folder(name)).down()
 
 
 @cli.command()
@@ -136,30 +214,61 @@ def check() -> None:
 
 @cli.command("list")
 def list_() -> None:
-    """List the boards: name, processor, address, power, network cable."""
-    for plan in sorted(state_folder().glob("*/plan.json")):
-        board = VirtualBoard(plan.parent)
+    """List the boards: name, processor, address, power, cable."""
+    found = [*state_folder().glob("*/plan.json"), *state_folder().glob(f"*/{FILE}")]
+    for folder in sorted(path.parent for path in found):
+        board = _open_board(folder)
         try:
             status = board.status()
         except BoardLost:
             status = {"power": "gone", "cable": "gone"}
-        kind = board.arch + (" system" if board.plan.system else "")
-        click.echo(f"{plan.parent.name}\t{kind}\t{board.address}\tpower {status['power']}\tcable {status['cable']}")
+        if isinstance(board, MicrocontrollerBoard):
+            kind = str(board.settings["chip"])
+        else:
+            kind = board.arch + (" system" if board.plan.system else "")
+        click.echo(f"{folder.name}\t{kind}\t{board.address}\tpower {status['power']}\tcable {status['cable']}")
+
+
+# Requests to a microcontroller with a different name from the command.
+_VERBS = {"reboot": "reset"}
 
 
 def _add_command(name: str, what: Callable[[VirtualBoard], None], text: str) -> None:
     @cli.command(name, help=text)
-    @click.argument("name")
-    def command(name: str) -> None:
-        what(_find_running(name))
+    @click.argument("board_name", metavar="NAME")
+    def command(board_name: str) -> None:
+        board = _find_running(board_name)
+        if isinstance(board, MicrocontrollerBoard):
+            board.ask(_VERBS.get(name, name))
+        else:
+            what(board)
 
 
-_add_command("cut", VirtualBoard.cut, "Disconnect the network cable: packets vanish without an error.")
-_add_command("restore", VirtualBoard.restore, "Reconnect the network cable.")
+_add_command(
+    "cut", VirtualBoard.cut, "Disconnect the network cable or the serial line: data vanishes without an error."
+)
+_add_command("restore", VirtualBoard.restore, "Reconnect the network cable or the serial line.")
 _add_command("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
 _add_command("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")
 _add_command("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
 _add_command("thaw", VirtualBoard.thaw, "Resume a frozen board.")
+
+
+@cli.command()
+@click.argument("name")
+@click.argument("faults", default="")
+def faults(name: str, faults: str) -> None:
+    """Set the faults of a microcontroller's serial line: probabilities for each 64 bytes, or nothing for a good line.
+
+    \b
+    Example:
+      scripts/virtual-board faults m4 loss=0.01,flip=0.001,repeat=0.01,delay=0.01
+    """
+    board = _find_running(name)
+    if not isinstance(board, MicrocontrollerBoard):
+        raise UsageError(f"virtual board {name!r} has no serial line", hint="set the network's quality: up --netem")
+    LineFaults.parse(faults)
+    board.ask("faults", faults)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})

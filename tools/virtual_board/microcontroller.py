@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -33,7 +34,18 @@ ALIASES = {CHIPS[name].core.name: name for name in MACHINES}
 ICOUNT_SHIFT = 5
 PACKAGES = {"qemu-system-arm": "qemu-system-arm", "qemu-system-riscv32": "qemu-system-misc"}
 _START_SECONDS = 30.0
-_FILE = "microcontroller.json"
+_REST_SECONDS = 1.0
+# File with the settings, which marks the directory of an emulated microcontroller.
+FILE = "microcontroller.json"
+
+
+def find_chip(name: str) -> str:
+    """Return the chip for its name, or for the name of a core. Raises UsageError for an unknown chip."""
+    chip = ALIASES.get(name, name)
+    if chip not in MACHINES:
+        known = (*MACHINES, *ALIASES)
+        raise UsageError(f"unknown chip {name!r}", hint=f"{did_you_mean(name, known)}emulated: {', '.join(known)}")
+    return chip
 
 
 def find_machine(chip: str) -> tuple[str, ...]:
@@ -42,11 +54,7 @@ def find_machine(chip: str) -> tuple[str, ...]:
     Raises:
         UsageError: the chip is unknown, or QEMU is not installed.
     """
-    name = ALIASES.get(chip, chip)
-    if name not in MACHINES:
-        known = (*MACHINES, *ALIASES)
-        raise UsageError(f"unknown chip {chip!r}", hint=f"{did_you_mean(chip, known)}emulated: {', '.join(known)}")
-    program, *arguments = MACHINES[name]
+    program, *arguments = MACHINES[find_chip(chip)]
     found = shutil.which(program)
     if found is None:
         raise UsageError(f"{program} not found", hint=f"apt-get install {PACKAGES[program]}")
@@ -70,8 +78,14 @@ class MicrocontrollerBoard:
         """Address of the serial line."""
         return f"serial:{self.folder / 'tty'}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings with which the board was created: chip, baud, seed, lifeline."""
+        found: dict[str, Any] = json.loads((self.folder / FILE).read_text())
+        return found
+
     def ask(self, verb: str, value: str = "") -> Any:
-        """Send a request: flash FILE, reset, kill, cut, restore, faults TEXT, status, down.
+        """Send a request: flash FILE, reset, kill, power_on, freeze, thaw, cut, restore, faults TEXT, status, down.
 
         Raises:
             BoardLost: the board does not run.
@@ -83,6 +97,15 @@ class MicrocontrollerBoard:
             raise BoardLost(f"virtual board not running: {error.strerror or error}", board=self.folder.name) from None
         except ValueError as error:
             raise BoardError(str(error), board=self.folder.name) from None
+
+    def status(self) -> dict[str, Any]:
+        """Return ``power`` ("on" or "off"), ``cable`` ("up" or "down"), ``flashed`` and the bytes on the line.
+
+        Raises:
+            BoardLost: the board does not run.
+        """
+        answer: dict[str, Any] = self.ask("status")
+        return answer
 
     def down(self) -> None:
         """End the board and remove all files. Repeated calls are allowed."""
@@ -111,9 +134,9 @@ def start_microcontroller(
         BoardError: the board did not start.
     """
     find_machine(chip)
-    name = ALIASES.get(chip, chip)
+    name = find_chip(chip)
     make_private(folder)
-    (folder / _FILE).write_text(json.dumps({"chip": name, "baud": baud, "seed": seed, "lifeline": lifeline}))
+    (folder / FILE).write_text(json.dumps({"chip": name, "baud": baud, "seed": seed, "lifeline": lifeline}))
     control = Path(__file__).with_name("microcontroller_control.py")
     flash = [sys.executable, str(control), str(folder), "flash", "{elf}"]
     board = MicrocontrollerBoard(folder)
@@ -147,18 +170,23 @@ class _Emulator:
     """QEMU with the board's firmware, connected to the serial line."""
 
     def __init__(self, folder: Path) -> None:
-        settings = json.loads((folder / _FILE).read_text())
+        settings = json.loads((folder / FILE).read_text())
         self._folder = folder
         self._command = find_machine(settings["chip"])
         self._elf = ""
+        self._flashed = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self.line = SerialBridge(folder / "tty", settings["baud"], settings["seed"])
+        self._state_lock = threading.Lock()
+        self._is_frozen = self._is_resting = False
+        self.line = SerialBridge(folder / "tty", settings["baud"], settings["seed"], wake=self._wake)
+        threading.Thread(target=self._rest, daemon=True).start()
 
     def flash(self, path: str) -> None:
         """Store the firmware, and restart with it."""
         shutil.copyfile(path, self._folder / "flash.elf.new")
         (self._folder / "flash.elf.new").replace(self._folder / "flash.elf")
         self._elf = str(self._folder / "flash.elf")
+        self._flashed += 1
         self.reset("")
 
     def reset(self, _: str) -> None:
@@ -166,8 +194,8 @@ class _Emulator:
         self.kill("")
         if not self._elf:
             return
-        place = self._folder / "qemu.sock"
-        place.unlink(missing_ok=True)
+        place = "qemu.sock"  # relative, because socket paths must be short
+        Path(place).unlink(missing_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -183,7 +211,7 @@ class _Emulator:
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.connect(str(place))
+                connection.connect(place)
                 break
             except OSError:
                 connection.close()
@@ -196,10 +224,48 @@ class _Emulator:
     def kill(self, _: str) -> None:
         """Cut the power."""
         self.line.attach(None)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        with self._state_lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
             self._process = None
+            self._is_frozen = self._is_resting = False
+
+    def power_on(self, _: str) -> None:
+        """Start the firmware, unless it runs."""
+        if self._process is None or self._process.poll() is not None:
+            self.reset("")
+
+    def freeze(self, _: str) -> None:
+        """Stop the CPU."""
+        with self._state_lock:
+            self._is_frozen, self._is_resting = True, False
+            self._signal(signal.SIGSTOP)
+
+    def thaw(self, _: str) -> None:
+        """Continue the CPU."""
+        with self._state_lock:
+            self._is_frozen = self._is_resting = False
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _rest(self) -> None:
+        """Stop the emulator while it waits for requests: the firmware polls its UART, which occupies a host's core."""
+        while True:
+            time.sleep(_REST_SECONDS)
+            with self._state_lock:
+                if not self._is_frozen and not self._is_resting and self.line.is_answered(_REST_SECONDS):
+                    self._is_resting = True
+                    self._signal(signal.SIGSTOP)
+
+    def _wake(self) -> None:
+        with self._state_lock:
+            if self._is_resting:
+                self._is_resting = False
+                self._signal(signal.SIGCONT)
 
     def cut(self, _: str) -> None:
         """Cut the serial line."""
@@ -216,10 +282,11 @@ class _Emulator:
     def status(self, _: str) -> dict[str, Any]:
         """Return the state."""
         power = "on" if self._process is not None and self._process.poll() is None else "off"
-        return {"power": power, "cable": "down" if self.line.is_cut else "up", **self.line.counts}
+        cable = "down" if self.line.is_cut else "up"
+        return {"power": power, "cable": cable, "flashed": self._flashed, **self.line.counts}
 
 
-_VERBS = ("flash", "reset", "kill", "cut", "restore", "faults", "status")
+_VERBS = ("flash", "reset", "kill", "power_on", "freeze", "thaw", "cut", "restore", "faults", "status")
 
 
 def serve(folder: Path) -> None:
@@ -246,11 +313,11 @@ def serve(folder: Path) -> None:
     class Server(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
 
-    making = folder / "control.new"
-    server = Server(str(making), Handler)
-    making.replace(folder / "control")
+    os.chdir(folder)
+    server = Server("control.new", Handler)
+    Path("control.new").replace("control")
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    if json.loads((folder / _FILE).read_text())["lifeline"]:
+    if json.loads((folder / FILE).read_text())["lifeline"]:
 
         def wait_for_end() -> None:
             sys.stdin.buffer.read()

@@ -4,6 +4,7 @@ A board config runs this file as the flash command, without hil's packages.
 """
 
 import json
+import os
 import socket
 import sys
 
@@ -12,7 +13,12 @@ def ask(folder: str, verb: str, value: str = "", timeout_s: float = 60.0) -> obj
     """Send a request and return the answer. Raises OSError, or ValueError with the board's error."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
-        connection.connect(f"{folder}/control")
+        # Use a path through a descriptor, because socket paths must be short.
+        place = os.open(folder, os.O_PATH)
+        try:
+            connection.connect(f"/proc/self/fd/{place}/control")
+        finally:
+            os.close(place)
         connection.sendall(json.dumps([verb, value]).encode() + b"\n")
         answer = json.loads(connection.makefile("rb").readline())
     if "error" in answer:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import tty
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -54,9 +55,12 @@ class SerialBridge:
         link: symbolic link to the terminal.
         baud: speed in both directions; 0: as fast as possible.
         seed: seed of the faults.
+        wake: called before the emulator gets data.
     """
 
-    def __init__(self, link: Path, baud: int = 0, seed: int = 0) -> None:
+    def __init__(self, link: Path, baud: int = 0, seed: int = 0, *, wake: Callable[[], None] = lambda: None) -> None:
+        self._wake = wake
+        self._last = ("down", time.monotonic())
         self._master, self._slave = os.openpty()
         tty.setraw(self._slave)
         link.unlink(missing_ok=True)
@@ -80,6 +84,11 @@ class SerialBridge:
                     self._connection.shutdown(socket.SHUT_RDWR)
                 self._connection.close()
             self._connection = connection
+
+    def is_answered(self, seconds: float) -> bool:
+        """Return whether the last data came from the emulator, and nothing followed for some time."""
+        way, when = self._last
+        return way == "up" and time.monotonic() > when + seconds
 
     def close(self) -> None:
         """End the line."""
@@ -108,6 +117,9 @@ class SerialBridge:
                 time.sleep(0.01)
                 continue
             self.counts[way] += len(data)
+            self._last = (way, time.monotonic())
+            if way == "down":
+                self._wake()
             data = b"" if self.is_cut else self._spoil(data)
             with contextlib.suppress(OSError):
                 if way == "up":

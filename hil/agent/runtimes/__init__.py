@@ -125,6 +125,9 @@ class Runtime(Protocol):
     def describe() -> dict[str, Any]:
         """Return ``{"version": ..., "devices": [default first, ...]}``.
 
+        Add ``"device_details"``, a list of dictionaries with the keys of the protocol's message ``RuntimeDevice``, if
+        the runtime reports more about its devices than their names.
+
         Add ``"profile_tool"``, the name of a command, if profiling needs a command that is not installed here.
         """
 

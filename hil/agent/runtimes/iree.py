@@ -17,7 +17,8 @@ from hil.core.files import copy_file, open_file
 from hil.core.installed import get_version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
-from hil.errors import LoadFailed, RunFailed, did_you_mean
+from hil.errors import ErrorCode, LoadFailed, RunFailed, did_you_mean
+from hil.formats.gpu_programs import find_mismatch, read_targets
 from hil.formats.iree_buffers import make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
@@ -29,6 +30,7 @@ from hil.formats.iree_command import (
     own_tool,
     profile_command,
 )
+from hil.formats.iree_devices import CPU_DRIVERS, parse_device
 from hil.formats.iree_errors import load_error
 from hil.formats.iree_state import has_state
 from hil.formats.iree_values import choose_function, list_module_functions
@@ -46,10 +48,14 @@ class IreeRuntime:
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version and the drivers that have a device here."""
-        drivers = [name for name in rt.query_available_drivers() if _has_device(name)]
-        ordered = sorted(drivers, key=lambda name: (name != DEFAULT_DEVICE, name))
-        lacking = "" if own_tool(PROFILE_TOOL) else PROFILE_TOOL
-        return {"version": get_version("iree-base-runtime"), "devices": ordered, "profile_tool": lacking}
+        found = {name: devices for name in rt.query_available_drivers() if (devices := _list_devices(name))}
+        ordered = sorted(found, key=lambda name: (name != DEFAULT_DEVICE, name))
+        return {
+            "version": get_version("iree-base-runtime"),
+            "devices": ordered,
+            "device_details": [device for name in ordered for device in found[name]],
+            "profile_tool": "" if own_tool(PROFILE_TOOL) else PROFILE_TOOL,
+        }
 
     def prepare(self, device: str) -> None:
         """Open a device."""
@@ -78,6 +84,7 @@ class IreeRuntime:
             # VmModule.mmap opens the file for writing, which fails in a sandbox.
             with open_file(path) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            _refuse_mismatch(content, main, name)
             module = rt.VmModule.wrap_buffer(self._instance, content)
             modules = [rt.create_hal_module(self._instance, hal_device)]
             # In a process that was just forked, `glob` takes 0.4 ms because the kernel copies each touched page.
@@ -94,7 +101,14 @@ class IreeRuntime:
                 return rt.VmContext(self._instance, modules)
 
             context = open_context()
+        except LoadFailed:
+            raise
         except Exception as error:
+            if name in CPU_DRIVERS and (targets := read_targets(memoryview(content))):
+                raise LoadFailed(
+                    f"{main} was compiled for {targets[0].backend} ({targets[0].arch}), not for device {name!r}",
+                    hint="select the program's device, such as --device vulkan, or compile the model again",
+                ) from error
             message = f"IREE cannot load {main}: {_get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
         reopen = open_context if has_state(memoryview(content)) else None
@@ -152,6 +166,12 @@ class IreeProgram:
         # Indices of inputs with device copies that a run changed; None before the first run with them.
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
+
+    def __del__(self) -> None:
+        """Release the buffers before the device. IREE's Vulkan driver crashes if a buffer outlives its device."""
+        self._results = self._list = None
+        self._arguments = []
+        self._context = self._reopen = None
 
     def bind(self, inputs: list[Array]) -> None:
         """Create device buffers for the inputs, without a copy if the inputs are large and aligned."""
@@ -320,11 +340,30 @@ def _build_arguments(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> A
     return pushed
 
 
-def _has_device(driver: str) -> bool:
+def _list_devices(name: str) -> list[dict[str, Any]]:
+    """Return the devices of a driver; none if the driver does not work here."""
     try:
-        return bool(rt.get_driver(driver).query_available_devices())
+        driver = rt.get_driver(name)
+        found = driver.query_available_devices()
+        return [parse_device(name, one, driver.dump_device_info(one["device_id"])) for one in found]
     except Exception:
-        return False
+        return []
+
+
+def _refuse_mismatch(program: mmap.mmap, main: str, device: str) -> None:
+    """Raise LoadFailed if a program was compiled for another GPU. IREE may run it and return wrong values."""
+    driver = device.split("://")[0]
+    if driver in CPU_DRIVERS:
+        return
+    devices = _list_devices(driver)
+    opened = next((one for one in devices if one["id"] == device), devices[0] if devices else None)
+    reason = find_mismatch(memoryview(program), driver, opened["properties"]) if opened else ""
+    if opened and reason:
+        raise LoadFailed(
+            f"{main} does not fit device {device!r} ({opened['name']}): {reason}",
+            hint="remove the target from the compile flags: hil then compiles for the device that the board reports",
+            code=ErrorCode.WRONG_TARGET,
+        )
 
 
 def _get_first_line(error: Exception) -> str:

@@ -44,7 +44,7 @@ class OnnxRuntime(Runtime):
         """Return the version and the execution providers, the CPU first."""
         providers = [name for name in ort.get_available_providers() if name != "AzureExecutionProvider"]
         ordered = sorted(providers, key=lambda name: name != DEFAULT_DEVICE)
-        return {"version": ort.__version__, "devices": ordered}
+        return {"version": ort.__version__, "devices": ordered, "device_details": _list_hardware(ordered)}
 
     @staticmethod
     def preload() -> None:
@@ -82,6 +82,25 @@ class OnnxRuntime(Runtime):
             where = "" if provider == DEFAULT_DEVICE else f" on {provider}"
             raise LoadFailed(f"ONNX Runtime cannot load {main}{where}: {text[:400]}", detail=text) from error
         return OnnxProgram(session, provider, function, make)
+
+
+def _list_hardware(providers: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the devices of the providers. ONNX Runtime reports them since version 1.23."""
+    try:
+        found = ort.get_ep_devices()
+    except Exception:
+        return []
+    return [
+        {
+            "id": one.ep_name,
+            "name": one.device.metadata.get("Description") or one.device.vendor,
+            "type": one.device.type.name.lower(),
+            "driver": one.ep_metadata.get("version", ""),
+            "properties": {},
+        }
+        for one in found
+        if one.ep_name in providers
+    ]
 
 
 class OnnxProgram:

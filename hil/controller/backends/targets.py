@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hil.controller.backends.gpu_targets import TARGETED_DRIVERS, choose_gpu_flags
 from hil.errors import ErrorCode, HilError, UsageError
+from hil.formats.iree_devices import get_driver
 
 _DEVICE = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
 _TRIPLE = "--iree-llvmcpu-target-triple="
@@ -34,9 +36,16 @@ class Target:
 def choose_iree_target(machine: Mapping[str, Any]) -> Target:
     """Return the target for a machine description from the Describe call.
 
+    Args:
+        machine: the description; its key "device" describes the configured device, if any.
+
     Raises:
-        UsageError: unsupported architecture.
+        UsageError: unsupported architecture, or a GPU that the board does not describe.
     """
+    device: Mapping[str, Any] = machine.get("device", {})
+    wanted = str(device.get("id", ""))
+    if (driver := get_driver(wanted)) in TARGETED_DRIVERS:
+        return Target(*choose_gpu_flags(wanted, device), arch=driver)
     arch = str(machine.get("arch", ""))
     family = _FAMILY.get(arch.lower())
     if family is None:
@@ -79,8 +88,10 @@ def describe_target(flags: Sequence[str]) -> Target:
     return Target(tuple(flags), f"{arch} {cpu} (from the flags)".strip(), arch, cpu)
 
 
-def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any]) -> None:
+def explain(error: HilError, flags: Sequence[str], info: Mapping[str, Any], device: str = "") -> None:
     """Add a hint to the error if an IREE program was compiled with these flags for a different CPU."""
+    if get_driver(device) in TARGETED_DRIVERS:
+        return  # the board compares the program with its GPU, and gives a hint
     target = describe_target(flags)
     # A simulated board runs on this machine's CPU. So code for "host" is right, even if the board reports a different
     # CPU.

@@ -55,6 +55,7 @@ SECTIONS = {
     "Measurement": (
         *(
             "iterations",
+            "runs",
             "warmup",
             "instructions",
             "energy",

@@ -284,7 +284,7 @@ profile_options = combine_options(
 # Options for all commands that compile a single model. The first options determine the program.
 program_options = combine_options(
     run_option("runtime", help=f"Runtime: {', '.join(RUNTIMES)}, ... (default: the board's)."),
-    run_options("function", "dims", "compile_flags"),
+    run_options("device", "function", "dims", "compile_flags"),
 )
 model_options = combine_options(program_options, cache_options)
 
@@ -292,7 +292,7 @@ _RUNTIMES_HELP = f"Runtime: {', '.join(RUNTIMES)}, ... (default: {{}}); repeatab
 # The same options for commands with multiple targets.
 target_program_options = combine_options(
     run_option("runtime", multiple=True, default=(), help=_RUNTIMES_HELP.format("the board's")),
-    run_options("function", "dims", "compile_flags"),
+    run_options("device", "function", "dims", "compile_flags"),
 )
 # The option --runtime of suites. The project file does not set it, because flows have a runtime.
 flow_runtime_option = click.option(
@@ -368,9 +368,11 @@ def split_targets(settings: dict[str, Any], *fields: str) -> tuple[MatrixTarget,
 
 def choose_board(settings: dict[str, Any]) -> BoardChoice:
     """Return the board selected by :data:`board_options`. Remove their values from a command's settings."""
+    from hil.controller.devices.board_choice import use_device
     from hil.controller.devices.choosing.board_resolver import choose
 
-    return choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
+    choice = choose(settings.pop("board"), settings.pop("hw_type"), **{name: settings.pop(name) for name in SSH})
+    return use_device(choice, settings.get("runtime", ""), settings.get("device", ""))
 
 
 def run_settings(settings: dict[str, Any], **more: Any) -> Options:

@@ -24,9 +24,9 @@ def read_duration(text: str) -> float | None:
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a duration. Raises UsageError unless the duration is above 0."""
+    """Return the seconds of a duration. Raises UsageError unless the duration is above 0 and at most ten years."""
     seconds = read_duration(text)
-    if not seconds:
+    if not seconds or seconds > timedelta(days=_MAX_DAYS).total_seconds():
         raise UsageError(f"invalid {option} {text!r}: expected a duration", hint="for example 90s, 30m, 1h30m")
     return seconds
 

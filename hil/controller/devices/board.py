@@ -29,10 +29,11 @@ from hil.core.digest import get_algorithm
 from hil.core.files import digest_file
 from hil.core.instructions import InstructionCounts, count_clock
 from hil.core.repetition import Answer, Repetition
-from hil.core.results import Artifact, Placement, RequestedDevice, RunResult
+from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
 from hil.formats.iree_command import PROFILE_TOOL
+from hil.formats.iree_devices import find_device, get_driver, is_software_gpu
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -99,9 +100,7 @@ class Board:
         try:
             self.info: dict[str, Any] = self._describe()
             try:
-                self.config, self.target = fill_target(
-                    self.config, choice.runtime, self.info["machine"], choice.timeout_s
-                )
+                self.config, self.target = fill_target(self.config, choice.runtime, self.info, choice.timeout_s)
             except errors.UsageError as error:  # the board's description is wrong, not the user's input
                 raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
         except errors.BoardUnreachable as error:
@@ -123,8 +122,8 @@ class Board:
         stack = StackReader(
             self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
         ).read(found)
-        more = {"lease": lease, "image": image.to_json() if image else None}
-        more |= {"stack": [one.to_json() for one in stack]}
+        more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
+        more["stack"] = [one.to_json() for one in stack]
         return {**found, **{name: value for name, value in more.items() if value}}
 
     def runtime_version(self, runtime: str) -> str:
@@ -536,7 +535,7 @@ class LoadedProgram:
     def _add_placement(self, result: RunResult, asked: RequestedDevice) -> RunResult:
         """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
         marked = None if self._placement is None else asked.mark(self._placement)
-        parts = None if marked is None else [part.to_json() for part in marked]
+        parts = None if marked is None else [{**part.to_json(), **self._describe_software(part)} for part in marked]
         provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
         try:
             provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
@@ -545,6 +544,12 @@ class LoadedProgram:
             error.result = replace(result, provenance=provenance, iterations_ns=())
             raise
         return replace(result, provenance=provenance)
+
+    def _describe_software(self, part: Part) -> dict[str, str]:
+        """Return the name of a part's device if it is a GPU in software."""
+        wanted = self.loaded.device if part.device == get_driver(self.loaded.device) else part.device
+        found = find_device(self._board.info.get("runtimes", ()), self._artifact.runtime, wanted)
+        return {"software": str(found.get("name", ""))} if found and is_software_gpu(found) else {}
 
     def _build_provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
         """Return the provenance of a call: the board's state, and the clock if available."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from hil.core.named import resolve
 from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
 from hil.core.text import TextSink
 from hil.errors import UsageError
+from hil.formats.iree_devices import find_device, get_driver
 
 if TYPE_CHECKING:
     from hil.controller.backends.targets import Target
@@ -93,22 +94,57 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
 
 
 def fill_target(
-    config: BoardConfig, runtime: str, machine: Mapping[str, Any], timeout_s: float = TARGET_SECONDS
+    config: BoardConfig, runtime: str, info: Mapping[str, Any], timeout_s: float = TARGET_SECONDS
 ) -> tuple[BoardConfig, str]:
     """Return a config with the compile target filled in, and the target's description.
 
     The description is "" if the config's flags are used unchanged.
+
+    Args:
+        info: the board's description, with the keys of Describe.
 
     Raises:
         UsageError: there is no target for this board, or a package's function failed or exceeded the time limit.
     """
     if knows_target(config, runtime):
         return config, ""
-    info = list_known_runtimes()[runtime or config.runtime]
-    target = _choose_target(info, machine, timeout_s)
-    own = config.compile_flags.get(info.compiler, ())
-    flags = {**config.compile_flags, info.compiler: (*target.flags, *own)}
+    found = list_known_runtimes()[runtime or config.runtime]
+    device = config.devices.get(found.name, "")
+    details = _describe_device(info.get("runtimes", ()), found.name, device)
+    machine = {**info["machine"], "device": details} if device else info["machine"]
+    target = _choose_target(found, machine, timeout_s)
+    own = config.compile_flags.get(found.compiler, ())
+    flags = {**config.compile_flags, found.compiler: (*target.flags, *own)}
     return replace(config, compile_flags=flags), target.description
+
+
+def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
+    """Return the choice with another device for a runtime.
+
+    The config's compile flags are for the config's device. For another driver, hil chooses the target from the board's
+    description.
+
+    Args:
+        runtime: "" means the config's runtime.
+        device: "" keeps the config's device.
+    """
+    config = choice.config
+    name = runtime or config.runtime
+    if not device or config.devices.get(name) == device:
+        return choice
+    before, after = get_driver(config.devices.get(name, "")), get_driver(device)
+    flags = dict(config.compile_flags)
+    info = list_known_runtimes().get(name)
+    if info is not None and before != after:
+        flags.pop(info.compiler, None)
+    return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
+
+
+def _describe_device(runtimes: Sequence[Mapping[str, Any]], runtime: str, device: str) -> dict[str, Any]:
+    """Return the board's description of a device for a target function, with ``missing`` if there is no such device."""
+    devices = next((one.get("devices", ()) for one in runtimes if one.get("name") == runtime), ())
+    is_missing = bool(devices) and not {device, get_driver(device)} & set(devices)
+    return {**(find_device(runtimes, runtime, device) or {}), "id": device, "missing": is_missing}
 
 
 def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:

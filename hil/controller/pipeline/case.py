@@ -14,6 +14,7 @@ from hil.controller.devices.board_client import ProfilePass
 from hil.controller.pipeline.compilations import Compilations
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.outputs import ProfileDirectory
 from hil.core.clock import ClockFit
 from hil.core.results import Artifact, Model, Outcome, RunResult, Stage, Timings
@@ -68,6 +69,7 @@ class Case:
     # conditions of the board during the run, and the grade of the times; None if the run did not measure times.
     conditions: Conditions | None = None
     grade: MeasurementGrade | None = None
+    energy: EnergyMeasurement | None = None  # with --energy
     # for a generation (--generate): the decoder's plan, its calls, and a run with all tokens as the prompt.
     decoder: Decoder | None = None
     reference_decoder: ReferenceDecoder | None = None

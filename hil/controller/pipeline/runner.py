@@ -121,7 +121,8 @@ class Runner(Tools):
             if case.capture is not None:
                 case.capture.console = console.list_spans(min((span.start_ns for span in case.spans), default=0))
         if case.error is not None and case.artifact is not None and case.artifact.runtime == "iree":
-            explain(case.error, case.artifact.flags, session.board.info)
+            device = session.board.config.devices.get("iree", "")
+            explain(case.error, case.artifact.flags, session.board.info, device)
         return case
 
     def judge(self, case: Case, early: Case | None = None) -> Case:

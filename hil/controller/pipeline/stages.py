@@ -17,6 +17,7 @@ from hil import errors
 from hil.bundles.cases import Signature, check_loaded
 from hil.compare.tolerance import check_tolerance
 from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references import (
     load_references,
     read_expected,
@@ -24,7 +25,7 @@ from hil.controller.backends.references import (
     run_reference_with_fallback,
 )
 from hil.controller.devices.board import LoadedProgram
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.generation.decode import choose_importer
@@ -35,6 +36,7 @@ from hil.controller.models.sizing.sizes import format_range
 from hil.controller.pipeline.capture import CaptureRecorder
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.compilations import compile_repeatedly
+from hil.controller.pipeline.energy_stage import add_energy
 from hil.controller.pipeline.measurement_grade import grade_run, is_measured, watch_run
 from hil.controller.pipeline.repeated import add_profile_pass, load_arguments, make_steps_arguments, run_repeatedly
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, Job, Options, check_counts
@@ -97,7 +99,7 @@ def choose_board(job: Job, *, takes_ranges: bool = False) -> BoardChoice:
         takes_ranges: See :func:`check_options`.
     """
     keys = {name: getattr(job, name) for name in ("identity", "known_hosts", "accept_new_host_key")}
-    choice = choose(job.board, job.hw_type, **keys)
+    choice = use_device(choose(job.board, job.hw_type, **keys), job.runtime, job.device)
     check_options(job.make_options(), choice, takes_ranges=takes_ranges)
     return choice
 
@@ -131,7 +133,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     order: dict[str, Any] = {
         "compiler": compiler,
         "runtime": runtime,
-        "flags": (*config.compile_flags.get(compiler, ()), *case.options.compile_flags),
+        "flags": combine_flags(config.compile_flags.get(compiler, ()), case.options.compile_flags),
         "isolated": context.isolated,
         "recompute": case.options.recompute,
         "debug_ir": case.options.debug_ir,
@@ -244,6 +246,10 @@ def _run_program(case: Case, tools: Tools) -> Iterator[Case]:
                 tools.sink.stage(case, Stage.RUN, "second run, with the profiler")
                 recorder.profile(program, inputs, **counts)
                 yield (case := replace(case, result=add_profile_pass(result, recorder.capture.taken, convert)))
+        if options.energy:
+            tools.sink.stage(case, Stage.RUN, "measuring the energy")
+            session.board.prepare()
+            yield (case := add_energy(case, session.board, program))
         if tools.logs:
             yield replace(case, worker_log=tuple(program.log()))
     except (errors.RunCrashed, errors.StageTimeout, errors.BoardUnfit):

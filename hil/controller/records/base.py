@@ -40,6 +40,14 @@ def note(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
 
 
+class Interval(Record, kw_only=True):
+    """A confidence interval."""
+
+    low: float
+    high: float
+    level: Annotated[float, note("probability that the interval contains the true value")]
+
+
 Number = Annotated[
     float | Literal["inf", "-inf", "nan"] | None, note("a number; infinity and NaN are strings, which JSON lacks")
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Number, Record, note
 from hil.core.results import Outcome, Relation, format_node_counts
@@ -118,6 +118,7 @@ class StoredPart(Record, kw_only=True):
     nodes: Annotated[Count, note("0 for the whole program; with ExecuTorch, the number of calls")] = 0
     names: Annotated[list[str], note("names of the nodes")] = []
     elsewhere: Annotated[bool, note("true if this is not the requested device")] = False
+    software: Annotated[str, note("name of a GPU that the CPU computes; its times are not GPU times")] = ""
 
 
 Placement = Annotated[
@@ -127,7 +128,16 @@ Placement = Annotated[
 
 def format_placement(placement: Placement) -> str:
     """Format the devices that ran a program, such as ``XnnpackBackend (1 node), portable (4 nodes)``."""
-    return format_node_counts((part.device, part.nodes) for part in placement or ())
+    return format_node_counts((_format_device(part), part.nodes) for part in placement or ())
+
+
+def list_software_devices(placement: Placement | UnsetType) -> list[str]:
+    """Return the names of the GPUs that the CPU computed."""
+    return [] if placement is UNSET else [part.software for part in placement or () if part.software]
+
+
+def _format_device(part: StoredPart) -> str:
+    return f"{part.device}, a software device: {part.software}" if part.software else part.device
 
 
 class Origin(Record, kw_only=True):

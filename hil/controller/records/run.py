@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from hil.controller.records.base import Count, Record, Samples, make_record, note
 from hil.controller.records.console import ConsoleQuoteRecord, StoredConsole
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.measurements.instructions import InstructionStatistics
 from hil.controller.records.outputs import (
@@ -72,7 +73,7 @@ class StoredArtifact(Record, kw_only=True):
         dict[str, Any],
         note(
             "notes from the compiler: `text`; with ExecuTorch also `delegation`, `lower_s`, `program_bytes` and "
-            "`quantise_s`"
+            "`quantise_s`; for a microcontroller `flash_bytes`, `ram_bytes`, `chip_flash_bytes` and `chip_ram_bytes`"
         ),
     ]
 
@@ -238,6 +239,7 @@ class RunCase(Record, kw_only=True):
         Conditions | None, note("of the board; null if the run did not measure times, or in bench.json")
     ] = None
     grade: Annotated[MeasurementGrade | None, note("of the times; null if no grade, or in bench.json")] = None
+    energy: Annotated[EnergyMeasurement | None, note("null without --energy, or in bench.json")] = None
     generation: Annotated[StoredGeneration | None, note("null without --generate, or if nothing ran")] = None
     generation_digest: Annotated[
         str, note("digest of the models, tokens and settings of --generate; empty without --generate")

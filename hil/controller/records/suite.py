@@ -10,6 +10,7 @@ from hil.controller.records.base import Count, Record, Samples, Timestamp, make_
 from hil.controller.records.console import ConsoleQuoteRecord, StoredConsole
 from hil.controller.records.decisions.triage import TriageResult
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.outputs import FailedReference, Origin, Placement, StoredComparison
 
@@ -88,6 +89,7 @@ class CaseRecord(Record, kw_only=True):
     cold: Annotated[bool, note("true if only the first run after the load was timed")] = False
     conditions: Annotated[Conditions | None, note("of the board; null if the case did not measure times")] = None
     grade: Annotated[MeasurementGrade | None, note("of the times; null without a grade")] = None
+    energy: Annotated[EnergyMeasurement | None, note("null without --energy")] = None
     generation: Annotated[StoredGeneration | None, note("null for a case without a prompt")] = None
     answers: Annotated[str, note("result of comparing iterations; empty for fewer than two")] = ""
     agentless: Annotated[str, note("reason why the board has no agent, or empty")] = ""

@@ -130,7 +130,7 @@ class LoadedRun:
         """
         if find_evaluation(self._stored_run) is not None:
             return make_frame(make_sample_table(read_samples(self.folder)), frame)
-        assert self.bench  # raises UsageError for other runs
+        read_bench(self._stored_run)  # raises UsageError for other runs
         return make_frame(make_iteration_table(self.folder), frame)
 
     @property

@@ -111,18 +111,41 @@ class StackPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Runtime(_message.Message):
-    __slots__ = ("name", "version", "devices", "error", "profile_tool")
+    __slots__ = ("name", "version", "devices", "error", "profile_tool", "device_details")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     PROFILE_TOOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_DETAILS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     devices: _containers.RepeatedScalarFieldContainer[str]
     error: str
     profile_tool: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., profile_tool: _Optional[str] = ...) -> None: ...
+    device_details: _containers.RepeatedCompositeFieldContainer[RuntimeDevice]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., error: _Optional[str] = ..., profile_tool: _Optional[str] = ..., device_details: _Optional[_Iterable[_Union[RuntimeDevice, _Mapping]]] = ...) -> None: ...
+
+class RuntimeDevice(_message.Message):
+    __slots__ = ("id", "name", "type", "driver", "properties")
+    class PropertiesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    type: str
+    driver: str
+    properties: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., type: _Optional[str] = ..., driver: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Reading(_message.Message):
     __slots__ = ("name", "value", "unit", "text")

@@ -80,13 +80,14 @@ _BOARD = "board:"
 # hil's runtimes for a module's programs on a board. The backend's name includes the runtime if it is not the board's
 # default. Runtimes of packages are allowed too.
 RUNTIMES = ("iree", TFLITE)
-# Name -> IREE driver and compiler flags, on this machine. Without flags, the simulated board's flags are used.
+# Name -> IREE driver and compiler flags, on this machine. Without flags, hil uses the simulated board's flags for the
+# CPU, and compiles for the reported device otherwise.
 _IREE = MappingProxyType(
     {
         "iree_llvmcpu": ("local-task", ()),
         "iree_vmvx": ("local-task", ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx")),
-        "iree_cuda": ("cuda", ("--iree-hal-target-device=cuda",)),
-        "iree_vulkan": ("vulkan", ("--iree-hal-target-device=vulkan",)),
+        "iree_cuda": ("cuda", ()),
+        "iree_vulkan": ("vulkan", ()),
     }
 )
 PLAIN = (TF, *_IREE, TFLITE)
@@ -210,9 +211,10 @@ def _parse_board(name: str) -> Backend:
 
 def _choose_simulated_board(runtime: str, device: str = "", flags: tuple[str, ...] = ()) -> BoardChoice:
     """Return the simulated board with a given device of a runtime and, if given, other compiler flags."""
+    from hil.controller.devices.board_choice import use_device
     from hil.controller.devices.choosing.board_resolver import choose
 
-    choice = choose("", "sim")
+    choice = use_device(choose("", "sim"), runtime, device)
     compile_flags = {**choice.config.compile_flags, **({runtime: flags} if flags else {})}
     devices = {**choice.config.devices, runtime: device}
     return replace(choice, config=replace(choice.config, devices=devices, compile_flags=compile_flags))

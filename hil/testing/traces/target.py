@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.controller.backends.compilers import compile_model
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.devices.board import Board
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.boards.board_session import BoardSession
@@ -72,7 +73,7 @@ class BoardTarget:
                 model,
                 compiler=compiler,
                 runtime=runtime,
-                flags=(*config.compile_flags.get(compiler, ()), *settings.compile_flags),
+                flags=combine_flags(config.compile_flags.get(compiler, ()), settings.compile_flags),
                 cache=self._context.cache,
                 isolated=self._context.isolated,
                 recompute=settings.recompute,

@@ -129,6 +129,11 @@ def test_read_news_raises_garbled_for_any_bytes(body: bytes):
         {"devices": ["x"] * 2000},
         {"version": 3},
         {"error": "\ud800"},
+        {"device_details": {"id": "vulkan"}},
+        {"device_details": [{"id": 1}]},
+        {"device_details": [{"id": "vulkan", "other": "x"}]},
+        {"device_details": [{"id": "vulkan", "properties": {"size": 8}}]},
+        {"device_details": [{"properties": {str(number): "" for number in range(200)}}]},
     ],
 )
 def test_read_description_reports_invalid_runtime_description(said: object):
@@ -136,5 +141,6 @@ def test_read_description_reports_invalid_runtime_description(said: object):
 
 
 def test_read_description_returns_valid_description():
-    said = {"version": "1", "devices": ("cpu",), "profile_tool": "tool"}
+    device = {"id": "cpu", "name": "", "type": "cpu", "driver": "", "properties": {"api": "1"}}
+    said = {"version": "1", "devices": ("cpu",), "device_details": [device], "profile_tool": "tool"}
     assert forks.read_description(said) == said

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.core.board_parser import parse_board
-from hil.core.chips import CHIPS, Region, format_flags, parse_chip, split_flags
+from hil.core.chips import CHIPS, MemoryRegion, format_flags, parse_chip, split_flags
 from hil.errors import UsageError
 
 OWN = {
@@ -27,7 +27,7 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
     chip = parse_chip(
         {"chip": "mps2-an386", "ram": "0x20000000:64K", "baud": "115200", "define.HIL_UART": "0x40005000"}
     )
-    assert chip.ram == Region(0x20000000, 64 << 10)
+    assert chip.ram == MemoryRegion(0x20000000, 64 << 10)
     assert chip.baud == 115_200
     assert chip.defines["HIL_UART"] == 0x40005000
     assert chip.flash == CHIPS["mps2-an386"].flash
@@ -35,7 +35,7 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
 
 def test_an_unknown_chip_is_described_completely() -> None:
     chip = parse_chip({"chip": "stm32f407", **OWN})
-    assert (chip.name, chip.core.name, chip.flash) == ("stm32f407", "cortex-m4", Region(0x08000000, 1 << 20))
+    assert (chip.name, chip.core.name, chip.flash) == ("stm32f407", "cortex-m4", MemoryRegion(0x08000000, 1 << 20))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,12 @@ def test_an_unknown_chip_is_described_completely() -> None:
         ({**OWN, "ram": "128K"}, "[mcu] ram must be ADDRESS:SIZE, got '128K'"),
         ({**OWN, "ram": "0x20000000:0"}, "[mcu] ram must be a range of at most 4 GiB, got '0x20000000:0'"),
         ({**OWN, "tick_hz": "fast"}, "[mcu] tick_hz must be a number, got 'fast'"),
+        (
+            {**OWN, "tick_hz": "0"},
+            "[mcu] tick_hz must be at least 1000, and baud from 300 to 20000000, got 0 and 921600",
+        ),
+        ({**OWN, "baud": "4294967295"}, "[mcu] tick_hz must be at least 1000"),
+        ({**OWN, "baud": "0"}, "[mcu] tick_hz must be at least 1000"),
         ({**OWN, "stack": "300K"}, "the stack of 307200 bytes must be a multiple of 8"),
     ],
 )

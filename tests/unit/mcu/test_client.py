@@ -10,7 +10,7 @@ import pytest
 
 from hil.errors import BoardLost, ProtocolBroken
 from hil.mcu.client import HELLO, READ, RUN, WRITE, BoardRestarted, SerialClient
-from hil.mcu.frames import Frame, decode_frame, encode_frame
+from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
 
 GREETING = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 0, 2, 99)
 
@@ -20,7 +20,7 @@ class Board:
 
     def __init__(self, spoil: Callable[[bytes], bytes] = bytes) -> None:
         self.inputs = bytearray(4096)
-        self.frames: list[Frame] = []
+        self.frames: list[SerialFrame] = []
         self.runs: list[int] = []
         self._out = bytearray()
         self._spoil = spoil
@@ -32,7 +32,7 @@ class Board:
                 self.frames.append(frame)
                 self.answer(frame)
 
-    def answer(self, frame: Frame) -> None:
+    def answer(self, frame: SerialFrame) -> None:
         """Answer a request."""
         body = {HELLO: GREETING, WRITE: bytes(4), RUN: b"", READ: bytes(4)}[frame.kind]
         if frame.kind == WRITE:
@@ -46,9 +46,9 @@ class Board:
         if frame.kind == READ:
             _, offset, length = struct.unpack("<III", frame.body)
             body += self.inputs[offset : offset + length]
-        self.send(Frame(frame.kind, frame.sequence, body))
+        self.send(SerialFrame(frame.kind, frame.sequence, body))
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: SerialFrame) -> None:
         """Send a frame to the client."""
         self._out += self._spoil(encode_frame(frame))
 
@@ -106,7 +106,7 @@ def test_a_late_answer_to_an_earlier_request_is_ignored() -> None:
     client = connect(board)
     client.run(5, 1.0)
     old = board.frames[-1]
-    board.send(Frame(RUN, old.sequence, struct.pack("<IIIIQ", 3, 9, 9, 9, 9)))
+    board.send(SerialFrame(RUN, old.sequence, struct.pack("<IIIIQ", 3, 9, 9, 9, 9)))
     assert client.run(6, 1.0).status == 0
 
 
@@ -120,10 +120,17 @@ def test_a_silent_board_is_lost() -> None:
 def test_a_restart_during_a_run_is_reported() -> None:
     client = connect(board := Board())
     crashed = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 2, 2, 99)
-    board.answer = lambda frame: board.send(Frame(HELLO, 0, crashed))  # type: ignore[method-assign]
+    board.answer = lambda frame: board.send(SerialFrame(HELLO, 0, crashed))  # type: ignore[method-assign]
     with pytest.raises(BoardRestarted) as caught:
         client.run(1, 1.0)
     assert caught.value.hello.fault_kind == 2
+
+
+def test_a_board_that_restarts_forever_is_lost() -> None:
+    board = Board()
+    board.answer = lambda frame: board.send(SerialFrame(HELLO, 0, GREETING))  # type: ignore[method-assign]
+    with pytest.raises(BoardLost, match="restarts again and again"):
+        SerialClient(board, 10_000_000).greet(0.2)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +143,6 @@ def test_a_restart_during_a_run_is_reported() -> None:
 )
 def test_other_firmware_is_refused(greeting: bytes, message: str) -> None:
     board = Board()
-    board.answer = lambda frame: board.send(Frame(HELLO, frame.sequence, greeting))  # type: ignore[method-assign]
+    board.answer = lambda frame: board.send(SerialFrame(HELLO, frame.sequence, greeting))  # type: ignore[method-assign]
     with pytest.raises(ProtocolBroken, match=message):
         SerialClient(board, 10_000_000).greet(1.0)

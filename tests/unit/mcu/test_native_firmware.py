@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.backends.compilers.firmware.linking import SOURCES
-from hil.controller.backends.compilers.firmware.schedule import Buffer, CopyStep, Schedule, Span
+from hil.controller.backends.compilers.firmware.schedule import Buffer, BufferRange, CopyStep, Schedule
 from hil.controller.backends.compilers.firmware.source import write_model
 from hil.core.tensors import TensorSpec
 from hil.mcu.client import OK, OUTPUTS, BoardRestarted, SerialClient
@@ -49,7 +49,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ziglang = pytest.importorskip("ziglang")
     folder = tmp_path_factory.mktemp("firmware")
     spec = TensorSpec("x", "uint8", (SIZE,))
-    spans = [Span(Buffer(kind, SIZE), 0, SIZE) for kind in ("input", "transient")]
+    spans = [BufferRange(Buffer(kind, SIZE), 0, SIZE) for kind in ("input", "transient")]
     schedule = Schedule([spans[0]], [spans[1]], [], [CopyStep(spans[1], spans[0])], ((spec,), (spec,)), arena=SIZE)
     (folder / "model.c").write_text(write_model(schedule, bytes(range(32)), "", 0))
     files = [

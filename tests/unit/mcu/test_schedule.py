@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.backends.compilers.firmware.schedule import Fill, Interpreter, Schedule
+from hil.controller.backends.compilers.firmware.schedule import Fill, Schedule, ScheduleInterpreter
 from hil.controller.models.importers.mlir import parse
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed
@@ -50,7 +50,7 @@ util.func public @main$async(%w: !hal.fence, %s: !hal.fence) -> !hal.buffer_view
 def read(folder: Path, *body: str, spec: TensorSpec = SPEC) -> Schedule:
     file = folder / "module.mlir"
     file.write_text(MODULE.format(body="\n  ".join([ALLOCATE.format("y"), *body])))
-    return Interpreter(parse(str(file))).read_schedule("main", ((), (spec,)))
+    return ScheduleInterpreter(parse(str(file))).read_schedule("main", ((), (spec,)))
 
 
 def test_buffers_in_use_at_once_have_different_places(tmp_path: Path) -> None:

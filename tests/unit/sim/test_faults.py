@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from hil.core.stack_config import StackValue
 from hil.errors import UsageError
 from hil.sim import faults
 from hil.sim.faults import Charges, is_affecting, parse
@@ -123,3 +124,12 @@ def test_faults_docstring_lists_every_fault():
     rows = (faults.__doc__ or "").split("\n\n")[2].splitlines()
     lines = [row.split("``")[1] for row in rows if row.startswith("``")]
     assert lines == list(faults.FAULTS)
+
+
+def test_fault_needs_part_of_stack():
+    fault = faults.parse("corrupt:stack=driver@2.0")
+    stacks = [{}, {"driver": StackValue(text="1.0")}, {"driver": StackValue(text="2.0")}]
+    assert [faults.has_required_stack(fault, one) for one in stacks] == [False, False, True]
+    assert faults.has_required_stack(faults.parse("corrupt"), {})
+    with pytest.raises(UsageError, match="PART@VERSION"):
+        faults.parse("crash:stack=driver")

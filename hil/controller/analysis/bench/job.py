@@ -219,7 +219,8 @@ class _BenchRun:
                 self.labels.append(label)
                 self.jobs.append(job)
                 # Without the check, the board also runs with inputs from the file.
-                before, options = options, add_inputs_file(options, path)
+                # The bench measures the energy itself, after the times.
+                before, options = options, replace(add_inputs_file(options, path), energy=False)
                 if note := describe_inputs_file(before, options, path):
                     self.screen.note(note)
                 self.cases.append(
@@ -241,7 +242,7 @@ class _BenchRun:
             # Ask the board before compiling only if no other source knows the target.
             if not (case.outcome or case.artifact or knows_target(config, runtime)):
                 board = self._open_session(pool, number).board
-                config, target = fill_target(board.config, runtime, board.info["machine"])
+                config, target = fill_target(board.config, runtime, board.info)
                 self.screen.note(f"compiling for {target or board.target or board.name}")
             case = self.runner.compile(case, config)
             if not case.outcome:

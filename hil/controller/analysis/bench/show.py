@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hil.controller.pipeline.instructions import format_counts
+from hil.controller.pipeline.records.energy_text import format_energy, format_power, format_token_energy
 from hil.controller.pipeline.records.print_generation import describe_times
 from hil.controller.records.measurements.bench import (
     BenchRecord,
@@ -16,11 +17,9 @@ from hil.controller.records.measurements.bench import (
     SustainedTimes,
 )
 from hil.controller.records.measurements.conditions import ConditionReading, Conditions, Settling
-from hil.controller.records.measurements.energy import EnergyMeasurement, UnitEnergy
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import (
-    format_joules,
     format_seconds,
     keep_together,
     keep_units,
@@ -186,33 +185,6 @@ def _format_conditions(found: Conditions) -> str:
     return ", ".join(map(keep_together, texts))
 
 
-def _format_unit_energy(found: UnitEnergy) -> str:
-    interval = found.interval
-    text = keep_together(format_joules(found.joules))
-    if interval:
-        text += f" ({interval.level:.0%}: {format_joules(interval.low)} to {format_joules(interval.high)})"
-    return text
-
-
-def _format_energy(found: EnergyMeasurement) -> str:
-    if found.refused:
-        return f"REFUSED: {found.refused}: {found.reason}"
-    return f"{_format_unit_energy(found.per_inference)} an inference" if found.per_inference else ""
-
-
-def _format_token_energy(found: EnergyMeasurement) -> str:
-    energies = (("prompt", found.per_prompt_token), ("generated", found.per_generated_token))
-    texts = [f"{title} {_format_unit_energy(one)}" for title, one in energies if one]
-    return "; ".join([*texts, *filter(None, [found.token_reason])])
-
-
-def _format_power(found: EnergyMeasurement) -> str:
-    """Format the average, peak and idle power, as far as they are known."""
-    parts = (("average", found.average_w), ("above idle", found.above_idle_w), ("peak", found.peak_w))
-    texts = [f"{title} {value:.3g} W" for title, value in (*parts, ("idle", found.idle_w)) if value is not None]
-    return ", ".join(map(keep_together, texts))
-
-
 def _format_settling(found: Settling) -> str:
     waited = keep_together(format_seconds(found.waited_s))
     return f"after {waited}" if found.steady else f"NOT STEADY after {waited}: {', '.join(found.unsteady)}"
@@ -255,9 +227,9 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
         "answers",
         lambda side: (side.repetition.text if side.repetition else "not compared") if _is_measured(side) else "",
     ),
-    ("energy", lambda side: _format_energy(side.energy) if side.energy else ""),
-    ("energy of tokens", lambda side: _format_token_energy(side.energy) if side.energy else ""),
-    ("power", lambda side: _format_power(side.energy) if side.energy else ""),
+    ("energy", lambda side: format_energy(side.energy) if side.energy else ""),
+    ("energy of tokens", lambda side: format_token_energy(side.energy) if side.energy else ""),
+    ("power", lambda side: format_power(side.energy) if side.energy else ""),
     ("peak memory", _format_memory),
     ("parallelism", _blank_unless_measured(_format_parallelism)),
     ("on the board", _format_stages("first_run", "warmup", "steady")),

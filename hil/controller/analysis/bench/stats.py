@@ -35,8 +35,8 @@ from hil.controller.devices.measuring.time_statistics import (
     compute_student_quantile,
 )
 from hil.controller.pipeline.settings.options import Job
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.bench import BenchTimes, SpeedComparison, SpeedVerdict
-from hil.controller.records.measurements.interval import Interval
 from hil.core.steps import StepCall
 
 DEFAULT_MIN_TIME_SECONDS = 2.0

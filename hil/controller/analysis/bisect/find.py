@@ -23,6 +23,7 @@ from hil.controller.analysis.bisect.result import (
 from hil.controller.analysis.bisect.subject import BisectSubject, apply_flow, expose_tensors, open_subject
 from hil.controller.analysis.layers import Layer, select_layer_inputs, select_layer_outputs
 from hil.controller.backends.compilers.iree_group import compile_together
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
@@ -330,7 +331,7 @@ def _compile_together(bench: _TrialRunner, trials: Sequence[_Trial]) -> None:
     with contextlib.suppress(StageError, UsageError):
         compile_together(
             [trial.case.model for trial in trials if trial.case.model is not None],
-            flags=(*config.compile_flags.get("iree", ()), *options.compile_flags),
+            flags=combine_flags(config.compile_flags.get("iree", ()), options.compile_flags),
             cache=bench.context.cache,
             isolated=bench.context.isolated,
             recompute=options.recompute,

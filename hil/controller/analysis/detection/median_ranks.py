@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hil.controller.devices.measuring.time_statistics import LEVEL, Floats
-from hil.controller.records.measurements.interval import Interval
+from hil.controller.records.base import Interval
 
 _MAX_CORRELATION = 0.9
 

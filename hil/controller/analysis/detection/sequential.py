@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hil.controller.devices.measuring.time_statistics import Floats
-from hil.controller.records.measurements.interval import Interval
+from hil.controller.records.base import Interval
 
 ChangeVerdict: TypeAlias = Literal["regressed", "improved", "no change", "undecided"]
 Direction: TypeAlias = Literal["slower", "faster", "both"]

@@ -11,6 +11,7 @@ from typing import Any
 from hil.controller.analysis.bisect.find import judge_case, keep_case, repeat_command
 from hil.controller.analysis.bisect.result import make_finding
 from hil.controller.analysis.dispatches.extract import FUNCTION, Dispatch, extract_dispatches
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
 from hil.controller.models.importers import import_model
@@ -81,7 +82,7 @@ def check_dispatches(
         config = choice.config
         if not knows_target(config, options.runtime):
             config = pool.session(choice, runtimes=(options.runtime,), faults=faults).board.config
-        flags = (*config.compile_flags.get(options.runtime, ()), *options.compile_flags)
+        flags = combine_flags(config.compile_flags.get(options.runtime, ()), options.compile_flags)
         screen.begin(model.stem, 1)
         screen.stage(model.stem, 0, "extracting dispatches")
         folder = out or Path(scratch)

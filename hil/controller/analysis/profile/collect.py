@@ -58,6 +58,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     notes = list(capture.notes)
     rows: Sequence[OpRow] = ()
     samples: list[Sample] = list(capture.counters)
+    devices: list[str] = []
     with make_temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
         with convert_write_errors(raw):
@@ -68,7 +69,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
                 (raw / Path(name).name).write_bytes(content)
         if capture.taken is not None:
             reader = _ProfileReader(
-                case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes
+                case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes, devices
             )
             with convert_write_errors(scratch):
                 # Store the rows in a file that every pass reads, because there may be a million rows.
@@ -86,6 +87,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             clock=_fit_clock(capture, rows),
             console=capture.console,
             notes=notes,
+            device="".join(devices),
         )
         write_profile(profile, folder)
     return notes
@@ -102,6 +104,7 @@ class _ProfileReader:
     labels: Mapping[str, str]  # ``run`` and ``board`` for every row
     context: RunContext
     notes: list[str]
+    devices: list[str]  # receives the device whose clock timed the rows
 
     @property
     def how(self) -> IsolatedCall:
@@ -137,7 +140,17 @@ class _ProfileReader:
             sites = self._call_or_note("the operations are not matched to model nodes", find) or sites
         self.notes.extend(sites.notes)
         samples += events.iter_memory()
+        if events.timed_by_device:
+            self.devices.append(self._describe_device())
         return iter_iree_rows(events, sites, **self.labels, notes=self.notes)
+
+    def _describe_device(self) -> str:
+        provenance = self.case.result.provenance if self.case.result else {}
+        software = [part["software"] for part in provenance.get("placement") or () if part.get("software")]
+        device = str(provenance.get("device", ""))
+        if software:
+            self.notes.append(f"{device} is a software device ({software[0]}): its times are not GPU times")
+        return f"{device}, software ({software[0]})" if software else device
 
     def _read_onnxruntime(self, samples: list[Sample]) -> Iterator[OpRow] | None:
         if self.case.model is None:

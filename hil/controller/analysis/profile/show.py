@@ -70,9 +70,13 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     if times.timed_p50_ns is not None:
         console.print(f"  timed run     p50 {time_text(times.timed_p50_ns)}", highlight=False)
     if times.profiled_p50_ns is not None:
-        over = "" if times.overhead is None else f", {times.overhead:+.1%} compared with the timed run"
+        over = (
+            "" if times.overhead is None or profile.device else f", {times.overhead:+.1%} compared with the timed run"
+        )
         of = f"{time_text(times.profiled_p50_ns)} of {format_count(times.iterations, 'iteration')}"
         console.print(f"  profiled run  p50 {of}{over}", highlight=False)
+    if profile.device:
+        console.print(f"  timed by      {make_plain(profile.device)}", highlight=False, soft_wrap=True)
     if profile.calls and profile.clock.error_ns:
         within = f"board and host clocks aligned within {time_text(profile.clock.error_ns)}"
         console.print(f"  clock         {within}", highlight=False)

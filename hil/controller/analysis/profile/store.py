@@ -104,6 +104,7 @@ def read_profile(folder: Path) -> Profile:
         clock=head.clock,
         console=head.console,
         notes=tuple(head.notes),
+        device=head.device,
     )
 
 
@@ -122,6 +123,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         clock=profile.clock,
         console=list(profile.console),
         notes=list(profile.notes),
+        device=profile.device,
     )
 
 

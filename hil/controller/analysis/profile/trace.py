@@ -276,7 +276,9 @@ class BoardTracks:
         self._flows = flows
         self._calls = self._create_lanes(process, "calls", _CALLS)
         self._iterations = self._create_lanes(process, "iterations", _ITERATIONS)
-        self._operations = self._create_lanes(process, "operations", _OPERATIONS)
+        self._operations = self._create_lanes(
+            process, f"device: {profile.device}" if profile.device else "operations", _OPERATIONS
+        )
         self._types: dict[str, Lanes] = {}
         self._by_type: int | None = None
         if 0 < len(profile.rows) <= BY_TYPE_LIMIT:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.analysis.tensors.elements import Codes, Floats
+from hil.controller.analysis.tensors.elements import SAME, Codes, Floats
 from hil.controller.analysis.tensors.maps import Map
 from hil.core.results import Tolerance
 
@@ -156,13 +156,16 @@ def choose_limit_scale(maps: Map | Sequence[Map], tolerance: Tolerance | None) -
     Args:
         tolerance: the tolerance of the maps, for the legend. None requires exact equality.
     """
-    numbers = _list_finite([maps] if isinstance(maps, Map) else maps)
+    maps = [maps] if isinstance(maps, Map) else maps
+    numbers = _list_finite(maps)
     ratios = numbers[numbers > 0]
     if not ratios.size:
         return None
     decades = min(max(2, math.ceil(math.log10(float(ratios.max())))), _LIMIT_DECADES)
-    out = int(np.count_nonzero(ratios > 1))
-    text = f"error ÷ tolerance, logarithmic: 1 is the limit; {out} of {numbers.size} cells out of tolerance"
+    # Elements that are NaN or infinite on one side only have no ratio, and are out of tolerance.
+    out = sum(int(np.count_nonzero((one.numbers > 1) | (one.codes > SAME))) for one in maps)
+    cells = sum(int(np.count_nonzero(one.filled)) for one in maps)
+    text = f"error ÷ tolerance, logarithmic: 1 is the limit; {out} of {cells} cells out of tolerance"
     text += " (exact)" if tolerance is None else f" (rtol {tolerance.rtol:.3g}, atol {tolerance.atol:.3g})"
     scale = PaletteScale(10.0**-decades, 10.0**decades, "limit", marks_zero=True, text=text)
     return replace(scale, above=int(np.count_nonzero(ratios > scale.high)))

@@ -32,7 +32,7 @@ from hil.controller.cli.options import (
 )
 from hil.controller.cli.screen import Screen, answer, print_web_link
 from hil.controller.farm import selector
-from hil.controller.storage.runs import convert_to_json
+from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 if TYPE_CHECKING:

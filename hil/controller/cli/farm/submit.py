@@ -147,6 +147,7 @@ Examples:
 @instructions_option
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")
+@run_option("energy")
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @run_option("recompute")
 @label_option

@@ -147,6 +147,8 @@ def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     own["fail_if_slower"] = None if allowed is None else allowed / 100
     own["check"] = not settings.pop("no_check")
     job = add_project_settings(Job(models=models, **settings))
+    if own["energy"] is None and job.energy:
+        own["energy"] = True
     if job.flagfile:
         job = read_flagfile(job, later)
     with Screen(quiet=as_json) as screen:

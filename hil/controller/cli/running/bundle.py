@@ -65,7 +65,7 @@ def bundle() -> None:
 @bundle.command(epilog="Example: hil bundle create example:digits_cnn --cases 3 -o digits.hilb")
 @click.argument("model", type=MODEL)
 @board_options
-@run_option("runtime")
+@run_options("runtime", "device")
 @click.option(
     "--function",
     "functions",
@@ -276,6 +276,7 @@ def verify(bundle: Path, key: Path | None, as_json: bool) -> int:
 @_method
 @_case
 @_key
+@run_option("device")
 @run_option("require_independent")
 @tolerance_options
 @arithmetic_option

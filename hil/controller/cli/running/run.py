@@ -26,6 +26,7 @@ from hil.controller.cli.options import (
     profile_options,
     reference_options,
     refuse_with_resume,
+    run_option,
     runs_option,
     split_targets,
     target_options,
@@ -53,6 +54,7 @@ Examples:
 @arithmetic_option
 @iteration_options
 @instructions_option
+@run_option("energy")
 @limit_options
 @profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")

@@ -107,7 +107,7 @@ Examples:
 @tolerance_options
 @arithmetic_option
 @iteration_options
-@run_options("timeout", "no_fallback")
+@run_options("timeout", "no_fallback", "energy")
 @wait_option
 @click.option(
     "--confirm",

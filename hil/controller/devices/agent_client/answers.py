@@ -45,6 +45,7 @@ MESSAGE_LIMITS = {
 # Maximum characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 MAX_READINGS = 1000
+_MAX_DEVICES = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _MAX_RANK = 32
 _MAX_ANSWERS = 1000
@@ -119,6 +120,8 @@ def check_description(reply: pb.DescribeReply) -> None:
     _expect(reply.HasField("machine"), "the machine description is missing")
     _check_count(reply.runtimes, _RUNTIMES_MOST, "runtimes")
     _check_names([one.name for one in reply.runtimes], "runtimes")
+    for runtime in reply.runtimes:
+        _check_count(runtime.device_details, _MAX_DEVICES, f"devices of the runtime {runtime.name[:100]!r}")
     _check_readings(reply.readings)
     _check_count(reply.stack, MAX_PARTS, "parts of the stack")
     _check_finite(reply.holder.held_s, "time the board is in use")

@@ -73,7 +73,7 @@ class StackReader:
             )
         if self.shell is None:
             raise BoardError("commands on the board need a connection over SSH", board=self.board)
-        return self.shell.run(list(value.board), timeout=COMMAND_SECONDS).stdout.decode(errors="replace")
+        return self.shell.run(list(value.board), timeout=COMMAND_SECONDS).text
 
 
 def list_described_parts(info: Mapping[str, Any]) -> Iterator[StackPart]:

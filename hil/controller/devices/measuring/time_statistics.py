@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.bench import BenchTimes, Drift
-from hil.controller.records.measurements.interval import Interval
 
 Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 Floats = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ from hil.controller.devices.measuring.time_statistics import (
     compute_student_quantile,
 )
 from hil.controller.devices.metering.samples import PowerSamples
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.energy import EnergyMeasurement, EnergyRefusal, UnitEnergy
-from hil.controller.records.measurements.interval import Interval
 
 # Minimum number of samples in a window.
 MIN_SAMPLES = 20

@@ -8,8 +8,7 @@ from array import array
 
 import numpy as np
 
-from hil.controller.devices.measuring.time_statistics import Floats, Nanoseconds
-from hil.controller.devices.metering.samples import MAX_SAMPLES, PowerSamples
+from hil.controller.devices.metering.samples import MAX_SAMPLES, Floats, Nanoseconds, PowerSamples
 from hil.core.clock import MAX_DRIFT, get_time_ns
 from hil.core.meter_config import METER_CLOCKS
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hil.controller.devices.measuring.time_statistics import Floats, Nanoseconds
+Floats: TypeAlias = "npt.NDArray[np.float64]"
+Nanoseconds: TypeAlias = "npt.NDArray[np.int64]"
 
 # More samples are not stored. At 10 kHz, this is over 16 minutes.
 MAX_SAMPLES = 10_000_000

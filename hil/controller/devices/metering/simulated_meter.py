@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hil.controller.devices.measuring.time_statistics import Floats, Nanoseconds
-from hil.controller.devices.metering.samples import MAX_SAMPLES, PowerSamples
+from hil.controller.devices.metering.samples import MAX_SAMPLES, Floats, Nanoseconds, PowerSamples
 from hil.core.clock import get_time_ns
 from hil.core.meter_config import SimulatedPower
 

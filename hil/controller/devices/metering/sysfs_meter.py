@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.devices.measuring.time_statistics import Floats, Nanoseconds
-from hil.controller.devices.metering.samples import MAX_SAMPLES, PowerSamples
+from hil.controller.devices.metering.samples import MAX_SAMPLES, Floats, Nanoseconds, PowerSamples
 from hil.core.clock import get_time_ns
 from hil.core.meter_config import MeterConfig
 from hil.errors import UsageError

@@ -184,7 +184,9 @@ def format_public_config(config: BoardConfig) -> str:
     for table in ("connection", "power", "recover", "measure", "meter", "console", "provision", "access"):
         document.pop(table, None)
     # Commands would run on the user's machine.
-    document["stack"] = {name: one.text for name, one in config.stack.items() if one.text}
+    document.pop("stack", None)
+    if texts := {name: one.text for name, one in config.stack.items() if one.text}:
+        document["stack"] = texts
     return tomlkit.dumps(document)
 
 

@@ -141,7 +141,7 @@ def _load_entry_point(point: EntryPoint) -> list[Flow]:
     return list(listed)
 
 
-_TEXTS = ("runtime", "compiler", "recipe", "arithmetic", "description")
+_TEXTS = ("runtime", "device", "compiler", "recipe", "arithmetic", "description")
 _NUMBERS = ("rtol", "atol", "quanta", "min_sqnr_db")
 # Key of a flow's table -> description and types of the value.
 _KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {

@@ -48,6 +48,7 @@ class Flow:
 
     Attributes:
         name, runtime: values for ``--flow`` and ``--runtime``.
+        device: device of the runtime, such as ``vulkan``; "" is the board's device.
         compiler: name of the compiler; "" is the runtime's default.
         compile_flags: compiler options.
         recipe: transformation to apply first, a name from the entry points ``hil.recipes``; "" for none.
@@ -66,6 +67,7 @@ class Flow:
 
     name: str
     runtime: str
+    device: str = ""
     compiler: str = ""
     compile_flags: tuple[str, ...] = ()
     recipe: str = ""
@@ -82,15 +84,15 @@ class Flow:
     def with_runtime(self, runtime: str) -> Flow:
         """Return the flow for a different runtime.
 
-        The new flow has no compiler, flags or arithmetic, because these settings apply to the original runtime. Its
-        name contains the flow and the runtime. For a flow without settings that is named like its runtime, the name is
-        only the new runtime.
+        The new flow has no device, compiler, flags or arithmetic, because these settings apply to the original runtime.
+        Its name contains the flow and the runtime. For a flow without settings that is named like its runtime, the name
+        is only the new runtime.
         """
         if runtime in ("", self.runtime):
             return self
         is_plain = replace(self, description="") == Flow(self.runtime, self.runtime)
         name = runtime if is_plain else f"{self.name}-{runtime}"
-        return replace(self, name=name, runtime=runtime, compiler="", compile_flags=(), arithmetic="")
+        return replace(self, name=name, runtime=runtime, device="", compiler="", compile_flags=(), arithmetic="")
 
 
 @dataclass(frozen=True)

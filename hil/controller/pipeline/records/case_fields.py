@@ -36,6 +36,7 @@ def make_case_fields(case: RunCase) -> dict[str, Any]:
         "cold": device.is_cold_only,
         "conditions": case.conditions,
         "grade": case.grade,
+        "energy": case.energy,
         "generation": case.generation,
         "answers": repetition.text if repetition and repetition.iterations > 1 else "",
         "agentless": provenance.command.why if provenance and provenance.command else "",

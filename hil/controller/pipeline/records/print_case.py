@@ -10,10 +10,17 @@ from msgspec import UNSET
 from hil.compare.random_outputs import format_random
 from hil.compare.stats import STATISTICS
 from hil.controller.pipeline.instructions import format_counts
+from hil.controller.pipeline.records.energy_text import format_energy, format_power, format_token_energy
 from hil.controller.pipeline.records.evidence import format_criterion, format_number
 from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.print_generation import print_generation
-from hil.controller.records.outputs import StoredComparison, StoredControl, StoredVerdict, format_placement
+from hil.controller.records.outputs import (
+    StoredComparison,
+    StoredControl,
+    StoredVerdict,
+    format_placement,
+    list_software_devices,
+)
 from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
 from hil.controller.storage.screen.texts import align_rows, format_seconds, keep_together, print_labelled
 from hil.core.results import Outcome
@@ -69,9 +76,19 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
     if case.compilations:
         print_labelled(console, "programs", case.compilations.text)
     if case.device and case.device.iterations:
-        print_labelled(console, "device time", _format_device_time(case.device))
+        is_software = case.provenance is not None and list_software_devices(case.provenance.placement)
+        kind = "; software device, not a GPU time" if is_software else ""
+        print_labelled(console, "device time", _format_device_time(case.device) + kind)
     if case.instructions:
         print_labelled(console, "instructions", format_counts(case.instructions))
+    if case.energy:
+        for label, text in (
+            ("energy", format_energy(case.energy)),
+            ("tokens", format_token_energy(case.energy)),
+            ("power", format_power(case.energy)),
+        ):
+            if text:
+                print_labelled(console, label, text)
     if case.grade and case.grade.reasons:
         print_labelled(console, "grade", case.grade.text)
     timings = case.timings.to_json()

@@ -109,6 +109,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         instructions=None if result is None else summarise_counts(result.instructions, cold=result.cold),
         conditions=case.conditions,
         grade=case.grade,
+        energy=case.energy,
         **_record_generation(case),
         repetition=_record_repetition(case),
         compilations=None if compilations is None else make_record(compilations.record(), StoredCompilations),

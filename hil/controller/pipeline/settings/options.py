@@ -383,6 +383,8 @@ class CaseSettings:
     )
     # fail if a node ran on a device other than requested, instead of adding a note.
     no_fallback: bool = _make_option(False, _FLAG, "Fail (FALLBACK) if a node runs on a device other than requested.")
+    # measure the energy of an inference, with the meter of the board's config.
+    energy: bool = _make_option(False, _FLAG, "Measure the energy with the board's meter.", decides=False)
     # labels of the stored record: see :mod:`hil.controller.storage.sources.origin`.
     labels: tuple[str, ...] = _make_option(
         (),
@@ -402,6 +404,9 @@ class RunSettings(CaseSettings):
 
     # ``iree``, ``onnxruntime``, ...; "" is the board's default.
     runtime: str = _make_option("", TEXT, "Runtime: iree, onnxruntime, ... (default: the board's).", metavar="NAME")
+    device: str = _make_option(
+        "", TEXT, "Device of the runtime: vulkan, ... (default: the board's; hil board devices).", metavar="NAME"
+    )
     function: str = _make_option("", TEXT, "Entry point, if the model has several.", metavar="NAME")
     # ranges are moved to ``dim_ranges``.
     dims: Mapping[str, int] = _make_option(

@@ -265,6 +265,27 @@ class PingReport(Record, kw_only=True):
     clock: Annotated[ClockError | UnsetType, note("absent for a board without an agent")] = UNSET
 
 
+class ListedDevice(Record, kw_only=True):
+    """A device that a runtime finds on a board."""
+
+    runtime: str
+    device: Annotated[str, note("name for --device, and for [devices] of a board config")]
+    is_default: Annotated[bool, note("true if the runtime uses this device by default")]
+    name: Annotated[str, note("name of the hardware; empty if the runtime does not report it")]
+    type: Annotated[str, note("`cpu`, `gpu`, `integrated-gpu`, `discrete-gpu`, ...; empty if not reported")]
+    software: Annotated[bool, note("true for a GPU that the CPU computes; its times are not GPU times")]
+    driver: Annotated[str, note("driver and version; empty if not reported")]
+    properties: Annotated[dict[str, str], note("what decides the compile target, such as `subgroup_size`")]
+
+
+class DeviceList(Record, kw_only=True):
+    """Output of `hil board devices`."""
+
+    board: str
+    devices: Annotated[list[ListedDevice], note("by runtime, the default device first")]
+    errors: Annotated[dict[str, str], note("runtimes that do not work, with the reason")]
+
+
 class BoardInfo(Record, kw_only=True):
     """Output of `hil board info`."""
 

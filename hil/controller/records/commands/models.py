@@ -37,6 +37,7 @@ class FlowSettings(Record, kw_only=True):
 
     name: str
     runtime: str
+    device: Annotated[str, note("empty: the board's device")]
     compiler: Annotated[str, note("empty: the default of the runtime")]
     compile_flags: list[str]
     recipe: str

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from hil.controller.records.base import Count, Number, Record, Timestamp, note
+from hil.controller.records.base import Count, Interval, Number, Record, Timestamp, note
 from hil.controller.records.decisions.triage import TriageResult
+from hil.controller.records.measurements.energy import EnergyComparison
 from hil.controller.records.measurements.history import SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.outputs import Origin
 
 GateVerdictName = Literal[
@@ -103,6 +103,9 @@ class GateCause(Record, kw_only=True):
     tried: Annotated[list[TriedCandidate], note("in the order of the tests")] = []
 
 
+GateSuspect = Literal["", "step", "drift", "outcome", "instructions", "energy", "grade"]
+
+
 class SlowerLayer(Record, kw_only=True):
     """A layer that takes more time in the new program."""
 
@@ -119,7 +122,7 @@ class GateVerdict(Record, kw_only=True):
     verdict: GateVerdictName
     reason: Annotated[str, note("cause of the verdict in one line")]
     suspect: Annotated[
-        Literal["", "step", "drift", "outcome", "instructions", "grade"],
+        GateSuspect,
         note("what the history showed; `grade`: the time is not comparable; empty if nothing was suspect"),
     ]
     new: GateSide
@@ -127,6 +130,9 @@ class GateVerdict(Record, kw_only=True):
     ratio: Annotated[float | None, note("new time divided by old time, measured in turns; null if not measured")] = None
     interval: Annotated[Interval | None, note("of the ratio")] = None
     score: Annotated[GateScore | None, note("null if the series is not an evaluation")] = None
+    energy: Annotated[
+        EnergyComparison | None, note("stored energies; null unless both were measured with the same kind of meter")
+    ] = None
     instructions: Annotated[
         InstructionComparison | None,
         note("compared with the baseline; from a new run if the gate ran both programs; null if not counted"),

@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hil.controller.records.base import Count, Record, note
+from hil.controller.records.base import Count, Interval, Record, note
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade, Settling
 from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import GenerationTimes
 from hil.controller.records.measurements.instructions import InstructionComparison, InstructionStatistics
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.outputs import Origin, Placement
 from hil.controller.records.run import Seconds, StoredRepetition, StoredSpec
 from hil.core.results import Outcome

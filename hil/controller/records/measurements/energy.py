@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from hil.controller.records.base import Count, Record, note
-from hil.controller.records.measurements.interval import Interval
+from hil.controller.records.base import Count, Interval, Record, note
 
 EnergyRefusal = Literal[
-    "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
+    "no meter", "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
 ]
 
 
@@ -22,7 +21,7 @@ class UnitEnergy(Record, kw_only=True):
 class EnergyMeasurement(Record, kw_only=True):
     """Energy of a program, measured in windows of several inferences. The energies exclude the idle power."""
 
-    meter: Annotated[str, note("kind of the meter")]
+    meter: Annotated[str, note("kind of the meter; empty without a meter")]
     refused: Annotated[EnergyRefusal | None, note("why the energy is not reported; null if it is")] = None
     reason: Annotated[str, note("details of the refusal, or empty")] = ""
     windows: Annotated[Count, note("number of measured windows")] = 0
@@ -38,3 +37,15 @@ class EnergyMeasurement(Record, kw_only=True):
     per_prompt_token: Annotated[UnitEnergy | None, note("null without --generate, or if refused")] = None
     per_generated_token: Annotated[UnitEnergy | None, note("null without --generate, or if refused")] = None
     token_reason: Annotated[str, note("why the energy of tokens is not reported, or empty")] = ""
+
+
+class EnergyComparison(Record, kw_only=True):
+    """Comparison of the stored energies of an inference."""
+
+    ratio: Annotated[float, note("new energy divided by old energy")]
+    old_joules: float
+    new_joules: float
+    verdict: Annotated[
+        Literal["more", "less", "equal"],
+        note("`equal` unless the intervals do not overlap, and the ratio exceeds the smallest effect"),
+    ]

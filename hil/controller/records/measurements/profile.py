@@ -34,3 +34,4 @@ class ProfileHead(Record, kw_only=True):
     clock: Annotated[ClockFit, note("board's clock relative to the host's")]
     console: Annotated[list[Span], note("lines of the board's console on the host's clock")] = []
     notes: Annotated[list[str], note("errors and missing data")]
+    device: Annotated[str, note("device whose clock timed the rows; empty if the CPU's clock timed them")] = ""

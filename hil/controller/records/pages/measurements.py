@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from hil.controller.records.base import Number, Record, note
+from hil.controller.records.base import Interval, Number, Record, note
 from hil.controller.records.measurements.history import HistoryEntry, SeriesSummary
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.records.pages.common import ChangeList, PageDocument, Pages, Seconds, SessionSummary, Total
 
 

@@ -168,7 +168,7 @@ class SearchDocument(PageDocument, kw_only=True):
     total_sessions: int
 
 
-class ConsoleLine(Record, kw_only=True):
+class ConsolePageLine(Record, kw_only=True):
     """Line of a board's console."""
 
     number: Annotated[int, note("line in the file, from 1")]
@@ -180,13 +180,13 @@ class ConsoleLine(Record, kw_only=True):
     text: str
 
 
-class ConsoleDocument(PageDocument, kw_only=True):
+class ConsolePageDocument(PageDocument, kw_only=True):
     """Console lines of a session that contain a text, the last ones if there are more than a page shows."""
 
     session: SessionSummary
     file: Annotated[str, note("the parameter `file` of /console")]
     files: Annotated[list[str], note("all console files of the session")]
-    lines: list[ConsoleLine]
+    lines: list[ConsolePageLine]
     total: Total
 
 

@@ -16,7 +16,7 @@ from hil.controller.web.history.causes import Cause
 from hil.controller.web.history.changed_cases import NewChanges, read_new_changes
 from hil.controller.web.index.folders import index_path
 from hil.controller.web.index.index import IndexReader, IndexWriter
-from hil.controller.web.index.indexer import Indexer
+from hil.controller.web.index.indexer import Indexer, is_partial
 from hil.controller.workloads.triage.entries import TriagedCase, TriageList
 from hil.errors import UsageError
 
@@ -65,15 +65,24 @@ def _read_changes(roots: Sequence[Path], since: str) -> NewChanges:
     path, begun = index_path(roots), time.monotonic()
     with IndexWriter(path) as writer:
         indexer, reader = Indexer(writer, roots), IndexReader(path)
+        unread: dict[tuple[int, str], str] | None = None  # sessions to wait for, with their stamps at the start
         while True:
             indexer.scan()
-            with reader.open_snapshot() as database:
-                changes = read_new_changes(database, find_baseline_of(database, since))
             # A running hil web with the same directories writes the index instead.
-            if not changes.unjudged:
+            with reader.open_snapshot() as database:
+                now = indexer.find_unread(database)
+                changes = read_new_changes(database, find_baseline_of(database, since))
+            # A running suite changes all the time: wait only until each session was read once.
+            unread = {
+                place: stamp
+                for place, stamp in (now if unread is None else unread).items()
+                if place in now and (now[place] == stamp or is_partial(now[place]))
+            }
+            if not unread and not changes.unjudged:
                 return changes
             if time.monotonic() - begun > _ANALYSIS_SECONDS:
-                raise UsageError(f"{changes.unjudged} histories are not analysed yet", hint="retry later")
+                text = f"{len(unread)} sessions and {changes.unjudged} histories are not analysed yet"
+                raise UsageError(text, hint="retry later")
             time.sleep(indexer.pause_s)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from hil.controller.analysis.detection.changes import Change
 from hil.controller.analysis.detection.median_ranks import rank_interval
 from hil.controller.analysis.steps import Level, find_levels
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.history import EntryScore, HistoryEntry, SeriesSummary
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore, compute_relative_spread
 from hil.controller.storage.outcomes import is_failing

@@ -106,6 +106,30 @@ class Indexer:
         while not self._scan_once() and not self._stop.is_set():
             pass
 
+    def find_unread(self, database: sqlite3.Connection) -> dict[tuple[int, str], str]:
+        """Return the stored sessions that the index does not contain in their current state.
+
+        After :meth:`scan`, these are sessions that the other process which writes the index has not read yet, and
+        sessions that changed in the meantime.
+
+        Returns:
+            Number of the directory and ID -> stamp in the index, or "".
+        """
+        rows = database.execute("select root, id, stamp from sessions")
+        known = {(number, session_id): str(stamp) for number, session_id, stamp in rows}
+        unread = {}
+        for number, root in self._roots.items():
+            for way, record, stamp in self._folders[number].scan(root).sessions:
+                place = number, escape_name(way)
+                indexed = known.get(place, "")
+                if stamp in (indexed.partition(_MARKED)[0], self._foreign.get(place)):
+                    continue
+                if read_session(root / way, record, place[1]) is None:
+                    self._foreign[place] = stamp
+                else:
+                    unread[place] = indexed
+        return unread
+
     def _scan_once(self) -> bool:
         """Scan all directories once. Return False if sessions have unread lines."""
         try:
@@ -232,6 +256,11 @@ class Indexer:
         )
         self.progress.cases += len(batch)
         return is_complete
+
+
+def is_partial(stamp: str) -> bool:
+    """Return True for the stamp of a session with unread lines."""
+    return stamp.startswith(_MARKED)
 
 
 def _parse_changed_ns(job: _Job) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from hil.controller.records.pages.sessions import ConsoleDocument
+from hil.controller.records.pages.sessions import ConsolePageDocument
 from hil.controller.web.files.consoles import ShownLine, list_consoles, make_console_rows, read_console
 from hil.controller.web.index import sessions
 from hil.controller.web.site import get_site
@@ -78,4 +78,4 @@ PARAMETERS = {
 }
 
 # JSON documents by path and template.
-DOCUMENTS = {"/console": {"console.html": describe(ConsoleDocument, lines=_list_lines)}}
+DOCUMENTS = {"/console": {"console.html": describe(ConsolePageDocument, lines=_list_lines)}}

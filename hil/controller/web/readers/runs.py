@@ -138,6 +138,7 @@ def _read_run_case(record: Mapping[str, Any], number: int, board: str, created: 
         iterations=iterations,
         cold=device.get("cold_ns") is not None and iterations == 1,
         grade=read_grade(record),
+        joules=read_joules(record),
         program_bytes=read_int(artifact.get("bytes")),
         started=created,
         **read_times(read_mapping(record.get("timings"))),

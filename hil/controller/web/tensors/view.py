@@ -383,7 +383,9 @@ class TensorView:
             found = make()
             return found, size(found)
 
-        return RESULTS.get(self._cache_key(part), make_with_size, slow=part not in _PICTURES)
+        # Tiles of a last axis read the file once per tile.
+        slow = part not in _PICTURES or (part == "tiles" and self._count_drawn_elements(part) > AT_ONCE)
+        return RESULTS.get(self._cache_key(part), make_with_size, slow=slow)
 
     def _cache_key(self, part: str) -> tuple[Any, ...]:
         stamps = self.stamps

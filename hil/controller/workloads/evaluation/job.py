@@ -282,7 +282,7 @@ class _Evaluation:
         # Ask the board before compiling only if no other source knows the target.
         if not knows_target(config, case.options.runtime):
             board = self._open_session(pool).board
-            config, _ = fill_target(board.config, runtime, board.info["machine"])
+            config, _ = fill_target(board.config, runtime, board.info)
         self.screen.stage(case.name, 0, Stage.COMPILE.value)
         return self.runner.compile(case, config)
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.pipeline.instructions import describe_change
 from hil.controller.records.base import parse_number
-from hil.controller.records.decisions.gate import GateScore, GateSide, GateVerdict, GateVerdictName
+from hil.controller.records.decisions.gate import GateScore, GateSide, GateSuspect, GateVerdict, GateVerdictName
 from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score
+from hil.controller.workloads.gate.comparing.energies import describe_energies
 from hil.controller.workloads.gate.plan import GateCase
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 
@@ -87,11 +88,12 @@ def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | s
         key=case.new.key,
         verdict=verdict,
         reason=reason,
-        suspect=case.suspect.kind if case.suspect is not None else "instructions" if case.has_more_instructions else "",
+        suspect=_name_suspect(case),
         new=_describe_side(case.new),
         old=_describe_side(case.old) if case.old is not None else None,
         score=score if isinstance(score, GateScore) else None,
         changes=changes,
+        energy=case.energy,
         instructions=(again.instructions if again is not None else None) or case.instructions,
     )
     if again is None:
@@ -129,6 +131,8 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
         return cause, f"{new.outcome}: the same program passed at {_name_run(old)}"
     if is_wrong:
         return "broken", f"{new.outcome}: {new.reason}"
+    if case.suspect is None and not case.has_more_instructions and case.has_more_energy:
+        return "regressed", describe_energies(case.energy)
     if case.suspect is None and not case.has_more_instructions:
         return "no change", _describe_unchanged(case)
     is_slower = case.suspect is not None and case.suspect.direction == "slower" and case.suspect.kind != "grade"
@@ -151,7 +155,14 @@ def _describe_unchanged(case: GateCase) -> str:
     """Return why a series without a suspect has no change."""
     has_times = case.new.p50_ns is not None or case.instructions is None
     time = "the time is within the variation of the history" if has_times else ""
-    return "; ".join(filter(None, (time, _describe_instructions(case.instructions))))
+    return "; ".join(filter(None, (time, _describe_instructions(case.instructions), describe_energies(case.energy))))
+
+
+def _name_suspect(case: GateCase) -> GateSuspect:
+    """Return what the history showed; "" if nothing was suspect."""
+    if case.suspect is not None:
+        return case.suspect.kind
+    return "instructions" if case.has_more_instructions else "energy" if case.has_more_energy else ""
 
 
 def _describe_instructions(found: InstructionComparison | None) -> str:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 from hil.controller.pipeline.instructions import compare_counts
 from hil.controller.records.measurements.conditions import is_comparable
+from hil.controller.records.measurements.energy import EnergyComparison
 from hil.controller.records.measurements.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
+from hil.controller.workloads.gate.comparing.energies import compare_energies
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError, did_you_mean
 
@@ -30,6 +32,7 @@ class GateCase:
         suspect: the most serious finding in the history; None if nothing is suspect.
         is_stored: whether the history has the programs of both measurements.
         instructions: comparison of the stored instruction counts; None if they are not comparable.
+        energy: comparison of the stored energies; None if they are not comparable.
     """
 
     new: HistoryEntry
@@ -37,6 +40,13 @@ class GateCase:
     suspect: Suspect | None = None
     is_stored: bool = False
     instructions: InstructionComparison | None = None
+    energy: EnergyComparison | None = None
+
+    @property
+    def has_more_energy(self) -> bool:
+        """Whether the stored energies show that a different program needs more energy."""
+        is_same = self.old is not None and self.new.program == self.old.program != ""
+        return self.energy is not None and self.energy.verdict == "more" and not is_same
 
     @property
     def has_more_instructions(self) -> bool:
@@ -126,7 +136,8 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     is_stored = bool(choices) and store.program(new.program) is not None
-    return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new))
+    energy = compare_energies(old, new, min_effect)
+    return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new), energy)
 
 
 def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionComparison | None:

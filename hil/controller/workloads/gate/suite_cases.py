@@ -48,13 +48,14 @@ class StoredSuiteCases:
         ssh: dict[str, Any] = {
             name: Path(value) if isinstance(value, str) else value for name, value in request.ssh.items()
         }
-        choices = zip(request.boards or ("",), resolve_boards(request), strict=True)
+        choices = zip(request.boards or ("",), resolve_boards(request, self._flow), strict=True)
         named = [given for given, choice in choices if choice.name == self.board]
         self.job = Job(
             (),
             board=named[0] if named else next(iter(request.boards), ""),
             hw_type=request.hw_type,
             runtime=self._flow.runtime,
+            device=self._flow.device,
             faults=request.faults,
             **ssh,
         )

@@ -22,8 +22,8 @@ COMMIT_DIGITS = 9
 # Verdict -> explanation, for the rules in SARIF and for readers of reports.
 MEANINGS = {
     "broken": "the new program fails, and the old program passes or does not exist",
-    "regressed": "the new program is slower when both programs run alternately, or executes more instructions, or the "
-    "score of an evaluation is worse",
+    "regressed": "the new program is slower when both programs run alternately, executes more instructions or "
+    "needs more energy, or the score of an evaluation is worse",
     "toolchain": "the same commit is broken or slower with a different compiler or runtime",
     "undecided": "the change is suspect, but hil could not decide",
     "board fault": "the board failed, or both programs changed",

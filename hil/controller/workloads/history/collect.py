@@ -15,6 +15,7 @@ from hil.controller.records.base import read_record
 from hil.controller.records.decisions.evaluation import EvaluationRecord
 from hil.controller.records.matrix import MatrixRecord
 from hil.controller.records.measurements.bench import BenchRecord, SideRecord
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.history import (
     AnswerError,
     EntryScore,
@@ -219,7 +220,7 @@ def make_run_entry(
         grade=grade_measurement(side.conditions, times) if side and times else case.grade,
         samples_ns=[] if device.is_cold_only else [float(one) for one in device.warm_ns],
         instructions=counted if counted and counted.median is not None else None,
-        energy=side.energy if side and side.energy and not side.energy.refused else None,
+        energy=_select_energy(side.energy if side else case.energy),
         peak_memory_bytes=(side.peak_memory_bytes if side else None) or case.peak_memory_bytes,
         program_bytes=artifact.bytes if artifact else None,
         tools=ToolVersions(
@@ -232,6 +233,11 @@ def make_run_entry(
             notes=provenance.notes, parts=map_versions(provenance.stack) or None
         ),
     )
+
+
+def _select_energy(found: EnergyMeasurement | None) -> EnergyMeasurement | None:
+    """Return a measured energy; None if it was refused."""
+    return None if found is None or found.refused else found
 
 
 def add_score(entry: HistoryEntry, evaluation: EvaluationRecord) -> HistoryEntry:
@@ -284,6 +290,7 @@ def make_suite_entry(head: SuiteRecord, case: CaseRecord, state: SourceState, fo
         p50_ns=p50_ns,
         grade=case.grade,
         samples_ns=[] if case.cold else [float(one) for one in case.samples_ns],
+        energy=_select_energy(case.energy),
         program=case.program,
         program_bytes=case.artifact_bytes,
         tools=ToolVersions(

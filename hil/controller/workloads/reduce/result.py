@@ -9,6 +9,7 @@ from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
 from hil.controller.backends.compilers.iree_program import choose_settings
+from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.isolation.isolated import IsolatedError
@@ -178,7 +179,7 @@ def _make_script(trials: Trials, case: Case, inputs: Sequence[str], expected: Se
         )
     if runtime != "iree" or case.outcome is None or case.model is None or options.compiler not in ("", "iree"):
         return None
-    asked = (*config.compile_flags.get("iree", ()), *options.compile_flags)
+    asked = combine_flags(config.compile_flags.get("iree", ()), options.compile_flags)
     flags = case.artifact.flags if case.artifact is not None else choose_settings(case.model, asked).flags
     device = config.devices.get("iree", "")
     source = IreeSource(case.model.path.name, case.model.function)

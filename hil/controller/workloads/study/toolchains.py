@@ -91,7 +91,7 @@ class Making:
 def compile_with_tfcompile(making: Making) -> StepProgram:
     """Compile with tfcompile, in three steps."""
     # The board may have been opened for IREE.
-    config, _ = fill_target(making.config, tfcompile.RUNTIME, making.machine)
+    config, _ = fill_target(making.config, tfcompile.RUNTIME, {"machine": making.machine})
     flags = (*config.compile_flags.get("tfcompile", ()), _OUTSIDE)
     tfcompile.parse_target(flags)
 

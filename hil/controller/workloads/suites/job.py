@@ -117,7 +117,8 @@ def resume_suite(
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    check_settings(request.settings, choose_flow(request), resolve_boards(request))
+    flow = choose_flow(request)
+    check_settings(request.settings, flow, resolve_boards(request, flow))
 
 
 def select(
@@ -161,7 +162,7 @@ class _SuiteJob:
         self._screen = screen
         self._known = known or TriageList()
         self._flow = choose_flow(request)
-        self._choices = list(boards) or resolve_boards(request)
+        self._choices = list(boards) or resolve_boards(request, self._flow)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
                 "--only-expected-failures requires a hardware type: farm boards report their type only after the start",

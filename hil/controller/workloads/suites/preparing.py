@@ -13,7 +13,8 @@ from typing import Any
 
 from hil.compare.criteria import select_output_texts
 from hil.controller.backends.compilers.iree_group import compile_together, has_compiled
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.backends.gpu_targets import combine_flags
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.flows import Flow, compute_quantum_atol
 from hil.controller.pipeline.case import Case
@@ -111,8 +112,11 @@ def check_settings(settings: Settings, flow: Flow, choices: Iterable[BoardChoice
         check_options(Options(**chosen, runtime=flow.runtime), choice)
 
 
-def resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
-    """Return the boards of a request. Raises UsageError for duplicates, and the errors of :func:`choose`."""
+def resolve_boards(request: SuiteRequest, flow: Flow) -> list[BoardChoice]:
+    """Return the boards of a request, with the flow's device.
+
+    Raises UsageError for duplicates, and the errors of :func:`choose`.
+    """
     ssh: dict[str, Any] = {name: Path(path) for name in ("identity", "known_hosts") if (path := request.ssh.get(name))}
     ssh["accept_new_host_key"] = bool(request.ssh.get("accept_new_host_key"))
     choices = [choose(board, request.hw_type, **ssh) for board in request.boards or ("",)]
@@ -121,7 +125,7 @@ def resolve_boards(request: SuiteRequest) -> list[BoardChoice]:
         raise UsageError(
             f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
         )
-    return choices
+    return [use_device(choice, flow.runtime, flow.device) for choice in choices]
 
 
 def choose_references(settings: Settings, flow: Flow) -> tuple[str, ...]:
@@ -244,7 +248,7 @@ def _uses_iree(case: Case) -> bool:
 
 
 def _collect_flags(case: Case, config: BoardConfig) -> tuple[str, ...]:
-    return (*config.compile_flags.get("iree", ()), *case.options.compile_flags)
+    return combine_flags(config.compile_flags.get("iree", ()), case.options.compile_flags)
 
 
 def _group_key(case: Case, config: BoardConfig) -> tuple[str, tuple[str, ...]]:

@@ -73,7 +73,7 @@ def make_iteration_table(folder: Path) -> ResultTable:
         lines = csv.reader(line.decode(errors="replace") for line in read_lines(path)[1:])
         try:
             found = [[prompt, side, *(int(text) if text else None for text in rest)] for side, *rest in lines]
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise UsageError(f"{path} is damaged: {error}") from error
         if any(len(row) != len(_ITERATION) for row in found):
             raise UsageError(f"{path} is damaged: expected {len(_ITERATION) - 1} values per line")

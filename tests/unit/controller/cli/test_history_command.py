@@ -17,6 +17,7 @@ from hil.controller.cli.main import cli
 from hil.controller.cli.stored.history import import_files
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
+from hil.controller.workloads.history.entry_changes import find_entry_changes
 from hil.controller.workloads.history.foreign import FORMATS
 from hil.controller.workloads.history.tables import describe_entries, write_csv
 from hil.errors import UsageError
@@ -140,3 +141,19 @@ def test_results_are_added_if_the_project_asks(call, tmp_path, capsys):
 def test_import_offers_all_formats():
     (option,) = [one for one in import_files.params if one.name == "kind"]
     assert tuple(option.type.choices) == tuple(FORMATS)
+
+
+def test_table_shows_changed_and_unknown_stacks():
+    stacks = [None, {"driver": "1.0", "usb": ""}, {"driver": "1.0"}, {"driver": "2.0"}]
+    entries = [history_entry(f"r{number}", board={"name": "b", "parts": one}) for number, one in enumerate(stacks)]
+    heads, rows = describe_entries(entries, is_evaluation=False)
+    assert [row[heads.index("stack")] for row in rows] == ["unknown", "-", "-", "driver 1.0 -> 2.0"]
+    assert "stack" not in describe_entries(entries[:1], is_evaluation=False)[0]
+    assert "stack" not in describe_entries(entries[1:3], is_evaluation=False)[0]
+
+
+def test_entries_without_stack_are_not_compared():
+    known, unknown = ({"name": "b", "parts": one} for one in ({"driver": "1.0"}, None))
+    entries = [history_entry("r0", board=unknown), history_entry("r1", board=known)]
+    assert find_entry_changes(entries).judged == [1]
+    assert find_entry_changes(entries[:1]).judged == [0]

@@ -27,19 +27,19 @@ def test_knows_target_for_configured_or_local_board(board, runtime, known):
 
 
 def test_with_target_sets_tfcompile_flags_from_board():
-    config, told = fill_target(load_board("generic").config, "xla-aot", {"arch": "aarch64"})
+    config, told = fill_target(load_board("generic").config, "xla-aot", {"machine": {"arch": "aarch64"}})
     assert config.compile_flags["tfcompile"] == ("--target-triple=aarch64-unknown-linux-gnu",)
     assert told == "aarch64-unknown-linux-gnu"
-    assert fill_target(config, "xla-aot", {"arch": "x86_64"}) == (config, "")
+    assert fill_target(config, "xla-aot", {"machine": {"arch": "x86_64"}}) == (config, "")
     simulator = load_board("sim").config
-    assert fill_target(simulator, "xla-aot", {"arch": "x86_64"}) == (simulator, "")
+    assert fill_target(simulator, "xla-aot", {"machine": {"arch": "x86_64"}}) == (simulator, "")
 
 
 def test_fill_target_keeps_arithmetic_flags(tmp_path):
     (tmp_path / "npu.toml").write_text('[compile_flags]\niree = ["--arithmetic=bfloat16"]\n[simulator]\n')
     config = load_board(str(tmp_path / "npu.toml")).config
     assert not knows_target(config, "iree")
-    filled, _ = fill_target(config, "iree", {"arch": "x86_64"})
+    filled, _ = fill_target(config, "iree", {"machine": {"arch": "x86_64"}})
     assert filled.compile_flags["iree"][-1] == "--arithmetic=bfloat16"
     assert any(flag.startswith("--iree-llvmcpu-target-cpu=") for flag in filled.compile_flags["iree"])
     assert knows_target(filled, "iree")

@@ -10,6 +10,7 @@ import pytest
 
 from hil.controller.devices.measuring import board_stack
 from hil.controller.devices.measuring.board_stack import StackReader
+from hil.controller.devices.ssh.shell import Done
 from hil.controller.records.stack import StackPart
 from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
@@ -31,10 +32,10 @@ class FakeShell:
     def __init__(self, answer: bytes | Exception) -> None:
         self._answer = answer
 
-    def run(self, argv: list[str], timeout: float) -> Any:
+    def run(self, argv: list[str], timeout: float) -> Done:
         if isinstance(self._answer, Exception):
             raise self._answer
-        return type("Done", (), {"stdout": self._answer})
+        return Done(tuple(argv), 0, self._answer, "")
 
 
 def read(

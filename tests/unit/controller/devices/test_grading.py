@@ -8,9 +8,9 @@ import pytest
 from support.times import steady_times
 
 from hil.controller.devices.measuring.grading import grade_measurement
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.bench import Drift
 from hil.controller.records.measurements.conditions import ConditionReading, Conditions
-from hil.controller.records.measurements.interval import Interval
 
 
 def make_conditions(*readings: ConditionReading, **values: Any) -> Conditions:

@@ -44,7 +44,7 @@ def test_user_board_comes_before_package_board(npx: Path, tmp_path: Path, monkey
 def test_package_chooses_target_unless_config_has_flags(npx: Path):
     config = load_board("generic").config
     assert not knows_target(config, "npx")
-    filled, told = fill_target(config, "npx", {"arch": "riscv64"})
+    filled, told = fill_target(config, "npx", {"machine": {"arch": "riscv64"}})
     assert filled.compile_flags == {"npx": ("--npx-lanes=4",)} and told == "npx with 4 lanes"
     assert knows_target(filled, "npx")
 
@@ -55,9 +55,9 @@ def test_failing_target_names_package(npx: Path, monkeypatch: pytest.MonkeyPatch
     )
     config = load_board("generic").config
     with pytest.raises(UsageError, match=r"the target npx of the package hil-npx 0\.1\.0 failed: KeyError: 'arch'"):
-        fill_target(config, "npx", {})
+        fill_target(config, "npx", {"machine": {}})
     with pytest.raises(UsageError, match=r"it returned 'arm': expected Target"):
-        fill_target(config, "npx", {"arch": "arm"})
+        fill_target(config, "npx", {"machine": {"arch": "arm"}})
 
 
 def test_hanging_target_ends_at_time_limit(npx: Path, monkeypatch: pytest.MonkeyPatch):
@@ -65,7 +65,7 @@ def test_hanging_target_ends_at_time_limit(npx: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("hil.controller.devices.board_choice.resolve", lambda reference: lambda machine: over.wait(600))
     try:
         with pytest.raises(UsageError, match=r"the target npx of the package .* failed: no result within 0\.2 s"):
-            fill_target(load_board("generic").config, "npx", {}, timeout_s=0.2)
+            fill_target(load_board("generic").config, "npx", {"machine": {}}, timeout_s=0.2)
     finally:
         over.set()
 

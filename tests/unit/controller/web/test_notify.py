@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.nights import FIRST_NIGHT, write_nights
+from support.nights import DAY, FIRST_NIGHT, write_nights
 from support.schemas import check_document
 from support.web import write_suite
 from support.webhooks import WebhookReceiver, receive_webhooks
 
 from hil.controller.cli.main import cli
 from hil.controller.notify.delivery import sign_body
+from hil.controller.web.index.folders import index_path
+from hil.controller.web.index.index import IndexWriter
+from hil.controller.web.index.indexer import Indexer
 from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.triage_file import NAME, write_triage
 from hil.errors import DeliveryFailed, UsageError
@@ -121,6 +124,28 @@ def test_directory_without_sessions_sets_no_status(
     done = CliRunner().invoke(cli, arguments)
     assert isinstance(done.exception, UsageError) and "no sessions of suites" in done.exception.message
     assert receiver.messages == []
+
+
+def test_notify_waits_for_running_hil_web(
+    runs: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send()
+    case = {"id": "new", "outcome": "PASS"}
+    write_suite(runs, "old", [case], suite="other", started=FIRST_NIGHT + 10 * DAY)
+    write_suite(runs, "new", [{**case, "outcome": "FAIL"}], suite="other", started=FIRST_NIGHT + 11 * DAY)
+    (runs / "foreign").mkdir()
+    (runs / "foreign" / "run.json").write_text("{}")  # a file of another tool, which is never in the index
+    with IndexWriter(index_path([runs.resolve()])) as writer:
+        server = Indexer(writer, [runs.resolve()])
+        paused = []
+
+        def pause(seconds: float) -> None:
+            paused.append(seconds)
+            server.scan()  # hil web reads the sessions while hil notify waits
+
+        monkeypatch.setattr("hil.controller.web.announce.news.time.sleep", pause)
+        sent = send()["sent"]
+    assert len(sent) == 1 and paused
 
 
 def test_dry_run_prints_and_sends_nothing(runs: Path, receiver: WebhookReceiver) -> None:

@@ -18,6 +18,8 @@ from support.web_tensors import write_tensors
 
 from hil.controller.analysis.tensors.pictures import COLOURS, make_palette
 from hil.controller.analysis.tensors.planes import choose_plane
+from hil.controller.web.files.cached import Results
+from hil.controller.web.tensors import view
 from hil.controller.web.tensors.drawing.axes import make_column_marks, make_row_marks, name_axes
 from hil.core.npy import save_npy
 from hil.errors import UsageError
@@ -251,6 +253,22 @@ def test_map_files_contain_view_and_facts(images):
     assert np.array_equal(red, out)
     assert told["Title"] == texts[0] and told["Range"] == "0.0001 to 10000" and "1 is the limit" in told["Scale"]
     assert missing.status_code == 404 and "map 'x' not found" in unescape(missing.text)
+
+
+@pytest.mark.parametrize("at_once", [view.AT_ONCE, 10])
+def test_many_elements_of_tiles_do_not_delay_pictures(images, monkeypatch, at_once):
+    limits = {}
+    get = Results.get
+
+    def record(results, key, make, *, slow=False):
+        limits[key[0]] = slow
+        return get(results, key, make, slow=slow)
+
+    monkeypatch.setattr(Results, "get", record)
+    monkeypatch.setattr(view, "AT_ONCE", at_once)
+    with asking(images[0]) as client:
+        ask(client, tiles=1, now="all")
+    assert (limits["tiles"], limits["values"]) == (at_once == 10, False)
 
 
 def test_map_file_of_hostile_name_is_valid_xml(tmp_path):

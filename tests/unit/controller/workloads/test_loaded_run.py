@@ -139,7 +139,7 @@ def test_iterations_of_prompts_name_prompt(bench):
 
 
 def test_damaged_iterations_are_usage_error(bench):
-    for line in ("A,0,0,0,one,2,", "A,0"):
+    for line in ("A,0,0,0,one,2,", "A,0", "A," + "1" * 200_000):
         (bench.folder / "samples.csv").write_text(f"side\n{line}\n")
         with pytest.raises(UsageError, match=r"samples\.csv is damaged"):
             bench.samples()

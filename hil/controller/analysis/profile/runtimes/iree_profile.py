@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hil.controller.analysis.profile.runtimes.device_events import EVENT, NO_TILE_TIME, DeviceEvents
 from hil.controller.models.compiling import IsolatedCall, call_isolated
 from hil.controller.storage.isolation.isolated import convert_errors
 from hil.core.clock import convert_by_pairs
@@ -30,21 +31,7 @@ _BATCH = 1 << 14
 
 EVENTS = "events.bin"
 MEMORY = "memory.bin"
-# Row types for events and for changes in memory use. Rows need a tenth of the space that IREE's JSON lines need.
-EVENT = np.dtype(
-    [
-        ("start", "<i8"),
-        ("duration", "<i8"),
-        ("tile_time", "<i8"),
-        ("bytes", "<i8"),
-        ("submission", "<i8"),
-        ("queue", "<i8"),
-        ("command", "<u4"),
-        ("tiles", "<i4"),
-        ("op", "<i4"),
-        ("key", "<i4"),
-    ]
-)
+# Row type for changes in memory use.
 MEMORY_SAMPLE = np.dtype([("at", "<i8"), ("reserved", "<i8")])
 SETUP = -1
 
@@ -77,6 +64,7 @@ class IreeEvents:
     ordinal: NDArray[np.int64]  # [events] of int64: index among the submission's dispatches, or -1
     iterations: int
     clock: Sequence[tuple[int, int]]  # (profile's time, board's time) pairs, ns
+    timed_by_device: bool = False  # True if the times are from a GPU's clock, fitted to the profile's clock
     notes: Sequence[str] = ()  # omitted and uncertain data, one line each
 
     def __len__(self) -> int:
@@ -101,7 +89,7 @@ class IreeEvents:
                     submission,
                     ordinal if op == dispatch else None,
                     tiles if op == dispatch and tiles > 0 else None,
-                    tile_time if op == dispatch and tiles > 0 else None,
+                    tile_time if op == dispatch and tiles > 0 and tile_time != NO_TILE_TIME else None,
                     size,
                 )
 
@@ -193,6 +181,7 @@ def read_ireeprof(
         ordinals,
         int(per_submission.max(initial=SETUP)) + 1,
         tuple(clock),
+        bool(exported["timed_by_device"]),
         tuple(notes),
     )
 
@@ -292,7 +281,8 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
     """Write a profile's events and memory to ``events.bin`` and ``memory.bin``. Runs in an isolated process.
 
     Returns:
-        ``names``: the strings that an event's ``op`` and ``key`` index; ``lost``: invalid event count.
+        ``names``: the strings that an event's ``op`` and ``key`` index; ``lost``: invalid event count;
+        ``timed_by_device``: number of events with times of the device's clock.
     """
     command = [tool, "export", "--format=ireeperf-jsonl", "--output=-", path]
     print("$", *command, flush=True)
@@ -304,7 +294,7 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
         (Path(folder) / MEMORY).open("wb") as memory,
     ):
         assert process.stdout is not None
-        lost = _write_events(process.stdout, events, memory, names)
+        lost, timed_by_device = _write_events(process.stdout, events, memory, names)
         process.wait()
         errors.seek(0)
         messages = errors.read().decode(errors="replace").strip()
@@ -315,13 +305,15 @@ def export(path: str, tool: str, folder: str) -> dict[str, Any]:
             detail=messages,
             hint="the run ended before the file was complete, or the file has a different format",
         )
-    return {"names": list(names), "lost": lost}
+    return {"names": list(names), "lost": lost, "timed_by_device": timed_by_device}
 
 
-def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names: dict[str, int]) -> int:
+def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, names: dict[str, int]) -> tuple[int, int]:
+    """Write the rows. Return the number of invalid events, and the number of events that the device timed."""
     rows: list[tuple[Any, ...]] = []
     samples: list[tuple[int, int]] = []
     pools: dict[Any, int] = {}
+    device = DeviceEvents(names)
     lost = 0
 
     def flush() -> None:
@@ -338,6 +330,10 @@ def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, na
                 rows.append(_build_row(record, names))
             else:
                 lost += 1
+        elif b'"dispatch_event"' in line:
+            lost += not device.add_dispatch(json.loads(line))
+        elif b'"clock_correlation"' in line:
+            device.add_correlation(json.loads(line))
         elif b'"memory_event"' in line:
             record = json.loads(line)
             if record.get("pool_stats_available"):
@@ -346,7 +342,8 @@ def _write_events(lines: Iterable[bytes], events: BinaryIO, memory: BinaryIO, na
         if len(rows) + len(samples) >= _BATCH:
             flush()
     flush()
-    return lost
+    events.write(device.build_rows().tobytes())
+    return lost, len(device)
 
 
 def _build_row(record: Mapping[str, Any], names: dict[str, int]) -> tuple[Any, ...]:

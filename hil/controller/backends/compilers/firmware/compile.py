@@ -19,7 +19,7 @@ from hil.controller.backends.compilers.firmware.linking import (
     list_symbols,
     read_elf,
 )
-from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Interpreter, Schedule
+from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule, ScheduleInterpreter
 from hil.controller.backends.compilers.firmware.source import write_linker_script, write_model
 from hil.controller.backends.compilers.iree import convert_for_iree
 from hil.controller.backends.compilers.iree_program import (
@@ -49,7 +49,7 @@ from hil.core.results import Artifact, Model
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
-from hil.formats.firmware import DESCRIPTION, ELF, FLAT, Firmware, FirmwareStep, write_firmware
+from hil.formats.firmware import DESCRIPTION, ELF, FLAT, Firmware, FirmwareStep, read_firmware, write_firmware
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,8 +118,24 @@ def compile_firmware(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
         flags=(*taken.way, *order["flags"]),
         inputs=model.inputs,
         outputs=model.outputs,
+        notes=_describe_memory(chip, read_firmware(entry / DESCRIPTION)),
         **how,
     )
+
+
+def _describe_memory(chip: Chip, firmware: Firmware) -> dict[str, Any]:
+    """Return the memory that a firmware needs and the memory of the chip, in bytes."""
+    parts = [
+        f"{firmware.flash_bytes:,} of {chip.flash.size:,} bytes of flash",
+        f"{firmware.ram_bytes:,} of {chip.ram.size:,} bytes of RAM",
+    ]
+    return {
+        "text": ", ".join(parts),
+        "flash_bytes": firmware.flash_bytes,
+        "ram_bytes": firmware.ram_bytes,
+        "chip_flash_bytes": chip.flash.size,
+        "chip_ram_bytes": chip.ram.size,
+    }
 
 
 def build(
@@ -179,7 +195,7 @@ def _compile_library(
     if text is None:
         raise CompileFailed("iree-compile did not write the program's schedule", hint="remove --compile-flag options")
     report_phase("schedule")
-    schedule = Interpreter(parse(str(text))).read_schedule(function, (specs[0], specs[1]))
+    schedule = ScheduleInterpreter(parse(str(text))).read_schedule(function, (specs[0], specs[1]))
     if not library.exists():
         return schedule, [], ""  # the program only fills and copies buffers
     query = _QUERY.search(read_text(library.with_suffix(".h")))
@@ -195,7 +211,7 @@ def _drop_warning(printed: str) -> str:
 
 def _describe(chip: Chip, digest: bytes, schedule: Schedule, folder: Path) -> None:
     elf = read_elf(folder / ELF)
-    _, image = elf.make_image()
+    _, image = elf.make_image(range(chip.flash.start, chip.flash.start + chip.flash.size))
     (folder / FLAT).write_bytes(image)
     ram = find_address(elf, "hil_bss_end") - find_address(elf, "hil_stack_bottom")
     names = {DispatchStep: "dispatch", Fill: "fill"}

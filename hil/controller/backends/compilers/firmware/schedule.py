@@ -34,7 +34,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Span:
+class BufferRange:
     """Range of a buffer, in bytes."""
 
     buffer: Buffer
@@ -46,7 +46,7 @@ class Span:
 class Fill:
     """Fill a range with a repeated pattern of 1 to 4 bytes."""
 
-    target: Span
+    target: BufferRange
     pattern: bytes
 
 
@@ -54,8 +54,8 @@ class Fill:
 class CopyStep:
     """Copy between two ranges of the same length."""
 
-    target: Span
-    source: Span
+    target: BufferRange
+    source: BufferRange
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class DispatchStep:
     function: str
     counts: tuple[int, int, int]
     constants: tuple[int, ...]
-    bindings: tuple[Span, ...]
+    bindings: tuple[BufferRange, ...]
 
 
 Step = Fill | CopyStep | DispatchStep
@@ -75,8 +75,8 @@ Step = Fill | CopyStep | DispatchStep
 class Schedule:
     """Static schedule of a function."""
 
-    inputs: list[Span]
-    outputs: list[Span]
+    inputs: list[BufferRange]
+    outputs: list[BufferRange]
     initial: list[Step]  # at start, and before each run if the program has state
     steps: list[Step]
     specs: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]
@@ -87,7 +87,7 @@ class Schedule:
 
 @dataclass(eq=False)
 class _View:
-    span: Span
+    span: BufferRange
     shape: Sequence[Any]
     dtype: str
 
@@ -119,7 +119,7 @@ def _not_static(name: str, why: str) -> CompileFailed:
     )
 
 
-class Interpreter:
+class ScheduleInterpreter:
     """Interpret the HAL module of a program.
 
     Values are integers, buffers, views, command buffers, constants (bytes), or opaque names of devices and fences.
@@ -153,7 +153,8 @@ class Interpreter:
             self._run_region(one.regions[0], [])
         initial, self._steps, self._initializes = self._steps, [], False
         inputs = [
-            _View(Span(Buffer("input", size := _measure(spec)), 0, size), spec.shape, spec.dtype) for spec in specs[0]
+            _View(BufferRange(Buffer("input", size := _measure(spec)), 0, size), spec.shape, spec.dtype)
+            for spec in specs[0]
         ]
         name = f"{function}$async" if f"{function}$async" in self._functions else function
         if name not in self._functions:
@@ -335,7 +336,11 @@ class Interpreter:
         source_offset, target_offset, length = _need_numbers(operation.name, [source_offset, target_offset, length])
         data = source.data[source_offset : source_offset + length]
         commands.steps.append(
-            (CopyStep, _resolve(target, target_offset, length), Span(Buffer("constant", length, data), 0, length))
+            (
+                CopyStep,
+                _resolve(target, target_offset, length),
+                BufferRange(Buffer("constant", length, data), 0, length),
+            )
         )
         return []
 
@@ -437,21 +442,21 @@ def _resolve(target: Any, offset: int, length: int) -> Any:
     """Return a range of a buffer, of a range, or of a numbered binding."""
     if isinstance(target, int):
         return (_Slot(target), offset, length)
-    if isinstance(target, Span):
-        return Span(target.buffer, target.offset + offset, length)
+    if isinstance(target, BufferRange):
+        return BufferRange(target.buffer, target.offset + offset, length)
     if isinstance(target, Buffer):
-        return Span(target, offset, length)
+        return BufferRange(target, offset, length)
     raise _not_static("hal.buffer", "uses an unknown buffer")
 
 
-def _settle(value: Any, bound: Sequence[Span]) -> Any:
+def _settle(value: Any, bound: Sequence[BufferRange]) -> Any:
     if isinstance(value, tuple) and value and isinstance(value[0], _Slot):
         slot, offset, length = value
         return _resolve(bound[slot.number], offset, length)
     return value
 
 
-def _list_spans(step: Step) -> Iterator[Span]:
+def _list_spans(step: Step) -> Iterator[BufferRange]:
     if isinstance(step, DispatchStep):
         yield from step.bindings
     else:
@@ -557,38 +562,38 @@ _IGNORED = frozenset(
     hal.command_buffer.begin_debug_group hal.command_buffer.end_debug_group util.null
     """.split()
 )
-_HANDLERS: dict[str, Callable[[Interpreter, Any, list[Any]], Sequence[Any]]] = {
-    "arith.constant": Interpreter._constant,
-    "arith.cmpi": Interpreter._compare,
-    "arith.select": Interpreter._select,
-    "arith.index_cast": Interpreter._cast,
-    "arith.index_castui": Interpreter._cast,
-    "arith.extui": Interpreter._cast,
-    "arith.trunci": Interpreter._cast,
-    "util.optimization_barrier": Interpreter._cast,
-    "util.cmp.eq": Interpreter._compare_objects,
-    "util.global.load": Interpreter._load_global,
-    "util.global.store": Interpreter._store_global,
-    "util.buffer.constant": Interpreter._constant_buffer,
-    "hal.devices.count": Interpreter._count_devices,
-    "hal.devices.get": Interpreter._get_device,
-    "hal.device.query": Interpreter._query_device,
-    "hal.executable.lookup.function": Interpreter._lookup_function,
-    "hal.allocator.import": Interpreter._import_buffer,
-    "hal.allocator.allocate": Interpreter._allocate,
-    "hal.device.queue.alloca": Interpreter._allocate,
-    "hal.device.queue.dealloca": Interpreter._free,
-    "hal.buffer.subspan": Interpreter._subspan,
-    "hal.buffer_view.buffer": Interpreter._get_buffer,
-    "hal.buffer_view.create": Interpreter._create_view,
-    "hal.element_type": Interpreter._element_type,
-    "hal.command_buffer.create": Interpreter._create_commands,
-    "hal.command_buffer.fill_buffer": Interpreter._fill,
-    "hal.command_buffer.copy_buffer": Interpreter._copy,
-    "hal.command_buffer.update_buffer": Interpreter._update,
-    "hal.command_buffer.dispatch": Interpreter._dispatch,
-    "hal.device.queue.execute": Interpreter._execute,
-    "hal.device.queue.execute.indirect": Interpreter._execute,
-    "hal.device.queue.fill": Interpreter._queue_fill,
-    "hal.device.queue.copy": Interpreter._queue_copy,
+_HANDLERS: dict[str, Callable[[ScheduleInterpreter, Any, list[Any]], Sequence[Any]]] = {
+    "arith.constant": ScheduleInterpreter._constant,
+    "arith.cmpi": ScheduleInterpreter._compare,
+    "arith.select": ScheduleInterpreter._select,
+    "arith.index_cast": ScheduleInterpreter._cast,
+    "arith.index_castui": ScheduleInterpreter._cast,
+    "arith.extui": ScheduleInterpreter._cast,
+    "arith.trunci": ScheduleInterpreter._cast,
+    "util.optimization_barrier": ScheduleInterpreter._cast,
+    "util.cmp.eq": ScheduleInterpreter._compare_objects,
+    "util.global.load": ScheduleInterpreter._load_global,
+    "util.global.store": ScheduleInterpreter._store_global,
+    "util.buffer.constant": ScheduleInterpreter._constant_buffer,
+    "hal.devices.count": ScheduleInterpreter._count_devices,
+    "hal.devices.get": ScheduleInterpreter._get_device,
+    "hal.device.query": ScheduleInterpreter._query_device,
+    "hal.executable.lookup.function": ScheduleInterpreter._lookup_function,
+    "hal.allocator.import": ScheduleInterpreter._import_buffer,
+    "hal.allocator.allocate": ScheduleInterpreter._allocate,
+    "hal.device.queue.alloca": ScheduleInterpreter._allocate,
+    "hal.device.queue.dealloca": ScheduleInterpreter._free,
+    "hal.buffer.subspan": ScheduleInterpreter._subspan,
+    "hal.buffer_view.buffer": ScheduleInterpreter._get_buffer,
+    "hal.buffer_view.create": ScheduleInterpreter._create_view,
+    "hal.element_type": ScheduleInterpreter._element_type,
+    "hal.command_buffer.create": ScheduleInterpreter._create_commands,
+    "hal.command_buffer.fill_buffer": ScheduleInterpreter._fill,
+    "hal.command_buffer.copy_buffer": ScheduleInterpreter._copy,
+    "hal.command_buffer.update_buffer": ScheduleInterpreter._update,
+    "hal.command_buffer.dispatch": ScheduleInterpreter._dispatch,
+    "hal.device.queue.execute": ScheduleInterpreter._execute,
+    "hal.device.queue.execute.indirect": ScheduleInterpreter._execute,
+    "hal.device.queue.fill": ScheduleInterpreter._queue_fill,
+    "hal.device.queue.copy": ScheduleInterpreter._queue_copy,
 }

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from hil.controller.backends.compilers.firmware.schedule import (
     Buffer,
+    BufferRange,
     CopyStep,
     DispatchStep,
     Fill,
     Schedule,
-    Span,
     Step,
 )
 from hil.core.chips import Chip
@@ -43,7 +43,7 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
     lines.append(_declare("local_memory", local_memory))
     lines.append(f"static uint32_t ticks[{max(1, len(schedule.steps))}];")
 
-    def locate(span: Span) -> str:
+    def locate(span: BufferRange) -> str:
         buffer = span.buffer
         if buffer.kind == "transient":
             return f"(void *)(arena + {buffer.offset + span.offset})"
@@ -75,12 +75,15 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
 def write_linker_script(chip: Chip) -> str:
     """Return the linker script. The stack is at the start of RAM, so that an overflow leaves RAM and faults."""
     flash, ram = chip.flash, chip.ram
+    is_apart = chip.vectors is not None and not flash.start <= chip.vectors < flash.start + flash.size
+    vectors = f".vectors {chip.vectors:#x} : {{ KEEP(*(.vectors)) }}" if is_apart else ""
     return f"""ENTRY(hil_vectors)
 MEMORY {{
   FLASH (rx) : ORIGIN = {flash.start:#x}, LENGTH = {flash.size:#x}
   RAM (rwx) : ORIGIN = {ram.start:#x}, LENGTH = {ram.size:#x}
 }}
 SECTIONS {{
+  {vectors}
   .text : {{
     hil_image_start = .;
     KEEP(*(.vectors))
@@ -139,10 +142,10 @@ def _write_bytes(data: bytes) -> str:
 
 
 def _write_step(
-    step: Step, name: str, functions: Sequence[str], locate: Callable[[Span], str], lines: list[str]
+    step: Step, name: str, functions: Sequence[str], locate: Callable[[BufferRange], str], lines: list[str]
 ) -> str:
     """Add the arrays of a step to the lines, and return its row."""
-    spans: tuple[Span, ...]
+    spans: tuple[BufferRange, ...]
     words: tuple[int, ...] = ()
     if isinstance(step, DispatchStep):
         spans, words = step.bindings, step.constants

@@ -8,10 +8,10 @@ from typing import Any
 
 from hil.controller.analysis.evaluation.metric_choice import NAMES, choose_metric
 from hil.controller.analysis.evaluation.metrics import Metric, SampleScore
+from hil.controller.records.base import Interval
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
 from hil.controller.records.decisions.gate import GateScore
 from hil.controller.records.measurements.history import HistoryEntry
-from hil.controller.records.measurements.interval import Interval
 from hil.controller.storage.runs import RunStore
 from hil.controller.workloads.evaluation.scores import compute_scores
 from hil.controller.workloads.evaluation.stored import read_evaluation, read_samples

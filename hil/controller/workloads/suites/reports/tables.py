@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
+from hil.controller.pipeline.records.energy_text import format_energy
 from hil.controller.pipeline.records.evidence import (
     format_criterion,
     format_evidence,
@@ -18,6 +19,8 @@ from hil.controller.pipeline.records.evidence import (
     format_unanswered,
 )
 from hil.controller.pipeline.records.print_generation import find_worst_position
+from hil.controller.records.base import Interval
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.screen.texts import as_text, make_plain
@@ -81,6 +84,14 @@ def _find_worst_kl(generation: StoredGeneration) -> Any:
     return None if worst is None else worst.kl
 
 
+def _make_energy_column(name: str, value: Callable[[EnergyMeasurement], Any]) -> CaseColumn:
+    return CaseColumn(name, lambda record: None if record.energy is None else value(record.energy))
+
+
+def _find_interval(found: EnergyMeasurement) -> Interval | None:
+    return found.per_inference.interval if found.per_inference is not None else None
+
+
 COLUMNS: tuple[CaseColumn, ...] = (
     *_make_field_columns(
         "id", "suite", "model", "layer", "op", "flow", "runtime", "board", "hw_type", "outcome", "ended", "stage"
@@ -122,6 +133,17 @@ COMPILER_COLUMNS: tuple[CaseColumn, ...] = (
 )
 
 
+# Columns of energies. They are included only if the run contains any.
+ENERGY_COLUMNS: tuple[CaseColumn, ...] = (
+    _make_energy_column("joules", lambda found: found.per_inference and found.per_inference.joules),
+    _make_energy_column("joules_low", lambda found: (interval := _find_interval(found)) and interval.low),
+    _make_energy_column("joules_high", lambda found: (interval := _find_interval(found)) and interval.high),
+    *(_make_energy_column(name, attrgetter(name)) for name in ("average_w", "peak_w", "idle_w")),
+    _make_energy_column("energy_refused", lambda found: found.refused),
+    CaseColumn("energy", lambda record: format_energy(record.energy) if record.energy else "", title="Energy"),
+)
+
+
 # Columns of prompts. They are included only if the run contains any.
 GENERATION_COLUMNS: tuple[CaseColumn, ...] = (
     _make_generation_column("prompt_tokens", lambda found: sum(token >= 0 for token in found.prompt_tokens)),
@@ -149,7 +171,13 @@ def list_columns(run: SuiteResults) -> tuple[CaseColumn, ...]:
     """Return the columns of a run's cases."""
     has_notes = any(record.notes or record.params for record in run.records)
     has_prompts = any(record.generation for record in run.records)
-    return COLUMNS + (GENERATION_COLUMNS if has_prompts else ()) + (COMPILER_COLUMNS if has_notes else ())
+    has_energy = any(record.energy for record in run.records)
+    return (
+        COLUMNS
+        + (ENERGY_COLUMNS if has_energy else ())
+        + (GENERATION_COLUMNS if has_prompts else ())
+        + (COMPILER_COLUMNS if has_notes else ())
+    )
 
 
 @dataclass(frozen=True)

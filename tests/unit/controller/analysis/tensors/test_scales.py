@@ -144,6 +144,12 @@ def test_ratio_map_divides_error_by_tolerance():
     assert np.allclose(found.numbers, np.abs(wide - reference) / (2e-6 + 1e-5 * np.abs(reference)), rtol=1e-12)
 
 
+def test_limit_scale_counts_one_sided_nan_as_out_of_tolerance():
+    a, b = np.array([[NAN, 1.0, 3.0, INF, 2.0]]), np.array([[1.0, 1.1, 2.0, INF, INF]])
+    tolerance = Tolerance(0.0, 0.5)
+    assert "3 of 5 cells out of tolerance" in choose_limit_scale(ratios(a, b, tolerance), tolerance).text
+
+
 def test_ratio_map_marks_nan_and_infinite_elements():
     a, b = np.array([[NAN, 1.0, 3.0, INF]]), np.array([[1.0, INF, 2.0, INF]])
     found = ratios(a, b, Tolerance(0.0, 0.5))

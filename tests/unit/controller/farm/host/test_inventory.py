@@ -100,3 +100,16 @@ def test_public_config_omits_measure_commands(tmp_path: Path):
     config = read_config(path)
     assert config.measure.before
     assert "measure" not in format_public_config(config)
+
+
+def test_public_config_contains_no_commands_of_stack(tmp_path: Path):
+    path = tmp_path / "b.toml"
+    path.write_text(
+        '[connection]\naddress = "unix:a"\n[stack]\ndriver = "1.0"\nfw = ["cat", "v"]\nid = { command = ["./id.sh"] }\n'
+    )
+    config = read_config(path)
+    shown = parse_board(format_public_config(config), path)
+    assert {name: one.text for name, one in shown.stack.items()} == {"driver": "1.0"}
+    leased = parse_board(format_leased_config(config, "unix:b", 3, ""), tmp_path / "elsewhere" / "b.toml")
+    assert leased.stack == config.stack
+    assert leased.stack["id"].command == (str(tmp_path / "id.sh"),)

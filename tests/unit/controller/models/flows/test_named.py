@@ -17,6 +17,8 @@ from hil.errors import UsageError
 BUILT_IN = [
     "iree",
     "iree-O3",
+    "iree_vulkan",
+    "iree_cuda",
     "iree-via-onnx",
     "iree-f16",
     "tflite",

@@ -68,7 +68,8 @@ def trials(tmp_path, monkeypatch):
         nothing: Any = None
         options: Any = SimpleNamespace(texts=list(texts))
         screen: Any = SimpleNamespace(stage=lambda *_: None)
-        return FakeTrials(record or new, tmp_path, options, nothing, (), nothing, nothing, screen)
+        pool: Any = SimpleNamespace(save_consoles=lambda is_last: [])
+        return FakeTrials(record or new, tmp_path, options, nothing, (), pool, nothing, screen)
 
     return make
 

@@ -1,0 +1,92 @@
+"""Read what IREE's drivers report about their devices.
+
+A driver reports text: lines of ``key: value``, and for Vulkan lines with several ``key=value`` words. IREE defines no
+format for this text, so that only the values that hil uses are read, and missing values are omitted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# IREE's drivers that compute on the CPU. They report nothing about their device.
+CPU_DRIVERS = ("local-sync", "local-task")
+# Names of IREE's drivers and ONNX Runtime's providers for GPUs.
+GPU_DRIVERS = ("cuda", "hip", "metal", "vulkan", "WebGpuExecutionProvider")
+# Type of a CPU. The device of a GPU driver with this type is a GPU in software, such as Mesa's lavapipe.
+CPU_TYPE = "cpu"
+_MAX_VALUE = 1000
+_TYPES = {"cpu": CPU_TYPE, "integrated": "integrated-gpu", "discrete": "discrete-gpu", "virtual": "virtual-gpu"}
+_LINE = re.compile(r"^[-\s]*([\w-]+): (.*)$", re.MULTILINE)
+_WORD = re.compile(r"(\w+)=(\w+)")
+# Words of the lines "features" and "subgroup" -> hil's property.
+_SUBGROUP_WORDS = {
+    "size": "subgroup_size",
+    "minSubgroupSize": "subgroup_min",
+    "maxSubgroupSize": "subgroup_max",
+    "operations": "subgroup_operations",
+    "requiredSubgroupSizeStages": "subgroup_stages",
+}
+
+
+def parse_device(driver: str, device: Mapping[str, Any], report: str) -> dict[str, Any]:
+    """Return the description of a device, with the keys of the protocol's message RuntimeDevice.
+
+    Args:
+        driver: IREE's driver.
+        device: an entry of ``query_available_devices``.
+        report: text of ``dump_device_info`` for this device.
+    """
+    lines = {key: value.strip()[:_MAX_VALUE] for key, value in _LINE.findall(report)}
+    path = str(device.get("path", ""))
+    vendor = " ".join(filter(None, (lines.get("driver"), lines.get("driver_info"))))
+    name = "" if driver in CPU_DRIVERS else str(device.get("name", ""))[:_MAX_VALUE]
+    return {
+        "id": f"{driver}://{path}" if path else driver,
+        "name": lines.get("name") or name,
+        "type": _get_type(driver, lines.get("type", "")),
+        "driver": vendor,
+        "properties": _read_properties(lines),
+    }
+
+
+def get_driver(device: str) -> str:
+    """Return the driver in a device name such as ``vulkan://GPU-6d65``."""
+    return device.partition("://")[0]
+
+
+def find_device(runtimes: Iterable[Mapping[str, Any]], runtime: str, device: str) -> Mapping[str, Any] | None:
+    """Return a board's description of a device: the given device, or the first device of a driver; None if missing."""
+    reported = next((one.get("device_details", ()) for one in runtimes if one.get("name") == runtime), ())
+    wanted = [one for one in reported if device in (one.get("id"), get_driver(str(one.get("id", ""))))]
+    return wanted[0] if wanted else None
+
+
+def is_software_gpu(device: Mapping[str, Any]) -> bool:
+    """Return True if the CPU computes in place of a GPU. Its times say nothing about a GPU."""
+    return device.get("type") == CPU_TYPE and get_driver(str(device.get("id", ""))) in GPU_DRIVERS
+
+
+def _get_type(driver: str, reported: str) -> str:
+    if driver in CPU_DRIVERS:
+        return CPU_TYPE
+    if driver in ("cuda", "hip"):
+        return "gpu"
+    word = reported.lower().replace("_", "-").removesuffix("-gpu").removesuffix(" gpu")
+    return _TYPES.get(word, reported)
+
+
+def _read_properties(lines: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if "gpu-arch-name" in lines:
+        found["arch"] = lines["gpu-arch-name"]
+    if "gpu-compute-capability" in lines:
+        found["compute_capability"] = lines["gpu-compute-capability"]
+    if "api" in lines:
+        found["api"] = lines["api"]
+    subgroup = dict(_WORD.findall(lines.get("subgroup", "")))
+    found |= {ours: subgroup[word] for word, ours in _SUBGROUP_WORDS.items() if word in subgroup}
+    if "features" in lines:
+        found["features"] = " ".join(word for word, value in _WORD.findall(lines["features"]) if value == "yes")
+    return found
