@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -37,8 +37,27 @@ FLOATS: Mapping[str, Arithmetic] = MappingProxyType(
         "bfloat16": Arithmetic(8, 2.0**-133, (2.0 - 2.0**-7) * 2.0**127),
     }
 )
+# Flag of hil for IREE: hil writes the arithmetic into ONNX models before IREE compiles them.
+ARITHMETIC_FLAG = "--arithmetic="
+# Flags of IREE that round the inputs of matrix products in MLIR models.
+_DEMOTE = "--iree-global-opt-demote-contraction-inputs-"
+_DEMOTED_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 # Arithmetics that a config may declare. float32 is the default: the board computes like the reference.
 ARITHMETICS = (FLOAT32, *FLOATS, INT8)
+
+
+def is_arithmetic_flag(flag: str) -> bool:
+    """Return whether a flag for IREE sets only the arithmetic, not the target."""
+    return flag.startswith((ARITHMETIC_FLAG, _DEMOTE))
+
+
+def add_arithmetic_flags(flags: Sequence[str], arithmetic: str) -> tuple[str, ...]:
+    """Return the flags for IREE on a simulated board, with the flags for its arithmetic unless they set one."""
+    if arithmetic in ("", FLOAT32) or any(map(is_arithmetic_flag, flags)):
+        return tuple(flags)
+    demoted = _DEMOTED_TYPES.get(arithmetic)
+    more = (f"{_DEMOTE}type={demoted}", f"{_DEMOTE}operations=all") if demoted else ()
+    return (*flags, f"{ARITHMETIC_FLAG}{arithmetic}", *more)
 
 
 def check_arithmetic(name: str, where: str) -> str:

@@ -87,7 +87,11 @@ class Simulator:
 
     memory_limit: int = make_key(0, "Maximum memory for a program and tensors, in bytes; 0 disables the limit.")
     arithmetic: str = make_key(
-        "", "Simulated [arithmetic](simulator-arithmetic.md).", values=ARITHMETICS, unset="`float32`"
+        "",
+        "Simulated [arithmetic](simulator-arithmetic.md). hil compiles IREE programs with this arithmetic, unless "
+        "`[compile_flags]` sets one. Other runtimes than IREE, ONNX Runtime and those of packages require `float32`.",
+        values=ARITHMETICS,
+        unset="`float32`",
     )
     faults: tuple[str, ...] = make_key((), "List of [faults](simulator.md#faults).")
 
@@ -248,7 +252,9 @@ class BoardConfig:
         "runtimes.",
     )
     compile_flags: Mapping[str, tuple[str, ...]] = make_key(
-        dict, "List of flags for this compiler, including the target; `--compile-flag` adds more."
+        dict,
+        "List of flags for this compiler, including the target; `--compile-flag` adds more. If the list contains only "
+        "`--arithmetic=NAME`, hil adds the target's flags.",
     )
     labels: Mapping[str, Any] = make_key(dict, "Label to select boards.")
     access: AccessList = AccessList()

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hil.core.arithmetic import check_arithmetic
+from hil.core.arithmetic import add_arithmetic_flags, check_arithmetic
 from hil.core.board_config import (
     ACTIONS,
     MAX_ICOUNT_SHIFT,
@@ -165,6 +165,9 @@ def parse_board(text: str, path: Path) -> BoardConfig:
         compiler: check_type(value, TEXTS, f"{path}: [compile_flags] {compiler}")
         for compiler, value in get_table("compile_flags").items()
     }
+    if simulator is not None and (found := add_arithmetic_flags(flags.get("iree", ()), simulator.arithmetic)):
+        # A compiled program contains the arithmetic, so the simulator cannot change it.
+        flags["iree"] = found
     mcu = parse_mcu(get_table("mcu"), path) if "mcu" in data else None
     if mcu is not None:
         flags[MCU_RUNTIME] = (*format_flags(mcu.values), *flags.get(MCU_RUNTIME, ()))

@@ -129,8 +129,16 @@ class SimRuntime:
     def convert_arithmetic(self, folder: Path, main: str, arithmetic: str) -> str:
         """Convert the program to an arithmetic. Return the main file, relative to the directory.
 
-        The default does nothing: for compiled programs, the board's compile flags select the arithmetic.
+        IREE programs contain the arithmetic: the board's compile flags select it.
+
+        Raises:
+            LoadFailed: the simulator cannot change the arithmetic of this runtime.
         """
+        if self.name != "iree":
+            raise LoadFailed(
+                f"the runtime {self.name} cannot compute in {arithmetic} on a simulated board",
+                hint="use the runtime iree or onnxruntime, or a board without [simulator] arithmetic",
+            )
         return main
 
     def trigger_at(self, at: str, faults: Sequence[Fault], positions: range | None = None) -> None:

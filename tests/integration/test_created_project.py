@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import yaml
 from support.commands import Ended
 from support.workflows import list_commands
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = {"hil": "hil.controller.cli.main", "pytest": "pytest"}
 
 
@@ -69,6 +71,19 @@ def test_created_ci_file_passes(project: Path, shell: dict[str, str]) -> None:
     tests = done["pytest --hil-out=hil-reports"].stdout
     assert "tests/test_models.py .." in tests and "models/digits_cnn.onnx ........." in tests
     assert (project / "hil-reports/models/sim/junit.xml").is_file()
+
+
+def test_created_ci_file_passes_with_models_of_two_formats(
+    tmp_path: Path, shell: dict[str, str], hil: Callable[..., Ended]
+) -> None:
+    (tmp_path / "net/models").mkdir(parents=True)
+    for name in ("digits/digits_cnn.onnx", "tflite/digits.tflite"):
+        shutil.copy(ROOT / "examples" / name, tmp_path / "net/models")
+    assert hil("init", "--yes", cwd=tmp_path / "net").code == 0
+    assert "hil[pytest,tflite]" in (tmp_path / "net/.github/workflows/models.yml").read_text()
+    done = run_ci(tmp_path / "net", shell)["pytest --hil-out=hil-reports"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hil: flow iree, tflite on sim" in done.stdout
 
 
 @pytest.mark.slow

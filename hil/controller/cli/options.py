@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hil.controller.cli.commands import PROJECT, ProjectOption, RunOption, use_project_board
+from hil.controller.cli.commands import PROJECT, ProjectOption, RunOption, use_project_board, use_project_key
 from hil.controller.cli.usage.candidates import (
     OF_SETTINGS,
     ModelPath,
@@ -348,6 +348,13 @@ def make_flow_option(default: str, *, repeats: bool = False) -> Callable[[F], F]
         shell_complete=complete_flows,
         help=f"Flow name (hil flows), FILE or FILE:NAME{more}.",
     )
+
+
+def is_default_flow() -> bool:
+    """Return whether neither the command line nor the project file selects a flow for the current command."""
+    context = click.get_current_context()
+    is_default = context.get_parameter_source("flow") is click.core.ParameterSource.DEFAULT
+    return is_default and not use_project_key(context, "flow")
 
 
 def split_targets(settings: dict[str, Any], *fields: str) -> tuple[MatrixTarget, ...]:

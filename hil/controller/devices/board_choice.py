@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.devices.board_client import BoardClient
+from hil.core.arithmetic import is_arithmetic_flag
 from hil.core.board_config import BoardConfig
 from hil.core.field_types import is_a
 from hil.core.guarded import call_with_time_limit, find_package, guard
@@ -88,7 +89,8 @@ def knows_target(config: BoardConfig, runtime: str) -> bool:
         return True
     # A simulator runs on this machine's CPU.
     here = info.targets_host and config.is_simulator
-    return here or bool(config.compile_flags.get(info.compiler))
+    # A config may set only the arithmetic. hil then adds the target's flags.
+    return here or any(not is_arithmetic_flag(flag) for flag in config.compile_flags.get(info.compiler, ()))
 
 
 def fill_target(
@@ -111,7 +113,8 @@ def fill_target(
     details = _describe_device(info.get("runtimes", ()), found.name, device)
     machine = {**info["machine"], "device": details} if device else info["machine"]
     target = _choose_target(found, machine, timeout_s)
-    flags = {**config.compile_flags, found.compiler: target.flags}
+    own = config.compile_flags.get(found.compiler, ())
+    flags = {**config.compile_flags, found.compiler: (*target.flags, *own)}
     return replace(config, compile_flags=flags), target.description
 
 

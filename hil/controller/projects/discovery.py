@@ -18,19 +18,17 @@ class ModelFormat:
 
     Attributes:
         extra: extra of hil that the format needs, or "".
-        flow: flow of suites and pytest, or "" for the default.
         has_reference: False if hil compares only with outputs from the user.
     """
 
     extra: str = ""
-    flow: str = ""
     has_reference: bool = True
 
 
 # Suffix -> format, in order of preference.
 MODEL_FORMATS = {
     ".onnx": ModelFormat(),
-    ".tflite": ModelFormat(extra="tflite", flow="tflite"),
+    ".tflite": ModelFormat(extra="tflite"),
     ".mlir": ModelFormat(has_reference=False),
 }
 # Directories that contain no models of the project.

@@ -17,7 +17,7 @@ from hil.controller.models.importers import import_model
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.pipeline.settings.project import FILE, read_project
 from hil.controller.projects import templates
-from hil.controller.projects.discovery import MODEL_FORMATS, ModelFormat, find_models, is_model
+from hil.controller.projects.discovery import MODEL_FORMATS, find_models, is_model
 from hil.controller.records.commands.projects import CreatedProject, ProjectFile
 from hil.controller.storage.run_context import RunContext, open_context
 from hil.core import own_version
@@ -87,7 +87,7 @@ def check_board(folder: Path, board: str) -> LoadedBoard | None:
 
 
 def choose_default_model(folder: Path) -> Path | None:
-    """Return the first model in the directory, or None."""
+    """Return the first model in the directory by format (ONNX, TFLite, MLIR) and name, or None."""
     found = find_models(folder)
     return folder / found[0] if found else None
 
@@ -111,18 +111,17 @@ def create_project(request: ProjectRequest) -> CreatedProject:
         folder.mkdir(parents=True, exist_ok=True)
         files, model = _place_model(folder, request.model)
         format = MODEL_FORMATS[model.suffix.lower()]
-        package = request.package or _name_package(format)
+        others = _list_tested_models(folder, model)
+        package = request.package or _name_package([folder / model, *others])
         config = _name_config(folder, board) if board else ""
         is_simulator = board is not None and board.config.is_simulator
-        dims, notes = _find_sizes([folder / model, *_list_tested_models(folder, model)])
+        dims, notes = _find_sizes([folder / model, *others])
         if config:
             notes.append(f"review {config}, then run in {folder}: hil board trust .")
         inputs, expected = (model.with_name(name) for name in _name_test_data(model.stem))
         if not format.has_reference and not (folder / expected).exists():
             notes.append(f"{model} has no independent reference: save tensors by name in {inputs} and {expected}")
-        texts = templates.ProjectTexts(
-            model, request.board, is_simulator, config, package, place, flow=format.flow, dims=dims
-        )
+        texts = templates.ProjectTexts(model, request.board, is_simulator, config, package, place, dims=dims)
         planned = {"tests/test_models.py": templates.write_tests(texts)}
         if found := _find_pytest_settings(folder):
             notes.append(_describe_pytest_setting(*found, texts.models))
@@ -318,9 +317,10 @@ def _describe_pytest_setting(name: str, table: str, models: str) -> str:
     return f"{name} has settings of pytest: add hil_models = {value} to {table}"
 
 
-def _name_package(format: ModelFormat) -> str:
-    """Return the requirement for this version of hil, with the extras for pytest and the model."""
-    extras = ",".join(filter(None, ("pytest", format.extra)))
+def _name_package(models: Sequence[Path]) -> str:
+    """Return the requirement for this version of hil, with the extras for pytest and the models."""
+    needed = sorted({MODEL_FORMATS[model.suffix.lower()].extra for model in models} - {""})
+    extras = ",".join(["pytest", *needed])
     version = own_version()
     return f"hil[{extras}]" if "+" in version else f"hil[{extras}]=={version}"
 

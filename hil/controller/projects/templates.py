@@ -26,7 +26,6 @@ class ProjectTexts:
         config: path of the board's config in the project, if the config needs trust; otherwise "".
         package: requirement that CI installs with pip.
         place: path of the project in its git repository; "." if the project is the repository.
-        flow: flow of suites and pytest; "" is the default.
         dims: file name of a model -> size of each symbolic dimension.
     """
 
@@ -36,7 +35,6 @@ class ProjectTexts:
     config: str
     package: str
     place: PurePosixPath
-    flow: str = ""
     dims: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -52,7 +50,6 @@ class ProjectTexts:
 
 def write_project(texts: ProjectTexts) -> str:
     """Return hil.toml."""
-    flow = f"# Flow of suites and pytest.\nflow = {_quote(texts.flow)}\n" if texts.flow else ""
     dims = {name: _write_dims(sizes) for name, sizes in texts.dims.items()}
     own = dims.pop(texts.model.name, "")
     others = "".join(f"\n[models.{_quote(glob.escape(name))}]\n{text}" for name, text in dims.items())
@@ -62,7 +59,7 @@ def write_project(texts: ProjectTexts) -> str:
 [defaults]
 # Board of commands without --board. The variable HIL_BOARD overrides this value.
 board = {_quote(texts.board)}
-{flow}
+
 # Options of this model. A key is a file name or a pattern, such as "*_int8.onnx".
 [models.{_quote(glob.escape(texts.model.name))}]
 # Number of timed runs. hil compares the outputs of all runs with the reference.

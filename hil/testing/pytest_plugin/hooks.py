@@ -77,7 +77,8 @@ class Hooks:
                 for board in target.lender.choices
             )
         )
-        flows = ", ".join(dict.fromkeys(target.flow.name for target in plugin.targets))
+        used = [flow for target in plugin.targets for flow in plugin.list_model_flows(target.flow_key, target.flow)]
+        flows = ", ".join(dict.fromkeys(flow.name for flow in used))
         taken = [f"{name} is used by a different plugin: use --hil{name[1:]}" for name in plugin.config.stash[TAKEN]]
         return [f"hil: flow {flows} on {boards}", *taken]
 

@@ -341,6 +341,7 @@ def request_of(config: pytest.Config) -> SuiteRequest:
         layer_inputs=get_option("layer_inputs"),
         merge=get_option("merge"),
         dims=parse_dims(tuple(get_option("dim") or ()), "--hil-dim"),
+        is_default_flow=not (get_option("flow") or _read_ini_flow(config)),
         only_expected_failures=get_option("only_expected_failures"),
         confirm=get_option("confirm"),
         keep_all=get_option("keep_all"),
@@ -426,18 +427,18 @@ def check_repeats(config: pytest.Config) -> None:
 
 def list_flows(config: pytest.Config) -> list[str]:
     """Return the requested flows."""
-    return config.getoption("hil_flow") or [_read_ini_flow(config)]
+    return config.getoption("hil_flow") or [_read_ini_flow(config) or _DEFAULT_FLOW]
 
 
 def _read_ini_flow(config: pytest.Config) -> str:
-    """Return the flow in the ini file, or else in the project file.
+    """Return the flow in the ini file, or else in the project file; "" if neither sets a flow.
 
     A path (``FILE.toml``, ``FILE.toml:NAME``) is relative to its file.
     """
     flow: str = config.getini(FLOW)
     if not flow:
         project = load_project(config.invocation_params.dir)
-        return (project.use("flow") if project else "") or _DEFAULT_FLOW
+        return project.use("flow") if project else ""
     return str(config.inipath.parent / flow) if get_flow_file(flow) and config.inipath else flow
 
 

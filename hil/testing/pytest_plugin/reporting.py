@@ -22,7 +22,7 @@ from hil.controller.storage.runs import convert_write_errors, make_safe_name, se
 from hil.controller.storage.screen.web_link import make_web_link
 from hil.controller.storage.sources.origin import find_origin
 from hil.controller.workloads.matrix.files import write_targets
-from hil.controller.workloads.suites.cases.sources import EXPECTED
+from hil.controller.workloads.suites.cases.sources import EXPECTED, choose_common_flow
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.store import LINES, SuiteRun, collect_versions
 from hil.core.results import Outcome, exit_code_of
@@ -162,7 +162,7 @@ class Reporting:
         ids = [case.spec.id for file, case in cases if (file, case.id) in planned]
         if not ids:
             return None
-        out = cases[0][1].out
+        out, flow = cases[0][1].out, choose_common_flow((case.spec for _, case in cases), target.flow)
         plugin.make_out(out)
         head = SuiteRecord(
             schema=1,
@@ -171,8 +171,8 @@ class Reporting:
             request=replace(target.request, source="").to_json(),
             source=str(folder.path),
             suite=folder.path.name,
-            flow=target.flow.name,
-            runtime=target.flow.runtime,
+            flow=flow.name,
+            runtime=flow.runtime,
             boards=list(target.lender.choices),
             command=shlex.join(["pytest", *map(str, plugin.config.invocation_params.args)]),
             versions=collect_versions(),

@@ -27,7 +27,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import convert_write_errors, make_safe_name
 from hil.controller.storage.screen import live
 from hil.controller.workloads.matrix.targets import combine_targets
-from hil.controller.workloads.suites.cases.model_cases import LayerChoice, make_cases, size_models
+from hil.controller.workloads.suites.cases.model_cases import LayerChoice, choose_model_flow, make_cases, size_models
 from hil.controller.workloads.suites.cases.model_scan import scan_models
 from hil.controller.workloads.suites.cases.sources import EXPECTED, choose_flow
 from hil.controller.workloads.suites.cases.spec import CaseSpec, SuiteModel
@@ -234,7 +234,7 @@ class PluginSession:
         self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
-        self._prefetches: dict[tuple[Path, str], Prefetch] = {}
+        self._prefetches: dict[tuple[Path, str, str], Prefetch] = {}
         self.work = make_folder("hil-pytest-")  # for temporary files of running tests
 
     @cached_property
@@ -262,16 +262,29 @@ class PluginSession:
             if unread := [file for file in files if file not in known]:
                 layers = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
                 models = [model for file in unread for model in self._sized_models[file]]
-                specs = make_cases(models, flow, self.context, layers=layers, settings=request.settings)
+                how: dict[str, Any] = {"layers": layers, "settings": request.settings}
+                specs = make_cases(models, flow, self.context, is_default_flow=self._yields_flow(key), **how)
                 for file in unread:
                     names = {model.name for model in self._sized_models[file]}
                     known[file] = tuple(spec for spec in specs if spec.model in names)
         return [
-            HilCase(spec, folder, target)
+            HilCase(spec, folder, replace(target, flow=spec.flow or target.flow))
             for file in files
             for target in self.targets
             for spec in folder.specs[target.flow_key][file]
         ]
+
+    def list_model_flows(self, key: FlowKey, flow: Flow) -> list[Flow]:
+        """Return the flows of the models: the requested flow, and those of models with only one runtime."""
+        paths = [path for folder in self.folders for path in folder.models]
+        if not paths or not self._yields_flow(key):
+            return [flow]
+        found = {own.name: own for own in (choose_model_flow(flow, path) for path in paths)}
+        return sorted(found.values(), key=lambda own: own != flow)
+
+    def _yields_flow(self, key: FlowKey) -> bool:
+        """Return True if the flow of a target is the default, and models with only one runtime run on that runtime."""
+        return self.request.is_default_flow and not key[1]
 
     def make_room(self, lender: BoardLender) -> None:
         """Release the boards that this target needs from other targets, because a board has only one user at a time."""
@@ -292,9 +305,9 @@ class PluginSession:
         # Do not prefetch in xdist workers: they share the machine, and a worker does not know its next tests.
         if config is None or self.is_worker:
             return None
-        key = (case.folder.path, target.name)
+        key = (case.folder.path, target.name, target.flow.name)
         if key not in self._prefetches:
-            specs = [one.spec for one in coming() if (one.folder.path, one.target.name) == key]
+            specs = [one.spec for one in coming() if (one.folder.path, one.target.name, one.target.flow.name) == key]
             run = SuiteDirectory(self.work / str(len(self._prefetches)))
             self._prefetches[key] = Prefetch(specs, target.flow, target.request.settings, self.runner, config, run)
         return self._prefetches[key].take(case.spec.id)
@@ -355,7 +368,8 @@ class PluginSession:
             key: choose_flow(replace(self.request, flow=key[0], runtime=key[1]), self.config.rootpath, trusted=True)
             for key in itertools.product(flow_names, runtime_names)
         }
-        runtimes = list(dict.fromkeys(flow.runtime for flow in flows.values()))
+        own_flows = [own for key, flow in flows.items() for own in self.list_model_flows(key, flow)]
+        runtimes = list(dict.fromkeys(flow.runtime for flow in own_flows))
         made: list[CaseTarget] = []
         for one in asked:
             key, board = (one.options["flow"], one.options["runtime"]), one.options.get("board", "")

@@ -209,3 +209,18 @@ def test_unknown_board_suggests_config_in_directory(tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="unknown board 'laptop'") as caught:
         load_board("laptop")
     assert caught.value.hint.startswith("did you mean 'laptop.toml'?")
+
+
+def test_simulator_compiles_iree_in_its_arithmetic(tmp_path: Path) -> None:
+    demote = "--iree-global-opt-demote-contraction-inputs-"
+    flags = ("--arithmetic=bfloat16", f"{demote}type=bf16", f"{demote}operations=all")
+    text = '[simulator]\narithmetic = "bfloat16"\n'
+    assert read_board(config_at(tmp_path, "a", text)).config.compile_flags == {"iree": flags}
+    text += "[compile_flags]\niree = {}\n"
+    found = read_board(config_at(tmp_path, "b", text.format('["--iree-llvmcpu-target-cpu=host"]'))).config
+    assert found.compile_flags["iree"] == ("--iree-llvmcpu-target-cpu=host", *flags)
+    found = read_board(config_at(tmp_path, "c", text.format('["--arithmetic=int8"]'))).config
+    assert found.compile_flags["iree"] == ("--arithmetic=int8",)
+    assert read_board(config_at(tmp_path, "d", "[simulator]\n")).config.compile_flags == {}
+    undeclared = load_board("sim-undeclared").config
+    assert not any(flag.startswith("--arithmetic=") for flag in undeclared.compile_flags["iree"])

@@ -95,6 +95,14 @@ def test_package_runtime_computes_in_boards_arithmetic(package_runtime: type[Sim
     assert raised.value.hint.startswith("supported: float32, float16;")
 
 
+@pytest.mark.parametrize("name", ["tflite", "executorch", "xla-aot"])
+def test_runtime_refuses_arithmetic_that_simulator_cannot_compute(name: str, tmp_path: Path) -> None:
+    kind = type("Sim", (SimRuntime,), {"name": name, "real": PackageRuntime})
+    (tmp_path / "m").write_bytes(b"program")
+    with pytest.raises(LoadFailed, match=f"the runtime {name} cannot compute in int8 on a simulated board"):
+        kind({"store": str(tmp_path), "arithmetic": "int8"}).load(tmp_path, "m", "", "")
+
+
 def test_reference_needs_known_runtime(package_runtime: type[SimRuntime]):
     for name in ("acme", "runtime.nonesuch"):
         with pytest.raises(AttributeError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hil.controller.models.compiling import LOG, call_isolated, compile_cached, convert_compiler_errors
 from hil.controller.storage.cache import Cache, read_digests
 from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
-from hil.core.arithmetic import FLOAT32, check_arithmetic
+from hil.core.arithmetic import ARITHMETIC_FLAG, FLOAT32, check_arithmetic
 from hil.core.digest import digest_of
 from hil.core.installed import get_version
 from hil.core.results import Model
@@ -23,8 +23,6 @@ from hil.formats.onnx_file import load_onnx
 if TYPE_CHECKING:
     from hil.controller.models.compiling import Work
 
-# Flag of hil, which the compiler does not receive.
-FLAG = "--arithmetic="
 # Larger models store weights in an external file, because protobuf limits a message to 2 GiB.
 _MAX_BYTES = 1 << 30
 _FILE = "model.onnx"
@@ -36,9 +34,9 @@ def split_flags(flags: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: unknown arithmetic.
     """
-    asked = [flag.removeprefix(FLAG) for flag in flags if flag.startswith(FLAG)]
-    name = check_arithmetic(asked[-1], FLAG) if asked else ""
-    return "" if name == FLOAT32 else name, tuple(flag for flag in flags if not flag.startswith(FLAG))
+    asked = [flag.removeprefix(ARITHMETIC_FLAG) for flag in flags if flag.startswith(ARITHMETIC_FLAG)]
+    name = check_arithmetic(asked[-1], ARITHMETIC_FLAG) if asked else ""
+    return "" if name == FLOAT32 else name, tuple(flag for flag in flags if not flag.startswith(ARITHMETIC_FLAG))
 
 
 def convert_arithmetic(model: Model, arithmetic: str, work: Work) -> Model:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hil.controller.backends.compilers import take_as_it_is
-from hil.controller.backends.compilers.arithmetic import FLAG, convert_arithmetic, split_flags
+from hil.controller.backends.compilers.arithmetic import convert_arithmetic, split_flags
 from hil.controller.backends.compilers.iree_program import VIA, choose_settings, compile_program, describe_source
 from hil.controller.models.compiling import CompileOrder, Work
 from hil.controller.models.conversions import ONNX_HINT, can_convert, convert
+from hil.core.arithmetic import ARITHMETIC_FLAG
 from hil.core.results import Artifact, Model
 from hil.errors import CompileCrashed, CompileFailed, StageTimeout, UsageError
 
@@ -35,7 +36,7 @@ def compile_iree(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
     arithmetic, flags = split_flags(order["flags"])
     taken = convert_for_iree(model, flags, order, order["debug_ir"], debug_ir_passes=passes)
     if arithmetic and taken.model.format == "onnx":
-        way = (*taken.way, f"{FLAG}{arithmetic}")
+        way = (*taken.way, f"{ARITHMETIC_FLAG}{arithmetic}")
         taken = replace(taken, model=convert_arithmetic(taken.model, arithmetic, order), way=way)
     begin = time.monotonic()
     try:

@@ -24,7 +24,12 @@ _MAX_SHOWN = 12
 
 @make_command(epilog="Example: hil init my-models --model net.onnx --board sim --yes")
 @click.argument("folder", default=".", type=FILE, metavar="[DIR]", shell_complete=complete_folder)
-@click.option("--model", type=MODEL, metavar="FILE", help="Model to test (default: the first in DIR, or an example).")
+@click.option(
+    "--model",
+    type=MODEL,
+    metavar="FILE",
+    help="Model to test (default: in DIR, ONNX first, or an example).",
+)
 @click.option(
     "--board",
     default="",

@@ -22,6 +22,7 @@ from hil.controller.cli.options import (
     fault_option,
     flow_runtime_option,
     group_option,
+    is_default_flow,
     iteration_options,
     json_option,
     known_option,
@@ -200,7 +201,14 @@ def _request(source: str, settings: dict[str, Any]) -> Any:
     names = list_specs(CaseSettings)
     how = add_project_settings(Settings(**{name: settings.pop(name) for name in names}, profile="run" in profiles))
     given = {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in ssh.items() if value}
-    return SuiteRequest(locate_example(source), **settings, ssh=given, settings=how, profiles=profiles)
+    return SuiteRequest(
+        locate_example(source),
+        **settings,
+        is_default_flow=is_default_flow(),
+        ssh=given,
+        settings=how,
+        profiles=profiles,
+    )
 
 
 @suite.command("list", epilog="Example: hil suite list @operators --filter 'conv*'")
@@ -222,7 +230,7 @@ def list_cases(source: str, as_json: bool, flow: str, **settings: Any) -> int:
     from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite
     from hil.controller.workloads.suites.request import SuiteRequest
 
-    request = SuiteRequest(locate_example(source), flow, **settings)
+    request = SuiteRequest(locate_example(source), flow, **settings, is_default_flow=is_default_flow())
     with open_context() as context:
         found = open_suite(request, choose_flow(request), context)
     cases = [spec for spec in found.cases if request.selects(spec.id)]

@@ -118,7 +118,7 @@ def notify(
 def _print_report(report: NotifyReport) -> None:
     verb = "would send" if report.dry_run else "sent"
     for title in report.sent:
-        click.echo(f"{verb} to {report.receiver}: {title}")
+        click.echo(f"{verb} to {report.receiver or 'a webhook (HIL_NOTIFY_URL is not set)'}: {title}")
     if not report.sent:
         click.echo("nothing new to send")
     if report.announced:

@@ -76,7 +76,10 @@ async def reserve(
     free = [one for one in boards if one.name not in taken]
     if not free:
         raise FarmError(
-            f"all {len(boards)} matching boards are reserved in this time", hint="hil farm reservations lists the times"
+            "the only matching board is reserved in this time"
+            if len(boards) == 1
+            else f"all {len(boards)} matching boards are reserved in this time",
+            hint="hil farm reservations lists the times",
         )
     many = {row["board"]: row["many"] for row in await fetch_rows(tx, _LATER)}
     board = min(free, key=lambda one: (not _is_in_service(one), many.get(one.name, 0), one.name))

@@ -41,6 +41,7 @@ from hil.controller.farm.store.records import (
     read_board_rows,
     serialize_calls,
 )
+from hil.controller.storage.screen.texts import format_count
 from hil.errors import EXIT_INTERRUPTED, AccessRefused, FarmError, NoSuchBoard, UsageError, did_you_mean
 
 _MOST_JOBS, _MOST_ATTEMPTS, _LONGEST_S = 100_000, 100, 30 * 86400.0
@@ -207,10 +208,11 @@ def _restrict_commands(who: Principal, order: Submission) -> Submission:
 
 
 def _check_board_count(who: Principal, order: Submission, limits: UserLimits) -> None:
-    """Raise FarmError if a job needs more boards than its user may use at once."""
+    """Raise UsageError if a job needs more boards than its user may use at once."""
     if order.more and len(order.requests) > limits.boards:
-        raise FarmError(
-            f"the limit of {who.user} is {limits.boards:.0f} boards at once, the job needs {len(order.requests)}",
+        most = format_count(int(limits.boards), "board")
+        raise UsageError(
+            f"the limit of {who.user} is {most} at once, the job needs {len(order.requests)}",
             hint="use fewer boards, or ask an admin for a higher limit",
         )
 
@@ -257,8 +259,9 @@ async def _check_quota(tx: Tx, who: Principal, jobs: int, limits: UserLimits) ->
     if math.isfinite(limits.queued):
         [own] = await fetch_rows(tx, _QUEUED, [who.user])
         if own["queued"] + jobs > limits.queued:
+            most = format_count(int(limits.queued), "waiting job")
             raise FarmError(
-                f"the limit of {who.user} is {limits.queued:.0f} waiting jobs: {own['queued']} wait, {jobs} are new",
+                f"the limit of {who.user} is {most}: {own['queued']} waiting, {jobs} new",
                 hint="wait until some have finished, cancel some, or ask an admin for a higher limit",
             )
     [all_] = await fetch_rows(tx, _MANY, [_MAX_WAITING])

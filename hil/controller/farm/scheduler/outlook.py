@@ -13,6 +13,7 @@ from hil.controller.farm.scheduler.policy import NO_LIMITS, order_turns
 from hil.controller.farm.selector import find_nearest, parse
 from hil.controller.farm.settings import FarmLimits
 from hil.controller.records.lab.farm import FarmJob
+from hil.controller.storage.screen.texts import format_count
 
 # Limits for a reason text: boards per state, drain reasons, and characters per drain reason.
 _MAX_LISTED = 3
@@ -66,7 +67,7 @@ def list_outlooks(
         why = explain_waiting(job, [one for one in boards if one.name in fit], ahead)
         most_boards = limits.get_limits(job.user).boards
         if used[job.user] >= most_boards:
-            why = f"{job.user} uses {used[job.user]} boards, the limit is {most_boards:.0f}; {why}"
+            why = f"{job.user} uses {format_count(used[job.user], 'board')}, the limit is {most_boards:.0f}; {why}"
         found.append(Outlook(job.id, ahead + 1, why))
         before[fit] += 1
     named = set(order)

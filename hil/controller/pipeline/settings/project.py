@@ -41,12 +41,12 @@ from hil.controller.pipeline.settings.history_settings import (
     read_history_table,
 )
 from hil.controller.pipeline.settings.model_settings import check_models
-from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, list_specs
+from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, check_value, list_specs
 from hil.core.boards import load_board
 from hil.core.config_files import check_trust, parse_toml
 from hil.core.digest import digest_of
 from hil.core.files import digest_file, read_text
-from hil.errors import UsageError, did_you_mean
+from hil.errors import UsageError, did_you_mean, format_expected
 
 FILE = "hil.toml"
 _TABLES = ("defaults", "models", TABLE)
@@ -161,13 +161,15 @@ def read_project(path: Path) -> Project:
             _reject_key(path, f"unknown table [{name}]", name, _TABLES)
     table = dict(_require_table(path, "[defaults]", data.get("defaults", {})))
     commands = {name: _read_command_key(path, name, table.pop(name)) for name in COMMAND_KEYS if name in table}
-    defaults = dict(_read_table(path, "[defaults]", table, COMMAND_KEYS))
+    specs = list_key_specs()
+    defaults = dict(_read_table(path, "[defaults]", table, specs, COMMAND_KEYS))
+    specs = {name: spec for name, spec in specs.items() if spec.decides}
     models = {}
     for pattern, table in _require_table(path, "[models]", data.get("models", {})).items():
         where = f'[models."{pattern}"]'
         table = dict(_require_table(path, where, table))
         outputs = _read_outputs(path, where, table.pop(_OUTPUTS, {}))
-        values = dict(_read_table(path, where, table, {_OUTPUTS: None}))
+        values = dict(_read_table(path, where, table, specs, {_OUTPUTS: None}))
         accept = (*values.pop("accept", ()), *outputs)
         values = {name: _convert_value(path, where, name, value) for name, value in values.items()}
         models[pattern] = {**values, **({"accept": accept} if accept else {})}
@@ -200,7 +202,23 @@ def _name_ask(key: str) -> str:
 def _read_command_key(path: Path, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{path}: [defaults] {name} must be a string, got {value!r:.80}")
+    if name == "flow" and not get_flow_file(value):
+        _check_flow(path, value)
     return resolve_command_key(path, name, value)
+
+
+def _check_flow(path: Path, name: str) -> None:
+    """Raise UsageError for an unknown flow. Load flows of packages only if no other flow has the name."""
+    from hil.controller.models.flows import list_flow_names, load_flows
+
+    # Commands search in the working directory, and pytest searches next to its settings.
+    folders = (Path(), path.parent)
+    known = {one for folder in folders for one in list_flow_names(folder)}
+    if name not in known:
+        known |= {one for folder in folders for one in load_flows(folder)}
+    if name not in known:
+        hint = f"{did_you_mean(name, known)}hil flows lists all flows"
+        raise UsageError(f"{path}: [defaults] flow {name!r} not found", hint=hint)
 
 
 def list_key_specs() -> dict[str, Spec]:
@@ -214,9 +232,16 @@ def _require_table(path: Path, where: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the keys with values in the command line's form."""
-    specs, usual = list_key_specs(), RunSettings()
+def _read_table(
+    path: Path, where: str, table: Any, specs: Mapping[str, Spec], others: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the keys with values in the command line's form.
+
+    Args:
+        specs: the options that the table may set.
+        others: other keys of the table, for the hint.
+    """
+    usual = RunSettings()
     for name, value in _require_table(path, where, table).items():
         if name not in specs:
             _reject_key(path, f"unknown key {name!r} in {where}", name, [*specs, *others])
@@ -224,12 +249,40 @@ def _read_table(path: Path, where: str, table: Any, others: Mapping[str, Any]) -
         if not fits(value):
             hint = _suggest_list(name, specs[name], value) if specs[name].repeats else ""
             raise UsageError(f"{path}: {where} {name} must be {wanted}, got {value!r:.80}", hint=hint)
+        _check_key_value(f"{path}: {where} {name}", name, specs[name], value)
         if name == "accept":
             yield name, _read_accept(path, f"{where} accept", value)
         elif specs[name].kind is PATH_OR_NONE:
             yield name, str(path.parent / value)
         else:
             yield name, tuple(value) if isinstance(value, list) else value
+
+
+def _check_key_value(place: str, name: str, spec: Spec, value: Any) -> None:
+    """Raise UsageError for a value that no command accepts.
+
+    Args:
+        place: the file and the key, for the message.
+    """
+    if name != "accept":  # criteria are parsed separately, because they may name files
+        check_value(place, spec.of_text(value, place) if spec.of_text else value, spec.kind)
+    if name == "timeout" and value <= 0:
+        raise UsageError(f"{place} must be above 0 seconds, got {value}")
+    if name in ("rtol", "atol"):
+        from hil.compare.tolerance import check_tolerance
+
+        try:
+            check_tolerance(**{"rtol": None, "atol": None, name: value})
+        except UsageError as error:
+            raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
+    if name == "references":
+        from hil.controller.backends.references.table import list_reference_names
+
+        known = list_reference_names()
+        for one in value:
+            if one not in known:
+                hint = f"{did_you_mean(one, known)}{format_expected(sorted(known))}"
+                raise UsageError(f"{place}: reference {one!r} not found", hint=hint)
 
 
 def _read_outputs(path: Path, where: str, outputs: Any) -> tuple[str, ...]:

@@ -54,16 +54,21 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True)
 class WebhookReceiver:
-    """Webhook with JSON or Slack's format."""
+    """Webhook with JSON or Slack's format.
+
+    Attributes:
+        has_url: False if --dry-run shows messages without a URL.
+    """
 
     webhook: Webhook
     format: MessageFormat
+    has_url: bool = True
     is_status: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """Scheme and host."""
-        return self.webhook.place
+        """Scheme and host; "" without a URL."""
+        return self.webhook.place if self.has_url else ""
 
     @property
     def identity(self) -> str:
@@ -142,12 +147,14 @@ def make_webhook_receiver(
     Args:
         dry_run: whether the variable may be missing.
     """
-    url = environment.get("HIL_NOTIFY_URL", "") or ("http://localhost" if dry_run else "")
-    if not url:
+    given = environment.get("HIL_NOTIFY_URL", "")
+    if not given and not dry_run:
         hint = "set HIL_NOTIFY_URL to the URL of the webhook, or use --github OWNER/REPO"
         raise UsageError("no receiver of messages", hint=hint)
+    url = given or "http://localhost"
     check_webhook_url(url, "HIL_NOTIFY_URL")
-    return WebhookReceiver(Webhook(url, environment.get("HIL_NOTIFY_SECRET", "")), MessageFormat(format_name))
+    webhook = Webhook(url, environment.get("HIL_NOTIFY_SECRET", ""))
+    return WebhookReceiver(webhook, MessageFormat(format_name), has_url=bool(given))
 
 
 def make_github_receiver(

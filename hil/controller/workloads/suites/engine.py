@@ -94,11 +94,14 @@ class Engine:
         self._state = RunState(self._over.is_set, lambda: self._pool.any_open, say)
         self._hw_type = choices[0].config.hw_type
         self.boards: dict[str, dict[str, Any]] = {}  # info by opened board
+        # Runtimes of the cases: the flow's, and those of models that use another runtime.
+        self._runtimes: tuple[str, ...] = (flow.runtime,)
         if all(knows_target(choice.config, flow.runtime) for choice in choices):
             self._agreed.join(choices[0].config)
 
     def run(self, specs: Sequence[CaseSpec]) -> Iterator[Task]:
         """Run cases and yield them as they end, in any order. Call this method only once."""
+        self._runtimes = tuple(dict.fromkeys((spec.flow or self._flow).runtime for spec in specs)) or self._runtimes
         work = [(self._prepare_cases, specs), *((self._serve_slot, slot) for slot in self._slots)]
         threads = [threading.Thread(target=self._run_thread, args=one, daemon=True) for one in work]
         for thread in threads:
@@ -205,8 +208,7 @@ class Engine:
 
     def _run_on_board(self, slot: BoardSlot, choice: BoardChoice) -> BoardLoss | None:
         """Run queued cases on a board. Return how the board was lost, or None if the board was not lost."""
-        runtimes = (self._flow.runtime,)
-        unfit = 0
+        runtimes, unfit = self._runtimes, 0
         try:
             try:
                 session = self._pool.session(choice, runtimes=runtimes, faults=self._request.faults)

@@ -19,7 +19,7 @@ from hil.controller.storage.isolation.isolated import Isolated, lend_pool
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import check_seal
 from hil.controller.storage.sources.origin import find_request_origin
-from hil.controller.workloads.suites.cases.sources import choose_flow, open_suite, place_of
+from hil.controller.workloads.suites.cases.sources import choose_common_flow, choose_flow, open_suite, place_of
 from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, list_model_files
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
@@ -132,7 +132,11 @@ def select(
         found = [
             spec
             for spec in found
-            if any(expectations.selects(spec.id, flow.name, board, flow.runtime, hw_type) for board, hw_type in boards)
+            if any(
+                expectations.selects(spec.id, own.name, board, own.runtime, hw_type)
+                for own in [spec.flow or flow]
+                for board, hw_type in boards
+            )
         ]
     return found
 
@@ -169,6 +173,7 @@ class _SuiteJob:
         check_settings(request.settings, self._flow, self._choices)
         make_profile_folders(request.profiles)
         self._suite = open_suite(request, self._flow, context)
+        self._flow = choose_common_flow(self._suite.cases, self._flow)
         self._expectations = Expectations.load(self._suite.expected)
 
     def start(self, out: Path | None) -> SuiteRun:

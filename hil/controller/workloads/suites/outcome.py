@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hil.compare.comparison import OutputComparison
@@ -38,7 +39,9 @@ def record_of(
     Args:
         run: stores the tensors for cases that did not pass, or for all cases if the request asks for tensors.
     """
-    case = task.answered
+    case, own = task.answered, spec.flow or flow
+    # The command selects the flow, so it must also select the runtime of a model that replaced the flow's.
+    asked = replace(request, runtime=own.runtime) if request.yields_flow and own.name != request.flow else request
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict
@@ -50,8 +53,8 @@ def record_of(
         id=spec.id,
         model=spec.model,
         suite=suite,
-        flow=flow.name,
-        runtime=flow.runtime,
+        flow=own.name,
+        runtime=own.runtime,
         outcome=ended.value,
         ended=ended.value,
         layer=spec.layer,
@@ -64,7 +67,7 @@ def record_of(
         plain_against="" if plain is None else plain.against,
         attempts=list(task.attempts),
         confirmed=summarize_confirmations(task.wrong_on, task.confirmations),
-        repeat=request.command(spec.id),
+        repeat=asked.command(spec.id),
         diff=_build_diff_command(case, kept),
         folder=f"cases/{spec.id}" if run.get_case_folder(spec.id).exists() else "",
         directories=list_directories(case, run),

@@ -75,7 +75,7 @@ def begin_case(spec: CaseSpec, flow: Flow, runner: Runner, folder: Path, setting
     with convert_write_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-    name = name or spec.id
+    name, flow = name or spec.id, spec.flow or flow
     try:
         data = spec.make(folder)
         if data.program is not None:
@@ -196,7 +196,7 @@ def iter_prepared(
         def begin_one(spec: CaseSpec) -> Case | Task:
             case = begin_case(spec, flow, runner, run.get_case_folder(spec.id), settings)
             # Immediately finish cases that need no compiler, so that boards need not wait.
-            return case if _needs_compiler(case, flow, settings, config, context) else finish(case, None)
+            return case if _needs_compiler(case, settings, config, context) else finish(case, None)
 
         def begin(batch: Sequence[CaseSpec]) -> list[concurrent.futures.Future[Case | Task]]:
             return [pool.submit(begin_one, spec) for spec in batch]
@@ -220,7 +220,7 @@ def iter_prepared(
                 cases = [found for future in begun if isinstance(found := future.result(), Case)]
                 begun = begin(batches[number + 1]) if number + 1 < len(batches) else []
                 logs = run.folder / "logs" / f"{number:03}"
-                compiled = _compile_groups(cases, flow, settings, config, context, logs)
+                compiled = _compile_groups(cases, settings, config, context, logs)
                 finishing = [pool.submit(finish, case, compiled.get(_group_key(case, config))) for case in cases]
                 for ready in iterate_completed(finishing):
                     yield ready.result()
@@ -229,9 +229,9 @@ def iter_prepared(
                 future.cancel()
 
 
-def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardConfig, context: RunContext) -> bool:
+def _needs_compiler(case: Case, settings: Settings, config: BoardConfig, context: RunContext) -> bool:
     """Return whether a case's program is missing and the compiler can compile groups."""
-    if case.outcome or case.model is None or case.artifact is not None or (flow.compiler or flow.runtime) != "iree":
+    if case.outcome or case.model is None or case.artifact is not None or not _uses_iree(case):
         return False
     try:
         return settings.recompute or not has_compiled(
@@ -240,6 +240,11 @@ def _needs_compiler(case: Case, flow: Flow, settings: Settings, config: BoardCon
     except HilError:
         # Return True, so that the compile stage reports the error.
         return True
+
+
+def _uses_iree(case: Case) -> bool:
+    """Return whether IREE compiles the case. Only IREE compiles groups."""
+    return (case.options.compiler or case.options.runtime) == "iree"
 
 
 def _collect_flags(case: Case, config: BoardConfig) -> tuple[str, ...]:
@@ -252,18 +257,18 @@ def _group_key(case: Case, config: BoardConfig) -> tuple[str, tuple[str, ...]]:
 
 
 def _compile_groups(
-    cases: Sequence[Case], flow: Flow, settings: Settings, config: BoardConfig, context: RunContext, logs: Path
+    cases: Sequence[Case], settings: Settings, config: BoardConfig, context: RunContext, logs: Path
 ) -> dict[tuple[str, tuple[str, ...]], float]:
     """Compile small models in groups.
 
     Returns the share of the compile time in seconds for every newly compiled model, by group key.
     """
-    if (flow.compiler or flow.runtime) != "iree" or settings.debug_ir is not None:
+    if settings.debug_ir is not None:
         return {}
     # The project file may set different flags for some models.
     by_flags: dict[tuple[str, ...], list[Model]] = {}
     for case in cases:
-        if case.model is not None and not case.outcome:
+        if case.model is not None and not case.outcome and _uses_iree(case):
             by_flags.setdefault(_collect_flags(case, config), []).append(case.model)
     shares: dict[tuple[str, tuple[str, ...]], float] = {}
     for number, (flags, models) in enumerate(by_flags.items()):

@@ -36,6 +36,8 @@ class SuiteRequest:
     boards: tuple[str, ...] = ()  # ``--board`` values, in order; empty is the simulator
     hw_type: str = ""  # ``--runtime-hw-type`` value
     runtime: str = field(default="", kw_only=True)  # runtime instead of the flow's; "" is the flow's
+    # True if the user selected no flow. Models whose format has only one runtime then run on that runtime.
+    is_default_flow: bool = field(default=False, kw_only=True)
     # ``identity``, ``known_hosts``, ``accept_new_host_key``, if given.
     ssh: Mapping[str, Any] = field(default_factory=dict)
     # Shell patterns for case IDs. A case is selected if any pattern matches. A pattern without wildcards matches any
@@ -81,6 +83,11 @@ class SuiteRequest:
         return replace(self, **options, settings=settings, profiles=profiles)
 
     @property
+    def yields_flow(self) -> bool:
+        """Whether models with only one runtime run on that runtime instead of the flow's."""
+        return self.is_default_flow and not self.runtime
+
+    @property
     def on_farm(self) -> bool:
         """Whether the suite runs on farm boards."""
         return any(is_provider_address(board) for board in self.boards)
@@ -98,7 +105,8 @@ class SuiteRequest:
     def command(self, *case_ids: str) -> str:
         """Return the command that repeats the given cases, or the whole request if none are given."""
         filters = [f"={case_id}" for case_id in case_ids] or self.filters
-        words = ["hil", "suite", "run", self.source, "--flow", self.flow]
+        words = ["hil", "suite", "run", self.source]
+        words += ["--flow", self.flow] if case_ids or not self.is_default_flow else []
         words += [word for pattern in filters for word in ("--filter", pattern)]
         words += ["--no-layers"] * (not self.layers and not case_ids)
         return shlex.join([*words, *self._option_words])

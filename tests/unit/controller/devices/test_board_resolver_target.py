@@ -35,6 +35,16 @@ def test_with_target_sets_tfcompile_flags_from_board():
     assert fill_target(simulator, "xla-aot", {"machine": {"arch": "x86_64"}}) == (simulator, "")
 
 
+def test_fill_target_keeps_arithmetic_flags(tmp_path):
+    (tmp_path / "npu.toml").write_text('[compile_flags]\niree = ["--arithmetic=bfloat16"]\n[simulator]\n')
+    config = load_board(str(tmp_path / "npu.toml")).config
+    assert not knows_target(config, "iree")
+    filled, _ = fill_target(config, "iree", {"machine": {"arch": "x86_64"}})
+    assert filled.compile_flags["iree"][-1] == "--arithmetic=bfloat16"
+    assert any(flag.startswith("--iree-llvmcpu-target-cpu=") for flag in filled.compile_flags["iree"])
+    assert knows_target(filled, "iree")
+
+
 def test_choosing_simulator_does_not_import_ssh_packages():
     program = (
         "import sys\n"

@@ -68,7 +68,7 @@ def test_read_project_reads_defaults_models_and_outputs(write: Write) -> None:
         write(
             """
             [defaults]
-            rtol = 1
+            rtol = 0.5
             references = ["onnxruntime"]
             no_fallback = true
             timeout = 5
@@ -80,7 +80,7 @@ def test_read_project_reads_defaults_models_and_outputs(write: Write) -> None:
             """
         )
     )
-    assert found.defaults == {"rtol": 1, "references": ("onnxruntime",), "no_fallback": True, "timeout": 5}
+    assert found.defaults == {"rtol": 0.5, "references": ("onnxruntime",), "no_fallback": True, "timeout": 5}
     accept = ("rmse<=1", "logits:0: argmax", "logits:0: kl<=1")
     assert found.models == {"*.onnx": {"dims": {"N": 4}, "accept": accept}}
     assert found.asks == ()
@@ -114,7 +114,16 @@ def test_read_project_resolves_paths_against_its_directory(write: Write) -> None
         ("[models]\nx = 3", '[models."x"] must be a table', ""),
         ("[models.x]\nrtoll = 1", "unknown key 'rtoll' in [models.\"x\"]", "did you mean 'rtol'"),
         ('[models.x]\ndims = ["N"]', "dims 'N': expected NAME=SIZE", ""),
-        ('[models.x]\nlabels = ["a"]', "unknown model setting 'labels'", ""),
+        ('[models.x]\nlabels = ["a"]', "unknown key 'labels' in [models.\"x\"]", "outputs"),
+        ("[defaults]\niterations = 0", "[defaults] iterations must be a whole number from 1 to", ""),
+        ("[models.x]\niterations = 0", '[models."x"] iterations must be a whole number from 1 to', ""),
+        ("[defaults]\ntimeout = -1", "[defaults] timeout must be a number of seconds from 0", ""),
+        ("[defaults]\ntimeout = 0", "[defaults] timeout must be above 0 seconds", ""),
+        ("[defaults]\nrtol = -1", "[defaults] rtol: rtol is -1", "set rtol to"),
+        ('[defaults]\narithmetic = "flaot16"', "[defaults] arithmetic: unknown arithmetic", "did you mean 'float16'"),
+        ('[defaults]\nflow = "irre"', "[defaults] flow 'irre' not found", "did you mean 'iree'"),
+        ('[defaults]\nreferences = ["onnxrt"]', "references: reference 'onnxrt' not found", "'onnxruntime'"),
+        ('[defaults]\ninput_range = "3:1"', "[defaults] input_range '3:1': expected LOW:HIGH", ""),
         ("[models.x.outputs]\ny = 3", '[models."x".outputs."y"] must be a table', ""),
         ("[models.x.outputs.y]\nrtol = 3", '[models."x".outputs."y"] supports only accept', ""),
         ("history = 3\n", "[history] must be a table", ""),
@@ -131,6 +140,16 @@ def test_read_project_error_names_file_and_key(write: Write, text: str, message:
         read_project(path)
     assert str(path) in caught.value.message
     assert message in caught.value.message and hint in caught.value.hint
+
+
+def test_hint_for_model_key_lists_only_valid_keys(write: Write) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_project(write("[models.x]\nlabel = 3"))
+    assert not {"labels", "debug_ir", "recompute", "instructions"} & set(caught.value.hint.split(", "))
+    for name in caught.value.hint.partition("known keys: ")[2].removesuffix(", outputs").split(", "):
+        with pytest.raises(UsageError) as refused:
+            read_project(write(f"[models.x]\n{name} = {{}}"))
+        assert "unknown" not in refused.value.message, name
 
 
 def test_history_settings_are_relative_to_the_file(write: Write, tmp_path: Path, monkeypatch: Any) -> None:
@@ -287,6 +306,13 @@ def test_invalid_project_file_stops_command_but_not_help(write: Write) -> None:
 # --- the schema ------------------------------------------------------------------------------------------------------
 
 SCHEMA = json.loads(make_schema(CONFIG_FILES["project"]))
+# Valid values of options that refuse some values of their type.
+OWN_VALUES = {
+    ("flow", "string"): '"iree"',
+    ("input_range", "string"): '"0:1"',
+    ("arithmetic", "string"): '"float16"',
+    ("rtol", "integer"): "0",
+}
 VALUES = {"array": "[]", "boolean": "true", "integer": "3", "number": "0.5", "string": '"5"'}
 
 
@@ -294,7 +320,7 @@ VALUES = {"array": "[]", "boolean": "true", "integer": "3", "number": "0.5", "st
 def test_schema_and_reader_accept_same_types(name: str, write: Write) -> None:
     wanted = SCHEMA["properties"]["defaults"]["properties"][name]["type"]
     for kind, value in VALUES.items():
-        path = write(f"[defaults]\n{name} = {value}\n")
+        path = write(f"[defaults]\n{name} = {OWN_VALUES.get((name, kind), value)}\n")
         if kind == wanted or (kind, wanted) == ("integer", "number"):
             project = read_project(path)
             assert name in {**project.defaults, **project.commands}

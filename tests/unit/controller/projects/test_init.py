@@ -101,7 +101,15 @@ def test_init_uses_first_model_of_directory() -> None:
     check_document(document, "init")
     assert (document["model"], document["next"]) == ("z/b.TFLITE", ["hil run z/b.TFLITE", "pytest"])
     assert "hil_models = z\n" in Path("pytest.ini").read_text()
-    assert read_project(Path("hil.toml").absolute()).commands == {"board": "sim", "flow": "tflite"}
+    assert read_project(Path("hil.toml").absolute()).commands == {"board": "sim"}
+    assert "hil[pytest,tflite]" in Path(".github/workflows/models.yml").read_text()
+
+
+def test_init_adds_extras_of_all_tested_models() -> None:
+    for name in ("models/a.onnx", "models/b.tflite", "other/c.mlir"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    assert init("--yes").exit_code == 0
     assert "hil[pytest,tflite]" in Path(".github/workflows/models.yml").read_text()
 
 

@@ -154,6 +154,12 @@ def test_dry_run_prints_and_sends_nothing(runs: Path, receiver: WebhookReceiver)
     assert receiver.messages == [] and not (runs / "hil-notify.json").exists()
 
 
+def test_dry_run_without_url_names_variable(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIL_NOTIFY_URL")
+    done = notify("--dry-run", "--digest")
+    assert "would send to a webhook (HIL_NOTIFY_URL is not set): " in done.stdout
+
+
 def test_github_opens_issue_comments_and_sets_status(
     runs: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

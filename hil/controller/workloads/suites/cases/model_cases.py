@@ -50,7 +50,7 @@ from hil.controller.workloads.suites.cases.spec import (
 from hil.core.digest import digest_of
 from hil.core.files import digest_file
 from hil.core.results import Model
-from hil.core.runtimes import can_load_onnx
+from hil.core.runtimes import can_load_onnx, choose_runtime
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array
 from hil.core.text import make_names_unique
@@ -80,6 +80,7 @@ def make_cases(
     layers: LayerChoice | None,
     settings: CaseSettings,
     dims: Mapping[str, int | str] | None = None,
+    is_default_flow: bool = False,
 ) -> tuple[CaseSpec, ...]:
     """Return the cases of models, in order.
 
@@ -95,21 +96,34 @@ def make_cases(
         settings: the seed, and the project file's settings for models (seed, input range and sizes).
         dims: sizes or ranges of symbolic dimensions, for the models that have these dimensions; None if the models
             already have their sizes.
+        is_default_flow: see :func:`choose_model_flow`.
 
     Raises:
         UsageError: unknown layer settings, or a dimension that no model has.
         StorageError: the cache cannot be written.
     """
     sized = models if dims is None else size_models(models, dims, context, settings)
-    wholes = [_PreparedModel(model, flow, context, _resolve_settings(model, settings)) for model in sized]
+    flows = [choose_model_flow(flow, model.path) if is_default_flow else flow for model in sized]
+    wholes = [
+        _PreparedModel(model, own, context, _resolve_settings(model, settings))
+        for model, own in zip(sized, flows, strict=True)
+    ]
     with concurrent.futures.ThreadPoolExecutor(context.isolated.workers, thread_name_prefix="collect") as pool:
         found = list(pool.map(lambda whole: _collect_cases(whole, layers), wholes))
-    every = [spec for specs in found for spec in specs]
+    every = [replace(spec, flow=own) for own, specs in zip(flows, found, strict=True) for spec in specs]
     # Cases of two models may have the same name. Number such cases, so that their records differ.
     return tuple(
         replace(spec, id=name)
         for spec, name in zip(every, make_names_unique([shorten_name(spec.id) for spec in every]), strict=True)
     )
+
+
+def choose_model_flow(flow: Flow, path: Path) -> Flow:
+    """Return the flow of a model if the user selected no flow.
+
+    A format with only one runtime, such as TFLite, replaces the runtime of the default flow.
+    """
+    return flow.with_runtime(choose_runtime(path.suffix[1:].lower(), ""))
 
 
 def size_models(

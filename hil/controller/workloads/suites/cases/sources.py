@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.model_cases import LayerChoice, make_cases
 from hil.controller.workloads.suites.cases.model_scan import scan_models
 from hil.controller.workloads.suites.cases.operators import make_operator_cases
-from hil.controller.workloads.suites.cases.spec import Suite
+from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite
 from hil.controller.workloads.suites.cases.torch_cases import make_torch_cases, starts_from_torch
 from hil.controller.workloads.suites.request import BUILT_IN, SuiteRequest
 from hil.controller.workloads.suites.zoo import build_zoo_models
@@ -31,6 +32,12 @@ def choose_flow(request: SuiteRequest, beside: Path = Path(), *, trusted: bool =
     if request.runtime:
         check_flow(flow, f"--runtime {request.runtime}")
     return flow
+
+
+def choose_common_flow(specs: Iterable[CaseSpec], flow: Flow) -> Flow:
+    """Return the flow of all cases, or the suite's flow if the cases have several flows."""
+    first, *others = [spec.flow or flow for spec in specs] or [flow]
+    return first if all(other == first for other in others) else flow
 
 
 def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
@@ -63,6 +70,7 @@ def open_suite(request: SuiteRequest, flow: Flow, context: RunContext) -> Suite:
         return Suite(own, source, make_operator_cases(flow, context), _SHIPPED / "operators.toml")
     choice = LayerChoice(request.group, request.layer_inputs, request.merge) if request.layers else None
     how: dict[str, Any] = {"layers": choice, "settings": request.settings, "dims": request.dims}
+    how["is_default_flow"] = request.yields_flow
     if own == "models":
         return Suite(own, source, make_cases(build_zoo_models(context), flow, context, **how), _SHIPPED / "models.toml")
     path = Path(source)

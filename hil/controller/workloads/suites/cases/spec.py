@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hil.controller.models.flows import Flow
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.program_case import ProgramCase
@@ -71,6 +72,7 @@ class CaseSpec:
     params: Mapping[str, str] = field(default_factory=dict)  # test parameters, such as ``dtype``
     # The model's file and digest, including external data. None if the file is missing or unreadable.
     file: SuiteModelFile | None = None
+    flow: Flow | None = None  # the model's flow; None is the suite's flow
 
 
 def list_model_files(specs: Sequence[CaseSpec]) -> dict[str, SuiteModelFile]:

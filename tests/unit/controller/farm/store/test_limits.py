@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.farm_desks import ANNA, BERT, Desk
 
-from hil.controller.farm.messages import LONGEST, JobSpec, Kind
+from hil.controller.farm.messages import LONGEST, BoardRequest, JobSpec, Kind
 from hil.controller.farm.settings import FarmLimits, UserLimits
 from hil.controller.farm.store import queries
 from hil.errors import FarmError, UsageError
@@ -37,15 +37,20 @@ def test_limit_leaves_boards_free_and_is_explained(farm: Desk) -> None:
     farm.tick()
     assert len(farm.grants()) == 1
     [waits] = farm.do(queries.queue, farm.settings)
-    assert waits.name == second and waits.why.startswith("anna uses 1 boards, the limit is 1; ")
+    assert waits.name == second and waits.why.startswith("anna uses 1 board, the limit is 1; ")
 
 
 def test_waiting_jobs_are_limited(farm: Desk) -> None:
     farm.submit()
     farm.submit(2)
-    with pytest.raises(FarmError, match="limit of anna is 2 waiting jobs: 2 wait, 1 are new"):
+    with pytest.raises(FarmError, match="limit of anna is 2 waiting jobs: 2 waiting, 1 new"):
         farm.submit()
     assert farm.submit(5, who=BERT)
+
+
+def test_lease_of_more_boards_than_limit_is_usage_error(farm: Desk) -> None:
+    with pytest.raises(UsageError, match="the limit of anna is 1 board at once, the job needs 2"):
+        farm.submit(kind=Kind.LEASE, more=(BoardRequest(""),))
 
 
 def test_long_leases_are_refused(farm: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,15 @@ def recorded(tmp_path):
         return record_of(spec, Task(case, board="b"), "s", FLOW, SuiteRequest("s"), SuiteDirectory(tmp_path))
 
     return record
+
+
+def test_repeat_selects_runtime_that_replaced_flow(tmp_path):
+    case = replace(run_case({"y": [1.0]}, {"y": [1.0]}), folder=tmp_path)
+    spec = CaseSpec("c", "m", make, flow=Flow("tflite", "tflite"))
+    request = SuiteRequest("s", is_default_flow=True)
+    record = record_of(spec, Task(case, board="b"), "s", Flow("iree", "iree"), request, SuiteDirectory(tmp_path))
+    assert (record.flow, record.runtime) == ("tflite", "tflite")
+    assert record.repeat == "hil suite run s --flow iree --filter =c --runtime tflite"
 
 
 def run_case(outputs: dict[str, list[float]], reference: dict[str, list[float]]) -> Case:

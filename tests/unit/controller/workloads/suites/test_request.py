@@ -49,6 +49,11 @@ def test_repeat_command_is_accepted_by_command_line() -> None:
     assert (parsed["input_range"], parsed["seed"]) == (settings.input_range, 3)
 
 
+def test_command_of_default_flow_selects_no_flow() -> None:
+    assert "--flow" not in SuiteRequest("models", is_default_flow=True).command()
+    assert "--flow iree" in SuiteRequest("models", is_default_flow=True).command("net_full_model")
+
+
 def test_stored_request_without_runtime_is_read() -> None:
     stored = SuiteRequest("models", settings=Settings(input_range=(0.0, 1.0))).to_json()
     assert SuiteRequest.from_json(stored).settings.input_range == (0.0, 1.0)

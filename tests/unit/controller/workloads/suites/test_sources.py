@@ -20,7 +20,7 @@ from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
-from hil.controller.workloads.suites.cases.sources import open_suite
+from hil.controller.workloads.suites.cases.sources import choose_common_flow, choose_flow, open_suite
 from hil.controller.workloads.suites.cases.spec import CaseData, Suite, list_model_files
 from hil.controller.workloads.suites.request import Settings, SuiteRequest
 from hil.errors import ImportFailed, UsageError
@@ -65,6 +65,24 @@ def test_suite_has_cases_for_model_and_layers(tmp_path, context):
     assert (suite.name, suite.expected) == (tmp_path.name, tmp_path / "expected.toml")
     digest = import_model(tmp_path / "net.onnx", cache=context.cache, isolated=context.isolated).digest
     assert list_model_files(suite.cases) == {"net": SuiteModelFile(path=str(tmp_path / "net.onnx"), digest=digest)}
+
+
+@pytest.mark.parametrize(
+    ("options", "runtimes"),
+    [
+        ({"is_default_flow": True}, ["tflite", "iree"]),
+        ({}, ["iree", "iree"]),
+        ({"is_default_flow": True, "runtime": "iree"}, ["iree", "iree"]),
+    ],
+)
+def test_default_flow_yields_to_only_runtime_of_format(tmp_path, context, options, runtimes):
+    shutil.copyfile(DIGITS.parent / "tflite/digits.tflite", tmp_path / "digits.tflite")
+    two_layers(tmp_path / "net.onnx")
+    request = SuiteRequest(str(tmp_path), layers=False, **options)
+    suite = open_suite(request, choose_flow(request), context)
+    assert [case.flow.runtime for case in suite.cases] == runtimes
+    assert choose_common_flow(suite.cases, choose_flow(request)).runtime == "iree"
+    assert choose_common_flow(suite.cases[:1], choose_flow(request)).runtime == runtimes[0]
 
 
 def test_suite_options_omit_or_fuse_layers(tmp_path, context):
