@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "project/hil.toml": """\
 [defaults]
 board = "sim-f16"                # or: runtime_hw_type = "sim-f16"
-flow = "iree-debug"
+flow = "iree-O3"
 out = "results/runs"
 web_url = "https://hil.lab"
 notify_github = "lab/models"

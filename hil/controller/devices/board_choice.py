@@ -122,7 +122,7 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     """Return the choice with another device for a runtime.
 
     The config's compile flags are for the config's device. For another driver, hil chooses the target from the board's
-    description.
+    description, and keeps only the arithmetic.
 
     Args:
         runtime: "" means the config's runtime.
@@ -136,7 +136,8 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     flags = dict(config.compile_flags)
     info = list_known_runtimes().get(name)
     if info is not None and before != after:
-        flags.pop(info.compiler, None)
+        # The arithmetic applies to all devices.
+        flags[info.compiler] = tuple(filter(is_arithmetic_flag, flags.get(info.compiler, ())))
     return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
 
 

@@ -97,6 +97,12 @@ def test_device_option_replaces_flags_for_cpu():
     assert use_device(choice, "iree", "") is choice
 
 
+def test_other_driver_keeps_simulated_arithmetic():
+    config = use_device(BoardChoice(load_board("sim-bf16").config), "iree", "vulkan").config
+    assert config.compile_flags["iree"][0] == "--arithmetic=bfloat16"
+    assert not knows_target(config, "iree")
+
+
 def test_fill_target_uses_device_of_config():
     config = use_device(BoardChoice(load_board("sim").config), "iree", "vulkan").config
     runtime = {"name": "iree", "devices": ["local-task", "vulkan"], "device_details": [describe_lavapipe()]}
