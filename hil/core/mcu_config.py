@@ -28,7 +28,9 @@ _CHIP_KEYS = ("chip", "core", "flash_memory", "ram", "tick_hz", "uart", "stack",
 class Microcontroller:
     """Chip, serial speed and commands."""
 
-    chip: str = make_key("", "Name of the [chip](microcontrollers.md#chips). The next keys override its values.")
+    chip: str = make_key(
+        "", "Name of the [chip](microcontrollers.md#describe-a-real-board). The next keys override its values."
+    )
     core: str = make_key("", "CPU core: `cortex-m4`, `cortex-m55` or `riscv32`.", unset="of the chip")
     flash_memory: str = make_key("", "Flash memory as `ADDRESS:SIZE`: `0x08000000:1M`.", unset="of the chip")
     ram: str = make_key("", "RAM as `ADDRESS:SIZE`. The stack is at its start.", unset="of the chip")

@@ -98,7 +98,8 @@ def test_history_page_shows_samples_and_change(address, runs, page):
     assert [one.endswith("changed") for one in reversed(shown)].index(True) == SLOW
     (told,) = page.texts(".changes li")
     before, after = statistics.median(times[:SLOW]), statistics.median(times[SLOW:])
-    assert told.startswith(f"{format_seconds(before / 1e9)} to {format_seconds(after / 1e9)} ({after / before:.3f}x)")
+    told_before, told_after = format_seconds(before / 1e9, 4), format_seconds(after / 1e9, 4)
+    assert told.startswith(f"{told_before} to {told_after} ({after / before:.3f}x)")
     pixels = "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(Boolean))"
     assert page.run(f"{pixels}(document.querySelector('.plot canvas'))")
 

@@ -220,7 +220,7 @@ def status(page):
 
 def test_graph_opens_centred_on_first_failing_node(page, address):
     opened(page, address, "id=scoped")
-    assert status(page).startswith(f"{FIRST}: Relu 2.5e+05") and page.texts("#node h2") == [FIRST]
+    assert status(page).startswith(f"{FIRST}: Relu 250000") and page.texts("#node h2") == [FIRST]
     x, y, _ = place_of(page, FIRST)
     size = page.run("(one => [one.clientWidth, one.clientHeight])(document.querySelector('canvas'))")
     assert [x, y] == pytest.approx([size[0] / 2, size[1] / 2])

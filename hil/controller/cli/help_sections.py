@@ -15,7 +15,7 @@ MIN_OPTIONS = 13
 SECTIONS = {
     "Board": (
         *("selector", "board", "boards", "hw_type", "each_board", "identity", "known_hosts", "accept_new_host_key"),
-        *("second_board", "runtime", "wait_s"),
+        *("second_board", "runtime", "device", "wait_s"),
     ),
     "Judgement": ("baseline", "commit", "chosen", "fail_on", "known", "budget_s", "bisect", "over", "build_timeout_s"),
     "Services": (

@@ -61,7 +61,9 @@ def test_gateway_rejects_calls_without_valid_token(
 
 
 # Choices of a oneof that take no text, or any text.
-_WITHOUT_TEXT, _ANY_TEXT = {"boards", "audit", "tokens", "gc", "me", "reservations"}, {"events"}
+_WITHOUT_TEXT, _ANY_TEXT = {"boards", "audit", "tokens", "gc", "me", "reservations", "webhooks"}, {"events"}
+# An empty text asks for all users.
+_EMPTY_TEXT = {"access"}
 
 
 def filled(kind: Any, text: str) -> Iterator[tuple[Any, str]]:
@@ -97,7 +99,8 @@ def test_malformed_request_raises_usage_error(
     assert isinstance(error, UsageError) and (name in ("Dial", "Accept") or "not a message" in error.message)
     for text in ("", "\0", "[" * 100_000):
         for said, choice in filled(asked, text):
-            if choice in _WITHOUT_TEXT or (choice in _ANY_TEXT and text != "\0"):
+            is_empty = choice in _EMPTY_TEXT and not text
+            if choice in _WITHOUT_TEXT or is_empty or (choice in _ANY_TEXT and text != "\0"):
                 send(farm, kind, path, said.SerializeToString())
             elif not isinstance(
                 translate_grpc_error(call(farm, kind, path, said.SerializeToString())), (UsageError, FarmError)

@@ -181,7 +181,7 @@ _CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "mcu", "p
 _OF_CONTROLLER = {
     *(f"core/{name}.py" for name in ("board_config", "board_parser", "boards", "bounded_http", "chips")),
     *(f"core/{name}.py" for name in ("config_files", "config_keys", "config_values", "console_config", "mcu_config")),
-    *(f"core/{name}.py" for name in ("examples", "json_values", "variables")),
+    *(f"core/{name}.py" for name in ("examples", "json_values", "meter_config", "stack_config")),
     *("formats/elf32.py", "formats/firmware.py", "protocol/v1/farm_pb2.py"),
 }
 

@@ -42,7 +42,7 @@ async def check_parameters(request: Request) -> None:
     parameters: Mapping[str, Collection[str]] = request.app.state.parameters
     path = request.url.path
     known = parameters.get(path, ())
-    if has_tables(path) or path.endswith(".csv"):
+    if has_tables(path):
         view = list_view_parameters(known)
         known = (*known, *view)
         check_table_view(request.query_params.multi_items(), view)

@@ -180,7 +180,7 @@ def test_errors_are_json_with_suggestion(tmp_path: Path) -> None:
 def test_table_parameters_are_known_to_pages_and_tables(tmp_path: Path) -> None:
     write_run(tmp_path, "one")
     with asking(tmp_path) as client:
-        for path in ("/session", "/api/v1/session", "/session.csv"):
+        for path in ("/session", "/api/v1/session"):
             assert client.get(f"{path}?id=one&{VIEW}").status_code == 200
         assert client.get("/log?id=one&group=op").status_code == 400
 

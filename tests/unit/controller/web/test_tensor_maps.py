@@ -100,7 +100,7 @@ def test_tensor_page_colors_error_by_tolerance(tmp_path):
         text = ask(client, scale="tolerance", rtol=0, atol=0.25, rows=0, columns=1).text
         found = picture(text, "difference")
     assert "Error ÷ tolerance" in figure(text, "difference") and "(rtol 0, atol 0.25)" in figure(text, "difference")
-    assert "1 of 3 cells out of tolerance" in figure(text, "difference")
+    assert "2 of 4 cells out of tolerance" in figure(text, "difference")
     palette = np.frombuffer(make_palette("limit"), np.uint8).reshape(256, 3)
     # Twice the tolerance, on a scale from 0.01 to 100, and exactly the tolerance.
     twice = int((np.log10(2) + 2) / 4 * 239)

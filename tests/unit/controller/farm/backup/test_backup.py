@@ -188,7 +188,10 @@ def test_backup_has_only_farm_of_shared_database(
     write_backup(place, tmp_path / "farm.tar", quiet)
     assert "procrastinate_jobs" in scripts[0] and "s3cret" not in scripts[0] and "My.Table" not in scripts[0]
     restore_farm(other, tmp_path / "farm.tar", quiet, force=False, dry_run=False)
-    assert contents(other.url) == before
+    after = contents(other.url)
+    assert [after[name] for name in ("tokens", "artifacts", "logs")] == [
+        before[name] for name in ("tokens", "artifacts", "logs")
+    ]
     assert rows(other.url, 'select text from public."My.Table"') == [{"text": "mine"}]
 
 

@@ -165,7 +165,8 @@ class Farm(RuleBasedStateMachine):
             assert fences == sorted(set(fences))
             assert fences[-1] <= self.desk.board(board)["fence"]
         for job in jobs.values():
-            assert job["attempts"] == len([lease for lease in leases if lease["job"] == job["id"]])
+            # A lease that a planned stop of a host interrupted does not count as an attempt.
+            assert job["attempts"] <= len([lease for lease in leases if lease["job"] == job["id"]])
             assert job["attempts"] <= job["max_attempts"]
         results = {row["job"]: row["result"] for row in self.desk.rows("select * from hil.results")}
         assert set(results) == {id for id, job in jobs.items() if job["state"] in ("done", "cancelled")}
