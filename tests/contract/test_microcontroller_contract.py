@@ -70,7 +70,7 @@ def test_program_reports_specs_and_runs_repeatedly(board: Board, program: Artifa
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
     np.testing.assert_array_equal(next(iter(again.outputs.values())), B + B)
     assert call.repetition is not None
-    assert call.repetition.iterations == 3
+    assert call.repetition.iterations == 4  # with the warm-up
     assert result.provenance["board"] == board.name
 
 
