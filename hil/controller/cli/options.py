@@ -329,6 +329,9 @@ runs_option = click.option(
     metavar="DIR",
     help="Directory for runs (default: from hil.toml, or hil-runs).",
 )
+result_folders_option = click.option(
+    "--runs", multiple=True, type=FOLDER, metavar="DIR", help="Directory of stored results (default: .). Repeatable."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 

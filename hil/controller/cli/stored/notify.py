@@ -9,16 +9,14 @@ from pathlib import Path
 import click
 
 from hil.controller.cli.commands import ProjectOption, make_command
-from hil.controller.cli.options import FILE, FOLDER, json_option
+from hil.controller.cli.options import FILE, json_option, result_folders_option
 from hil.controller.cli.screen import answer
 from hil.controller.records.decisions.notification import NotifyReport
 from hil.errors import UsageError
 
 
 @make_command(epilog="Example: hil notify --runs hil-suites --github lab/models --digest")
-@click.option(
-    "--runs", multiple=True, type=FOLDER, metavar="DIR", help="Directory of stored results (default: .). Repeatable."
-)
+@result_folders_option
 @click.option(
     "--since",
     default="",

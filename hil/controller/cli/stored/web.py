@@ -13,7 +13,7 @@ import click
 
 from hil.controller.cli.commands import group
 from hil.controller.cli.history_place import make_history_option
-from hil.controller.cli.options import FILE, FOLDER
+from hil.controller.cli.options import FILE, FOLDER, result_folders_option
 from hil.controller.cli.screen import print_message
 from hil.errors import HilError, UsageError
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 @group(invoke_without_command=True, epilog="Example: hil web --runs hil-runs --runs hil-suites")
-@click.option(
-    "--runs", multiple=True, type=FOLDER, metavar="DIR", help="Directory of stored results (default: .). Repeatable."
-)
+@result_folders_option
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
