@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 import struct
 import time
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,9 +290,3 @@ def _unpack(form: struct.Struct, body: bytes) -> tuple[Any, ...]:
     if len(body) != form.size:
         raise ProtocolBroken(f"the board's answer has {len(body)} bytes, expected {form.size}")
     return form.unpack(body)
-
-
-def join_arrays(parts: Iterable[bytes]) -> tuple[bytes, int]:
-    """Return the bytes of all arrays and their CRC-32."""
-    data = b"".join(parts)
-    return data, zlib.crc32(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hil.controller.models.compiling import run_logged
 from hil.controller.storage.sources.packages import find_package_folder
 from hil.core.chips import Chip
-from hil.core.files import open_file, read_file
+from hil.core.files import read_file
 from hil.core.scratch import remove_tree
 from hil.errors import CompileFailed, UsageError
 from hil.formats.elf32 import Elf32
@@ -103,9 +103,3 @@ def find_address(elf: Elf32, name: str) -> int:
         if found == name:
             return address
     raise CompileFailed(f"the firmware has no symbol {name}")
-
-
-def has_text(path: Path, text: bytes) -> bool:
-    """Return whether a file contains a text."""
-    with open_file(path) as file:
-        return text in file.read(_MAX_ELF)
