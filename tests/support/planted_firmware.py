@@ -47,7 +47,7 @@ def build_firmware(chip: Chip, body: str, folder: Path, zig_cache: Path, *, befo
     code = f"{before}\nstatic {SIGNATURE} {{\n(void)environment; (void)dispatch; (void)workgroup;\n{body}\n}}"
     digest = hashlib.sha256(f"{chip.name} {code}".encode()).digest()
     model, library, script = folder / "model.c", folder / "library.c", folder / "firmware.ld"
-    model.write_text(write_model(schedule, digest, "planted_query", 0))
+    model.write_text(write_model(schedule, digest, "planted_query"))
     library.write_text(_LIBRARY.format(code=code))
     script.write_text(write_linker_script(chip))
     log = folder / "log"

@@ -51,7 +51,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = TensorSpec("x", "uint8", (SIZE,))
     spans = [BufferRange(Buffer(kind, SIZE), 0, SIZE) for kind in ("input", "transient")]
     schedule = Schedule([spans[0]], [spans[1]], [], [CopyStep(spans[1], spans[0])], ((spec,), (spec,)), arena=SIZE)
-    (folder / "model.c").write_text(write_model(schedule, bytes(range(32)), "", 0))
+    (folder / "model.c").write_text(write_model(schedule, bytes(range(32)), ""))
     files = [
         *(SOURCES / name for name in ("main.c", "frames.c", "program.c")),
         Path(__file__).with_name("native_board.c"),

@@ -167,7 +167,7 @@ def build(
         schedule, library, query = _compile_library(Source(**source), scratch, kept, function, sides, Path(log))
         digest = hashlib.sha256(key.encode()).digest()
         model, script = kept / "model.c", kept / "firmware.ld"
-        model.write_text(write_model(schedule, digest, query, 0))
+        model.write_text(write_model(schedule, digest, query))
         script.write_text(write_linker_script(chip))
         report_phase("link")
         elf_path = Path(folder) / ELF

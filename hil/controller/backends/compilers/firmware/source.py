@@ -18,13 +18,12 @@ from hil.core.chips import Chip
 _ALIGNMENT = 64
 
 
-def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int) -> str:
+def write_model(schedule: Schedule, digest: bytes, query: str) -> str:
     """Return the C source of a schedule.
 
     Args:
         digest: 32 bytes that identify the firmware.
         query: name of the library's query function, or "" without a library.
-        local_memory: bytes of memory for a workgroup.
     """
     names = _name_buffers(schedule)
     functions = sorted({step.function for step in _list_dispatches(schedule)})
@@ -40,7 +39,6 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
     for buffer in places:
         lines.append(_declare(names[id(buffer)], buffer.size))
     lines.append(_declare("arena", schedule.arena))
-    lines.append(_declare("local_memory", local_memory))
     lines.append(f"static uint32_t ticks[{max(1, len(schedule.steps))}];")
 
     def locate(span: BufferRange) -> str:
@@ -66,7 +64,6 @@ def write_model(schedule: Schedule, digest: bytes, query: str, local_memory: int
         f"  .steps = run_steps, .step_count = {len(schedule.steps)}, .ticks = ticks,\n"
         f"  .inputs = inputs, .input_count = {len(schedule.inputs)},\n"
         f"  .outputs = outputs, .output_count = {len(schedule.outputs)},\n"
-        f"  .local_memory = local_memory, .local_memory_size = {local_memory},\n"
         "};"
     )
     return "\n".join(lines) + "\n"

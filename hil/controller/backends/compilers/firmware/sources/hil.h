@@ -69,8 +69,6 @@ struct hil_program {
   const struct hil_step *initial, *steps;  // at start and before each run; in each run
   const struct hil_area *inputs, *outputs;
   uint32_t *ticks;  // one for each step
-  uint8_t *local_memory;
-  uint32_t local_memory_size;
   uint16_t function_count, initial_count, step_count, input_count, output_count;
 };
 extern const struct hil_program hil_program;
