@@ -100,6 +100,7 @@ def test_lines_have_board_time_of_the_clock_that_ran(tmp_path):
 @pytest.mark.parametrize("kind", [BoardLost, RunCrashed])
 def test_error_quotes_console_once(kind):
     with use_console(make_config("echo 'Kernel panic - not syncing: test'; cat"), pytest.fail) as console:
+        assert console._reader.wait_for("Kernel panic", 0, 60)
         error = kind("it stopped")
         console.explain(error)
         console.explain(error)
@@ -130,13 +131,14 @@ def test_boot_waits_for_pattern_after_the_action():
 
 
 def test_boot_without_pattern_in_time_quotes_console():
-    config = make_config("echo 'Kernel panic - not syncing: no root'; cat", boot="login:", boot_s=2.0)
+    config = make_config("read line; echo 'Kernel panic - not syncing: no root'; cat", boot="login:", boot_s=2.0)
     with use_console(config, pytest.fail) as console:
         with (
             pytest.raises(BoardUnreachable, match=r"did not show 'login:' within 2 s") as found,
             console.time_boot(),
         ):
-            pass
+            console._reader.write(b"\n")
+            assert console._reader.wait_for("Kernel panic", 0, 60)
         assert found.value.detail == "Kernel panic - not syncing: no root"
         assert found.value.console[0].pattern == "kernel panic"
 
