@@ -30,8 +30,9 @@ from hil.errors import (
 )
 from hil.formats.firmware import ELF, FLAT, Firmware, read_firmware
 from hil.formats.operations import Operation, write_operations
-from hil.mcu.client import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.faults import explain_fault
+from hil.mcu.messages import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello
 from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 

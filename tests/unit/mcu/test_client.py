@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from hil.errors import BoardLost, ProtocolBroken
-from hil.mcu.client import HELLO, READ, RUN, WRITE, BoardRestarted, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
+from hil.mcu.messages import HELLO, READ, RUN, WRITE, BoardRestarted
 
 GREETING = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 0, 2, 99)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hil.core.chips import CHIPS
 from hil.formats.firmware import Firmware, FirmwareStep, Symbol
-from hil.mcu.client import FaultRecord
+from hil.mcu.messages import FaultRecord
 from hil.mcu.faults import CPU_FAULT, WATCHDOG, explain_fault
 
 FIRMWARE = Firmware(

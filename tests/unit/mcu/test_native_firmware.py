@@ -16,7 +16,8 @@ from hil.controller.backends.compilers.firmware.linking import SOURCES
 from hil.controller.backends.compilers.firmware.schedule import Buffer, BufferRange, CopyStep, Schedule
 from hil.controller.backends.compilers.firmware.source import write_model
 from hil.core.tensors import TensorSpec
-from hil.mcu.client import OK, OUTPUTS, BoardRestarted, SerialClient
+from hil.mcu.client import SerialClient
+from hil.mcu.messages import OK, OUTPUTS, BoardRestarted
 
 pytestmark = pytest.mark.slow  # compiles C
 
