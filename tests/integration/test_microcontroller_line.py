@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import Ended
 from support.microcontrollers import EACH_CHIP, Microcontrollers
+from support.models import DIGITS
 from support.planted_firmware import build_firmware
 
 from hil.controller.storage.cache import choose_default_root
@@ -30,6 +33,7 @@ from hil.mcu.messages import (
 from hil.mcu.streams import open_stream
 from tools.virtual_board.microcontroller import MicrocontrollerBoard
 
+MODEL = DIGITS / "digits_cnn.onnx"
 # A run that ends when the firmware has received 600 bytes during it.
 WAIT_FOR_BYTES = "uint32_t before = hil_received; while (hil_received - before < 600) {} return 0;"
 # The first number of the test's requests. The client's numbers are below.
@@ -83,3 +87,31 @@ def test_requests_that_arrive_during_a_run_are_answered_after_it(
         assert client.greet(60.0).bad_frames == bad_frames
     finally:
         client.close()
+
+
+def test_address_finds_the_config_with_this_line(
+    hil: Callable[..., Ended], start_chip: Microcontrollers, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    board = start_chip("cortex-m4")
+    ended = hil("run", MODEL, "--board", board.address)
+    assert ended.code == 2
+    assert "no board config has this address" in ended.err
+    environment["HIL_BOARDS"] = str(tmp_path)
+    (tmp_path / "bench.toml").write_text(board.config.read_text())
+    ended = hil("run", MODEL, "--board", board.address, "--json")
+    assert ended.case["outcome"] == "PASS", ended.out + ended.err
+    (tmp_path / "second.toml").write_text(board.config.read_text())
+    ended = hil("run", MODEL, "--board", board.address)
+    assert ended.code == 2
+    assert "several board configs have the address" in ended.err
+    ended = hil("run", MODEL, "--board", board.address, "--runtime-hw-type", "bench", "--json")
+    assert ended.case["outcome"] == "PASS", ended.out + ended.err
+
+
+def test_missing_device_is_unreachable(hil: Callable[..., Ended], start_chip: Microcontrollers, tmp_path: Path) -> None:
+    lines = start_chip("cortex-m4").config.read_text().splitlines()
+    config = tmp_path / "m4.toml"
+    config.write_text("\n".join(line for line in lines if not line.startswith(("flash", "reset"))))
+    ended = hil("run", MODEL, "--board", "serial:/dev/ttyNONE", "--runtime-hw-type", config, "--json")
+    assert ended.case["outcome"] == "BOARD_UNREACHABLE", ended.out
+    assert "serial device /dev/ttyNONE not found" in ended.case["reason"]
