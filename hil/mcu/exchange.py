@@ -3,7 +3,7 @@
 Every request has a sequence number, and the board answers with the same number. The exchange repeats a request without
 an answer. If long frames do not arrive, it transfers shorter pieces: a line that damages one byte in a hundred
 transfers no frame of 1,000 bytes, but most frames of 50 bytes. The exchange gives up if the board is silent, or if no
-valid frame arrives for a long time, and not after a fixed number of attempts.
+valid answer arrives for a long time, and not after a fixed number of attempts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hil.errors import BoardLost
 from hil.mcu.frames import DATA_BYTES, SerialFrame
 from hil.mcu.line import FramedLine
-from hil.mcu.messages import HELLO, BoardRestarted, parse_hello
+from hil.mcu.messages import DAMAGED, HELLO, BoardRestarted, parse_hello
 
 # Bits of a byte on the line: start, eight, stop.
 _BITS = 10
@@ -28,10 +28,12 @@ _MARGIN_S, _MAX_MARGIN_S = 0.3, 3.0
 _DECAY = 0.99
 # An answer with a number this far below the current requests is a late one.
 _RECENT = 8
-# A board is lost after this time without a byte, and this number of requests.
-_SILENT_S = 4.0
+# A board is lost after this time without a byte, and this number of requests. An emulator on a busy machine may need
+# seconds for a frame, so the margin doubles with each request to a silent board, up to a factor.
+_SILENT_S = 10.0
 SILENT_TRIES = 8
-# A line is too bad after this time without a valid frame, although bytes arrive.
+_MAX_BACKOFF = 8
+# A line is too bad after this time without a valid answer, although bytes arrive.
 _DAMAGED_S = 30.0
 # After this number of attempts, a piece is divided. After this number of answers to first attempts, pieces grow again.
 _TRIES_TO_DIVIDE, _ANSWERS_TO_GROW = 2, 16
@@ -46,6 +48,7 @@ class _SentPiece:
     size: int
     body: bytes
     due: float = 0.0  # time of the next attempt
+    line_s: float = 0.0  # time on the line
     tries: int = 0
 
 
@@ -142,7 +145,11 @@ class RequestExchange:
             now = time.monotonic()
             if self._line.statistics.received_bytes != self._arrived[0]:
                 self._arrived, self._silent_tries = (self._line.statistics.received_bytes, now), 0
-            if frame is not None:
+            if frame is not None and frame.kind == DAMAGED:
+                # Answers to the other requests of the window are still on the line.
+                for piece in sent.values():
+                    piece.due = min(piece.due, now + (piece.line_s if len(sent) > 1 else 0))
+            elif frame is not None:
                 self._answered = now
                 if frame.kind == HELLO and frame.sequence == 0:
                     raise BoardRestarted(parse_hello(frame.body))
@@ -168,8 +175,9 @@ class RequestExchange:
         return sorted(answers, key=lambda one: one.start)
 
     def _send(self, kind: int, number: int, piece: _SentPiece, rules: RepeatRules) -> None:
-        line_s = 2 * self.window * (len(piece.body) + piece.size + _FRAME_BYTES) * self._byte_s
-        piece.due = time.monotonic() + (rules.again_s or line_s + self._margin_s)
+        piece.line_s = 2 * self.window * (len(piece.body) + piece.size + _FRAME_BYTES) * self._byte_s
+        backoff = min(1 << self._silent_tries // self.window, _MAX_BACKOFF)
+        piece.due = time.monotonic() + (rules.again_s or piece.line_s + backoff * self._margin_s)
         piece.tries += 1
         self._unanswered[number] = piece.tries
         while len(self._unanswered) > 4 * _RECENT:
@@ -206,6 +214,6 @@ class RequestExchange:
             )
         if now > max(until, self._answered) + _DAMAGED_S:
             raise BoardLost(
-                f"the serial line damages the microcontroller's answers: no valid frame for {_DAMAGED_S:g} s",
+                f"the serial line damages frames: no valid answer for {_DAMAGED_S:g} s",
                 hint="check the baud rate, the ground wire and the cable",
             )

@@ -10,6 +10,8 @@ from hil.errors import HilError, ProtocolBroken
 
 VERSION = 1
 HELLO, WRITE, RUN, READ, RESET = 1, 2, 3, 4, 5
+# Message with the number 0: the board received a damaged frame.
+DAMAGED = 6
 OUTPUTS, TICKS, FAULT = 0, 1, 2
 OK, BAD_REQUEST, BAD_INPUTS, RUN_FAILED = 0, 1, 2, 3
 WRITE_HEADER = struct.Struct("<I")

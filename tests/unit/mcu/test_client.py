@@ -111,7 +111,9 @@ def test_a_late_answer_to_an_earlier_request_is_ignored() -> None:
     assert client.run(6, 1.0).status == 0
 
 
-def test_a_silent_board_is_lost() -> None:
+def test_a_silent_board_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.mcu.exchange._SILENT_S", 0.5)
+    monkeypatch.setattr("hil.mcu.exchange._MARGIN_S", 0.1)
     client = connect(board := Board())
     board.answer = lambda frame: None  # type: ignore[method-assign]
     with pytest.raises(BoardLost, match="does not answer"):
