@@ -18,7 +18,7 @@ WRITE_HEADER = struct.Struct("<I")
 RUN_REQUEST = struct.Struct("<II")
 READ_REQUEST = struct.Struct("<III")
 STATUS = struct.Struct("<I")
-_HELLO = struct.Struct("<HH32sIIIII")
+HELLO_ANSWER = struct.Struct("<HH32sIIIII")
 _RESULT = struct.Struct("<IIIIQ")
 _FAULT = struct.Struct("<10I")
 FAULT_BYTES = _FAULT.size
@@ -71,7 +71,7 @@ class BoardRestarted(HilError):
 
 def parse_hello(body: bytes) -> Hello:
     """Return the state of a board. Raises ProtocolBroken for other firmware."""
-    hello = Hello(*_unpack(_HELLO, body))
+    hello = Hello(*_unpack(HELLO_ANSWER, body))
     if hello.version != VERSION:
         raise ProtocolBroken(f"the firmware speaks version {hello.version}, expected {VERSION}")
     if not hello.tick_hz:
