@@ -195,7 +195,7 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
         if chip.core is RISCV32 and "HIL_PLIC" not in chip.defines:
             raise UsageError(
                 "[mcu] uart_irq on riscv32 needs the address of the interrupt controller (PLIC)",
-                hint='set HIL_PLIC in [mcu.defines], or remove uart_irq',
+                hint="set HIL_PLIC in [mcu.defines], or remove uart_irq",
             )
     if chip.stack % 8 or not 1024 <= chip.stack < chip.ram.size:
         raise UsageError(

@@ -44,7 +44,8 @@ def check_serial_device(place: str) -> None:
         status = path.stat()
     except OSError as error:
         raise BoardUnreachable(
-            f"serial device {path} not found: {error.strerror}", hint=f"check the cable and the power; {_list_devices()}"
+            f"serial device {path} not found: {error.strerror}",
+            hint=f"check the cable and the power; {_list_devices()}",
         ) from error
     if place.startswith(SOCKET):
         if not stat.S_ISSOCK(status.st_mode):

@@ -30,7 +30,9 @@ def check_local_memory(elf: Elf32, query: str) -> None:
     symbol = f"{query}_v0"
     address = next((address for name, address, *_ in elf.iter_symbols() if name == symbol), None)
     if address is None:
-        raise CompileFailed(f"the static library has no symbol {symbol}", hint="use IREE 3.13, which hil is tested with")
+        raise CompileFailed(
+            f"the static library has no symbol {symbol}", hint="use IREE 3.13, which hil is tested with"
+        )
     try:
         needs = _read_local_memory(elf, address)
     except ValueError as error:
