@@ -63,7 +63,7 @@ def list_holders(path: str) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_holder = any(os.path.realpath(one) == real for one in (process / "fd").iterdir())
-            name = os.path.basename(os.readlink(process / "exe"))
+            name = (process / "exe").readlink().name
         except OSError:
             continue
         if is_holder and process.name != str(os.getpid()):

@@ -70,7 +70,7 @@ class Elf32:
         """Return the initial bytes of memory at run time. Raises ValueError if the file does not contain them."""
         for one in self.list_segments():
             start = address - one.address
-            if 0 <= start and start + size <= len(one.data):
+            if start >= 0 and start + size <= len(one.data):
                 return one.data[start : start + size]
         raise ValueError(f"the ELF file has no data for {size} bytes at {address:#x}")
 

@@ -77,12 +77,12 @@ def test_refused_socket_is_unreachable(tmp_path: Path) -> None:
 def test_missing_permission_names_the_group(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, path = terminal
     monkeypatch.setattr(serial_device.os, "access", lambda *_: False)
-    os.chmod(path, 0o660)
+    Path(path).chmod(0o660)
     os.chown(path, -1, 20)
     with pytest.raises(BoardUnreachable, match=f"no permission to open {path}") as caught:
         check_serial_device(path)
     assert "sudo usermod -aG" in caught.value.hint
-    os.chmod(path, 0o600)
+    Path(path).chmod(0o600)
     with pytest.raises(BoardUnreachable) as caught:
         check_serial_device(path)
     assert "add a udev rule" in caught.value.hint
@@ -91,7 +91,7 @@ def test_missing_permission_names_the_group(terminal: tuple[int, str], monkeypat
 def test_device_of_another_process_is_busy(terminal: tuple[int, str]) -> None:
     pytest.importorskip("serial")
     _, path = terminal
-    with open(path, "rb", buffering=0) as held:
+    with Path(path).open("rb", buffering=0) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(BoardBusy, match=f"another process uses the serial line {path}") as caught:
             open_stream(f"serial:{path}", BAUD)
