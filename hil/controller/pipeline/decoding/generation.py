@@ -26,7 +26,7 @@ from hil.compare.generation import (
 )
 from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
-from hil.controller.devices.board import LoadedProgram
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.generation.functions import add_prompt_functions
 from hil.controller.models.generation.roles import CacheTensor, Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec
