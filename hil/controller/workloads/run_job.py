@@ -21,7 +21,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.given_inputs import describe_inputs_file
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import STAGES, choose_board
+from hil.controller.pipeline.stages import STAGES, choose_board, needs_compiler
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
@@ -246,7 +246,7 @@ def run_cases(
             recorder.write_soon(case)
 
     def note_board(board: Board) -> None:
-        if board.target and not all(case.artifact for case in cases):
+        if board.target and any(needs_compiler(case, board.config) for case in cases):
             screen.note(f"compiling for {board.target}")
         run.record.board = record_board(board)
 
