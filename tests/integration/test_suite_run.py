@@ -300,7 +300,7 @@ def test_killed_run_resumes_without_duplicate_cases(hil, environment, models, tm
 
 def test_ctrl_c_saves_reports_and_prints_resume_command(hil, environment, models, tmp_path):
     out = tmp_path / "out"
-    slowly = ("--fault", "slow:rate=1e9,delay=0.2")
+    slowly = ("--fault", "slow:rate=1e9,delay=0.1")
     process = start(["suite", "run", models, "--flow", "onnxruntime", *slowly, "--out", out], environment, tmp_path)
     eventually(some_have_ended(out, 1), process=process)
     process.send_signal(signal.SIGINT)
