@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from hil.agent import ipc
 from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
-from hil.core.results import MAX_NAMES, Part, Placement
+from hil.core.placement_reasons import MAX_NAMES, MAX_REASON_CHARS, MAX_REASONS, PlacementReason
+from hil.core.results import Part, Placement
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import DTYPES, TensorSpec, count_bytes
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
@@ -329,12 +330,25 @@ def _parse_output(found: Any, begin: int) -> Output:
 
 
 def _parse_part(found: Any) -> Part:
-    device, nodes, names, elsewhere = _take(found, device=str, nodes=int, names=list, elsewhere=bool)
+    device, nodes, names, elsewhere, reasons = _take(
+        found, device=str, nodes=int, names=list, elsewhere=bool, reasons=list
+    )
     for name in names:
         _check(name, str)
-    if len(names) > MAX_NAMES or nodes >= 1 << 32:
+    parsed = tuple(map(_parse_reason, reasons))
+    named = sum(len(reason.names) for reason in parsed)
+    if len(parsed) > MAX_REASONS or max(len(names), named) > MAX_NAMES or nodes >= 1 << 32:
         raise ipc.Garbled("the number of nodes is out of range")
-    return Part(device, nodes, tuple(names), elsewhere)
+    return Part(device, nodes, tuple(names), elsewhere, parsed)
+
+
+def _parse_reason(found: Any) -> PlacementReason:
+    text, nodes, names = _take(found, text=str, nodes=int, names=list)
+    for name in names:
+        _check(name, str)
+    if len(text) > MAX_REASON_CHARS or nodes >= 1 << 32:
+        raise ipc.Garbled("a reason is out of range")
+    return PlacementReason(text, nodes, tuple(names))
 
 
 def _check_rank(shape: list[Any]) -> list[Any]:

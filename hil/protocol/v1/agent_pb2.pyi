@@ -600,16 +600,28 @@ class Placement(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("device", "nodes", "names", "elsewhere")
+    __slots__ = ("device", "nodes", "names", "elsewhere", "reasons")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     device: str
     nodes: int
     names: _containers.RepeatedScalarFieldContainer[str]
     elsewhere: bool
-    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
+    reasons: _containers.RepeatedCompositeFieldContainer[PlacementReason]
+    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ..., reasons: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ...) -> None: ...
+
+class PlacementReason(_message.Message):
+    __slots__ = ("text", "nodes", "names")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    nodes: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("clock_ns", "wall_ns", "readings")

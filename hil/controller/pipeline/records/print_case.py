@@ -19,6 +19,7 @@ from hil.controller.records.outputs import (
     StoredControl,
     StoredVerdict,
     format_placement,
+    list_placement_reasons,
     list_software_devices,
 )
 from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
@@ -116,6 +117,8 @@ def _print_provenance(console: Console, case: RunCase) -> None:
         if provenance.placement is not UNSET and provenance.placement is not None:
             where = format_placement(provenance.placement)
             print_labelled(console, "ran on", where or "no device (the model has no nodes)")
+        for line in list_placement_reasons(provenance.placement, provenance.runtime):
+            print_labelled(console, "why", line)
     if case.artifact and (text := case.artifact.notes.get("text")):
         print_labelled(console, "compiled", text)
     if provenance and (command := provenance.command):
