@@ -11,19 +11,23 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hil.agent.runtimes.onnxruntime_providers import ProviderDevice, open_session, register_libraries
 
-TIME_LIMIT_SECONDS = 60.0
+TIME_LIMIT_SECONDS = 60
 _MAX_LINE = 4096
 # Maximum numbers of nodes with a reason, and of errors.
 _MAX_NODES, _MAX_ERRORS = 10_000, 20
-_START = "from hil.agent.runtimes.onnxruntime_log import main; main()"
+# The time limit also covers the imports.
+_START = (
+    "import signal, sys; signal.alarm(int(sys.argv[1])); from hil.agent.runtimes.onnxruntime_log import main; main()"
+)
 _HEAD = re.compile(r"^(?:\x1b\[[\d;]*m)?\S+ \S+ \[(?P<level>[VIWEF]):[^\]]*\] ?(?P<text>.*?)(?:\x1b\[m)?$")
+# Source location and code in front of the message of an error.
+_ORIGIN = re.compile(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # CUDA, ROCm, MIGraphX, WebGPU, JavaScript and DirectML: GetCapability.
 _NO_KERNEL = re.compile(
     r"^(?P<why>.* kernel not found in registries) for Op type: (?P<op>\S+) node name: (?P<name>.*)$"
@@ -49,7 +53,7 @@ class ProviderLog:
     Attributes:
         reasons: (name, operator) of a node -> why the provider did not take it. The operator is "" if the log does not
             contain it.
-        errors: messages of errors, then of warnings.
+        errors: messages of errors, in order.
     """
 
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -69,7 +73,7 @@ class ProviderLog:
         text = head["text"]
         self._unit = [] if _UNIT_FAILED.match(text) else None
         if head["level"] in "EF" and len(self.errors) < _MAX_ERRORS:
-            self.errors.append(text)
+            self.errors.append(_ORIGIN.sub("", text))
         if found := _NO_KERNEL.match(text):
             self._add_reason(found["name"] or "", found["op"], found["why"])
         elif found := _ON_CPU.search(text):
@@ -105,7 +109,7 @@ def parse_log(lines: Iterable[str]) -> ProviderLog:
 
 
 def read_provider_log(
-    model: Path, provider: ProviderDevice, folder: Path, *, seconds: float = TIME_LIMIT_SECONDS
+    model: Path, provider: ProviderDevice, folder: Path, *, seconds: int = TIME_LIMIT_SECONDS
 ) -> ProviderLog:
     """Create a session in a separate process, and return the facts of its log.
 
@@ -113,14 +117,15 @@ def read_provider_log(
 
     Args:
         folder: working directory, which the provider may write to.
+        seconds: time limit of the process. It ends itself, because a sandboxed worker cannot send signals.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     options = [f"{key}={value}" for key, value in provider.options.items()]
-    arguments = [sys.executable, "-c", _START, str(model.absolute()), provider.name, *options]
+    command = [sys.executable, "-c", _START, str(seconds), str(model.absolute()), provider.name, *options]
     found = ProviderLog()
     try:
         process = subprocess.Popen(
-            arguments,
+            command,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -129,18 +134,10 @@ def read_provider_log(
         )
     except OSError:
         return found
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
+    with process:
         assert process.stderr is not None
         while line := process.stderr.readline(_MAX_LINE):
             found.add_line(line.decode(errors="replace").rstrip("\r\n"))
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
     return found
 
 
@@ -148,7 +145,7 @@ def main() -> None:
     """Create a session with all log messages on stderr."""
     import onnxruntime as ort
 
-    model, name, *options = sys.argv[1:]
+    model, name, *options = sys.argv[2:]
     ort.set_default_logger_severity(0)
     register_libraries()
     settings = ort.SessionOptions()
