@@ -97,6 +97,7 @@ class Ran:
     repetition: Repeated | None = None  # None after a single run
     calls: tuple[StepCall, ...] = ()  # calls of a program with steps
     instructions: InstructionCounts | None = None  # None if not requested
+    device_bytes: int = 0  # peak memory of the device; 0 if unknown
 
     @property
     def size(self) -> int:
@@ -117,7 +118,8 @@ class ClockStepped(RunCrashed):
 
 Answer: TypeAlias = "ProgramSignature | Ran | None"
 # The counts in a description are empty: the numbers contain them.
-_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None, InstructionCounts | None]"
+# The last value is the device memory in bytes.
+_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None, InstructionCounts | None, int]"
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Known:
     """Output description of the last invocation, as bytes and in parsed form."""
 
     text: bytes = b""
-    made: _Made = ((), None, None, None)
+    made: _Made = ((), None, None, None, 0)
 
 
 def max_response_bytes(iterations: int) -> int:
@@ -165,7 +167,7 @@ def read(
             if op == "load":
                 return _parse_signature(found)
             if op == "profile":
-                return _build_run((_profile(found), None, _parse_repetition(found), None), numbers, 0)
+                return _build_run((_profile(found), None, _parse_repetition(found), None, 0), numbers, 0)
             made = _parse_execution(found)
             if op == "generate":
                 end = _NUMBERS + _width(made) * iterations
@@ -215,9 +217,20 @@ def _build_run(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
         raise ClockStepped(-step_ns)
     if min(counts, default=1) < 1:
         raise ipc.Garbled("number of instructions out of range")
-    outputs, placement, repeated, counted = made
+    outputs, placement, repeated, counted, device_bytes = made
     counted = counted and replace(counted, counts=counts)
-    return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated, instructions=counted)
+    return Ran(
+        outputs,
+        starts,
+        ends,
+        warmup_ns,
+        cpu_ns,
+        peak,
+        placement,
+        repeated,
+        instructions=counted,
+        device_bytes=device_bytes,
+    )
 
 
 def _width(made: _Made) -> int:
@@ -246,6 +259,7 @@ def _parse_execution(found: dict[str, Any]) -> _Made:
         placement,
         _parse_repetition(found),
         _counted(found.get("instructions")),
+        _take(found, device_bytes=int)[0] if "device_bytes" in found else 0,
     )
 
 

@@ -334,6 +334,7 @@ class Programs:
         done = reply.done  # fill in place: assigning a message would copy it
         done.received_ns, done.peak_memory_bytes = received, ran.peak_bytes
         done.warmup_ns, done.cpu_ns = ran.warmup_ns, ran.cpu_ns
+        done.peak_device_memory_bytes = ran.device_bytes
         done.start_ns.extend(ran.start_ns)
         done.end_ns.extend(ran.end_ns)
         if ran.placement is not None:

@@ -206,6 +206,7 @@ class RunResult:
     instructions: InstructionCounts | None = None
     # output name -> deviation from the board's arithmetic, for reference outputs with a control.
     control: Mapping[str, Control] = field(default_factory=dict)
+    peak_device_memory_bytes: int | None = None  # memory of the device; None if neither runtime nor driver report it
 
     @property
     def device_ns(self) -> list[int]:

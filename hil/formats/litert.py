@@ -165,7 +165,9 @@ class LiteRtSignature:
         tensors = [int(index) for index in self._core.NodeInputs(node) if index >= 0]
         try:
             types = [
-                type_text(get_dtype_name(self._core.TensorType(index, 0)), tuple(map(int, self._core.TensorSize(index, 0))))
+                type_text(
+                    get_dtype_name(self._core.TensorType(index, 0)), tuple(map(int, self._core.TensorSize(index, 0)))
+                )
                 for index in tensors
             ]
         except Exception:  # a type unknown to numpy, such as that of a variable

@@ -80,6 +80,14 @@ class Program(Protocol):
     Return the duration of the last run in nanoseconds, measured by the device. hil calls this after each run and
     reports this time. Without this method, hil measures the time of ``run`` on the machine of the agent.
 
+    **Device memory**::
+
+        def get_peak_device_memory(self) -> int | None
+
+    Return the peak memory of the device in bytes, as the runtime reports it for this process; None if unknown. hil
+    calls this after runs, outside the timed section. If the runtime does not report it, hil reads the statistics of
+    the kernel's GPU driver.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

@@ -151,6 +151,7 @@ class LoadedProgram:
             cold,
             repetition=repetition,
             instructions=instructions,
+            peak_device_memory_bytes=invocation.peak_device_memory_bytes or None,
         )
         asked = RequestedDevice.of(name, self._artifact.flags, device)
         return self._add_placement(result, asked), invocation

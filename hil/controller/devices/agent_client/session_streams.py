@@ -246,6 +246,7 @@ class InvokeStream:
             answers.parse_repetition(done, start, outputs),
             calls=answers.parse_calls(done, start),
             instructions=answers.instructions_of(done, iterations),
+            peak_device_memory_bytes=done.peak_device_memory_bytes,
             link_ns=max(answered - begin - (done.ready_ns - done.received_ns), 0),
         )
 

@@ -80,6 +80,8 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         is_software = case.provenance is not None and list_software_devices(case.provenance.placement)
         kind = "; software device, not a GPU time" if is_software else ""
         print_labelled(console, "device time", _format_device_time(case.device) + kind)
+    if case.peak_device_memory_bytes:
+        print_labelled(console, "device mem", f"peak {case.peak_device_memory_bytes / 1e6:,.3f} MB")
     if case.instructions:
         print_labelled(console, "instructions", format_counts(case.instructions))
     if case.energy:

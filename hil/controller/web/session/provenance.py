@@ -34,6 +34,7 @@ def list_run_facts(record: Mapping[str, Any], document: Mapping[str, Any]) -> Fa
         "Ran on": format_placement(record.get("placement", provenance.get("placement"))),
         "Why elsewhere": format_placement_reasons(record.get("placement", provenance.get("placement")), runtime),
         "Elsewhere": read_text(provenance.get("elsewhere")),
+        "Peak device memory": _format_bytes(record.get("peak_device_memory_bytes")),
         "Without an agent": read_text(read_mapping(provenance.get("command")).get("why")),
         "Compiler": read_text(artifact.get("compiler")),
         "Flags": quote_words(artifact.get("flags")),
@@ -169,6 +170,14 @@ def format_readings(values: Any) -> str:
         " ".join(read_text(one.get(key)) for key in ("name", "value", "unit")) for one in read_mappings(values)[:_MOST]
     ]
     return ", ".join(found)
+
+
+def _format_bytes(value: Any) -> str:
+    return (
+        f"{value / 1e6:,.3f} MB"
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63
+        else ""
+    )
 
 
 def _list_first_items(value: Any) -> list[tuple[Any, Any]]:

@@ -113,9 +113,7 @@ def list_new_values(program: Any) -> list[tuple[str, Any]]:
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
-    held = {
-        spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)
-    }
+    held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own copies
         functional = program.run_decompositions({})
