@@ -344,9 +344,8 @@ def _parse_output(found: Any, begin: int) -> Output:
 
 
 def _parse_part(found: Any) -> Part:
-    device, nodes, names, elsewhere, reasons = _take(
-        found, device=str, nodes=int, names=list, elsewhere=bool, reasons=list
-    )
+    device, nodes, names, elsewhere = _take(found, device=str, nodes=int, names=list, elsewhere=bool)
+    reasons = _take(found, reasons=list)[0] if "reasons" in found else []
     for name in names:
         _check(name, str)
     parsed = tuple(map(_parse_reason, reasons))

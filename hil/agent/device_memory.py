@@ -49,6 +49,6 @@ def read_drm_bytes(process: Path = _PROCESS) -> int:
 
 def _is_gpu(path: str) -> bool:
     try:
-        return os.readlink(path).startswith(_DEVICES)
+        return str(Path(path).readlink()).startswith(_DEVICES)
     except OSError:  # closed since the listing
         return False

@@ -25,25 +25,24 @@ _MAX_NODES, _MAX_ERRORS = 10_000, 20
 _START = (
     "import signal, sys; signal.alarm(int(sys.argv[1])); from hil.agent.runtimes.onnxruntime_log import main; main()"
 )
-_HEAD = re.compile(r"^(?:\x1b\[[\d;]*m)?\S+ \S+ \[(?P<level>[VIWEF]):[^\]]*\] ?(?P<text>.*?)(?:\x1b\[m)?$")
-# Source location and code in front of the message of an error.
-_ORIGIN = re.compile(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ")
-# CUDA, ROCm, MIGraphX, WebGPU, JavaScript and DirectML: GetCapability.
-_NO_KERNEL = re.compile(
-    r"^(?P<why>.* kernel not found in registries) for Op type: (?P<op>\S+) node name: (?P<name>.*)$"
-)
+_HEAD = re.compile(r"(?:\x1b\[[\d;]*m)?\S+ \S+ \[([VIWEF]):[^\]]*\] ?")
+_COLOUR_END = "\x1b[m"
+# Code in front of the message of an error, after the source location.
+_ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# GetCapability of CUDA, ROCm, MIGraphX, WebGPU and others.
+_NO_KERNEL = " kernel not found in registries"
+_KERNEL_NODE = re.compile(r" for Op type: (\S+)(?: node name: (.*))?")
 # core/framework/fallback_cpu_capability.cc, and the same function for providers in plugin libraries.
-_ON_CPU = re.compile(r"(?P<why>Force fallback to CPU execution) for node:? (?P<name>.*?) (?P<because>because .*)$")
-# NNAPI, CoreML, XNNPACK, WebNN: GetSupportedNodes. Two orders of the same words.
-_REFUSED = re.compile(r"^Operator type: \[(?P<op>[^\]]*)\] index: \[\d+\] name: \[(?P<name>[^\]]*)\] supported: \[0\]")
-_REFUSED_UNIT = re.compile(
-    r"^Node supported: \[0\] (?:Operator type: \[(?P<op1>[^\]]*)\] )?index: \[\d+\] name: \[(?P<name>[^\]]*)\]"
-    r"(?: Operator type: \[(?P<op2>[^\]]*)\])?"
-)
-# QNN: LogNodeSupport. A message of several lines, of which only the first has a head.
-_UNIT_FAILED = re.compile(r"^Validation FAILED for \d+ nodes in ")
-_UNIT_NODE = re.compile(r"^\s*Operator type: (?P<op>\S*) Node name: (?P<name>.*?) Node index: \d+\s*$")
-_UNIT_REASON = re.compile(r"^\s*REASON : (?P<why>.*)$")
+_FORCED = "Force fallback to CPU execution"
+_FORCED_NODE = re.compile(r" for node:? (.*?) (because .*)")
+# GetSupportedNodes of NNAPI, CoreML, XNNPACK and WebNN, in two orders of the same words.
+_REFUSED = "supported: [0]"
+_REFUSED_NODE = re.compile(r"(?:Node supported: \[0\] )?Operator type: \[([^\]]*)\] index: \[\d+\] name: \[([^\]]*)\]")
+_REFUSED_UNIT = re.compile(r"Node supported: \[0\] index: \[\d+\] name: \[([^\]]*)\] Operator type: \[([^\]]*)\]")
+# LogNodeSupport of QNN. A message of several lines, of which only the first has a head.
+_UNIT_FAILED = "Validation FAILED for "
+_UNIT_NODE = re.compile(r"\s*Operator type: (\S*) Node name: (.*) Node index: \d+\s*$")
+_UNIT_REASON = "REASON : "
 
 
 @dataclass
@@ -70,29 +69,36 @@ class ProviderLog:
         if head is None:
             self._add_continuation(line)
             return
-        text = head["text"]
-        self._unit = [] if _UNIT_FAILED.match(text) else None
-        if head["level"] in "EF" and len(self.errors) < _MAX_ERRORS:
-            self.errors.append(_ORIGIN.sub("", text))
-        if found := _NO_KERNEL.match(text):
-            self._add_reason(found["name"] or "", found["op"], found["why"])
-        elif found := _ON_CPU.search(text):
-            self._add_reason(found["name"], "", f"{found['why']} {found['because']}")
-        elif found := _REFUSED.match(text):
-            self._add_reason(found["name"], found["op"], "the provider's check returned `supported: [0]`")
-        elif found := _REFUSED_UNIT.match(text):
-            operator = found["op1"] or found["op2"] or ""
-            self._add_reason(found["name"], operator, "the provider's check returned `supported: [0]`")
+        text = line[head.end() :].removesuffix(_COLOUR_END)
+        self._unit = [] if text.startswith(_UNIT_FAILED) else None
+        if head[1] in "EF" and len(self.errors) < _MAX_ERRORS:
+            self.errors.append(_ERROR_CODE.split(text, maxsplit=1)[-1])
+        self._add_refusal(text)
+
+    def _add_refusal(self, text: str) -> None:
+        if (at := text.find(_NO_KERNEL)) >= 0:
+            end = at + len(_NO_KERNEL)
+            if found := _KERNEL_NODE.match(text, end):
+                self._add_reason(found[2] or "", found[1], text[:end])
+        elif (at := text.find(_FORCED)) >= 0:
+            if found := _FORCED_NODE.match(text, at + len(_FORCED)):
+                self._add_reason(found[1], "", f"{_FORCED} {found[2]}")
+        elif _REFUSED in text:
+            why = f"the provider's check returned `{_REFUSED}`"
+            if found := _REFUSED_NODE.match(text):
+                self._add_reason(found[2], found[1], why)
+            elif found := _REFUSED_UNIT.match(text):
+                self._add_reason(found[1], found[2], why)
 
     def _add_continuation(self, line: str) -> None:
         if self._unit is None:
             return
         if found := _UNIT_NODE.match(line):
             if len(self._unit) < _MAX_NODES:
-                self._unit.append((found["name"], found["op"]))
-        elif found := _UNIT_REASON.match(line):
+                self._unit.append((found[2], found[1]))
+        elif _UNIT_REASON in line:
             for name, operator in self._unit:
-                self._add_reason(name, operator, found["why"])
+                self._add_reason(name, operator, line.partition(_UNIT_REASON)[2])
 
     def _add_reason(self, name: str, operator: str, why: str) -> None:
         # Providers may examine the nodes repeatedly. The first message is the most specific.
