@@ -80,6 +80,7 @@ class Invocation:
     # Time on the link: from sending the inputs to the response, without the time on the board and for the outputs; 0 if
     # unknown.
     link_ns: int = 0
+    peak_device_memory_bytes: int = 0  # memory of the device, from its runtime or driver; 0 if unknown
 
 
 @dataclass(frozen=True)

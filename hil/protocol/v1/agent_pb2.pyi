@@ -532,7 +532,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls", "instructions")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls", "instructions", "peak_device_memory_bytes")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +546,7 @@ class InvokeDone(_message.Message):
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -559,7 +560,8 @@ class InvokeDone(_message.Message):
     repetition: Repetition
     calls: _containers.RepeatedCompositeFieldContainer[StepCall]
     instructions: Instructions
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ..., instructions: _Optional[_Union[Instructions, _Mapping]] = ...) -> None: ...
+    peak_device_memory_bytes: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ..., instructions: _Optional[_Union[Instructions, _Mapping]] = ..., peak_device_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Instructions(_message.Message):
     __slots__ = ("counter", "counts", "problem")
@@ -600,16 +602,28 @@ class Placement(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("device", "nodes", "names", "elsewhere")
+    __slots__ = ("device", "nodes", "names", "elsewhere", "reasons")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     device: str
     nodes: int
     names: _containers.RepeatedScalarFieldContainer[str]
     elsewhere: bool
-    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
+    reasons: _containers.RepeatedCompositeFieldContainer[PlacementReason]
+    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ..., reasons: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ...) -> None: ...
+
+class PlacementReason(_message.Message):
+    __slots__ = ("text", "nodes", "names")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    nodes: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("clock_ns", "wall_ns", "readings")

@@ -355,6 +355,7 @@ class _BenchRun:
                     outputs=side.case.result.outputs,  # the outputs that were compared with the references
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
+                    peak_device_memory_bytes=side.peak_device_memory_bytes,
                     cold=False,
                     repetition=side.repetition,
                 )

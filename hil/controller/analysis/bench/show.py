@@ -171,6 +171,10 @@ def _format_memory(side: SideRecord) -> str:
     return "unknown" if side.peak_memory_bytes is None else f"{side.peak_memory_bytes / 1e6:.1f} MB"
 
 
+def _format_device_memory(side: SideRecord) -> str:
+    return "" if side.peak_device_memory_bytes is None else f"{side.peak_device_memory_bytes / 1e6:.3f} MB"
+
+
 def _format_parallelism(side: SideRecord, _: BenchTimes) -> str:
     return "unknown" if side.parallelism is None else f"{side.parallelism:.2f} cores"
 
@@ -231,6 +235,7 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("energy of tokens", lambda side: format_token_energy(side.energy) if side.energy else ""),
     ("power", lambda side: format_power(side.energy) if side.energy else ""),
     ("peak memory", _format_memory),
+    ("of the device", _format_device_memory),
     ("parallelism", _blank_unless_measured(_format_parallelism)),
     ("on the board", _format_stages("first_run", "warmup", "steady")),
     ("on the host", _format_stages("import", "compile", "push", "load", "fetch")),

@@ -278,6 +278,7 @@ def _record_side(
         instructions=summarise_counts(count_batches(side, side.batches)) if side and side.batches else None,
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
+        peak_device_memory_bytes=side.peak_device_memory_bytes if side else None,
         parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
         settling=side.settling if side else None,
         conditions=side.conditions if side else None,

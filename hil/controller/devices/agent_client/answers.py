@@ -19,7 +19,9 @@ import numpy as np
 from hil.core import tensors
 from hil.core.cpuinfo import MAX_READING
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
+from hil.core.placement_reasons import MAX_NAMES, MAX_REASON_CHARS, MAX_REASONS, PlacementReason
 from hil.core.repetition import Answer, Repetition
+from hil.core.results import Part, Placement
 from hil.core.stack_config import MAX_PARTS
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import Array, TensorSpec
@@ -236,9 +238,36 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
         _expect(
             sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, f"more than {_NODES_MOST} node names"
         )
+        for part in done.placement.parts:
+            _check_reasons(part.reasons)
     if done.HasField("state"):
         _check_readings(done.state.readings)
     return done
+
+
+def _check_reasons(reasons: Sequence[pb.PlacementReason]) -> None:
+    _check_count(reasons, MAX_REASONS, "reasons of a part")
+    _expect(sum(len(reason.names) for reason in reasons) <= MAX_NAMES, f"reasons with more than {MAX_NAMES} node names")
+    _expect(
+        all(len(reason.text) <= MAX_REASON_CHARS for reason in reasons),
+        f"a reason with more than {MAX_REASON_CHARS} characters",
+    )
+
+
+def parse_placement(done: pb.InvokeDone) -> Placement | None:
+    """Return where a program ran, or None if the agent does not report it."""
+    if not done.HasField("placement"):
+        return None
+    return tuple(
+        Part(
+            part.device,
+            part.nodes,
+            tuple(part.names),
+            part.elsewhere,
+            tuple(PlacementReason(one.text, one.nodes, tuple(one.names)) for one in part.reasons),
+        )
+        for part in done.placement.parts
+    )
 
 
 def parse_calls(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:

@@ -188,6 +188,9 @@ class SideRecord(Record, kw_only=True):
     ] = None
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None
+    peak_device_memory_bytes: Annotated[
+        Count | None, note("of the device; null if neither the runtime nor the driver reports it")
+    ] = None
     parallelism: Annotated[float | None, note("mean number of busy cores; null if the board does not report it")]
     settling: Annotated[Settling | None, note("null without --settle")] = None
     conditions: Annotated[Conditions | None, note("of the board; null if nothing was measured")] = None

@@ -44,6 +44,7 @@ def _describe_side(side: SideRecord) -> dict[str, Any]:
         "iterations_per_s": side.iterations_per_s,
         **_describe_energy(side),
         "peak_memory_bytes": side.peak_memory_bytes,
+        "peak_device_memory_bytes": side.peak_device_memory_bytes,
         "parallelism": side.parallelism,
         **{name: timings[name] for name in _TIMINGS},
     }
