@@ -26,6 +26,7 @@ from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.core.cancellation import LOOK_SECONDS, check_cancelled
 from hil.core.clock import ClockFit, get_time_ns
 from hil.core.steps import StepCall
+from hil.errors import BoardUnfit
 
 # Number of windows. Fewer make the interval wide.
 WINDOWS = 10
@@ -91,9 +92,13 @@ def measure_energy(
         HilError: the program failed.
     """
     kind = board.meter.kind
-    meter = make_meter(board.meter)
+    meter = make_meter(board)
     begun_ns = get_time_ns()
-    meter.start()
+    try:
+        meter.start()
+    except BoardUnfit as error:
+        reason = f"{error.message}; {error.hint}" if error.hint else error.message
+        return EnergyMeasurement(meter=kind, refused="meter failed", reason=reason)
     try:
         if not _wait_for_samples(meter, board.meter.start_s):
             problem = meter.read().problem or f"no sample within {board.meter.start_s:g} s"
@@ -122,7 +127,7 @@ def _run_windows(
     _observe_runs(board, meter, calls)
     _wait(_SETTLE_SECONDS)
     after = _stay_idle(meter, board)
-    _wait_until(meter, after[1], board.meter.start_s)
+    _wait_until(board, meter, after[1])
     return _EnergyRun(calls, warmup, (before, after))
 
 
@@ -209,11 +214,17 @@ def _wait_for_samples(meter: Meter, limit_s: float) -> bool:
     return meter.read().times_ns.size > 1
 
 
-def _wait_until(meter: Meter, end_ns: int, limit_s: float) -> None:
-    """Wait until the samples reach a host time: they may arrive late, for example from a file."""
-    for _ in _iter_looks(limit_s):
+def _wait_until(board: Board, meter: Meter, end_ns: int) -> None:
+    """Wait until the samples reach a host time: they may arrive late, for example from a file or from the board."""
+    if meter.read().clock == "board":
+        board.ping()
+        fit = board.clock_fit(end_ns)
+        if fit is None:
+            return
+        end_ns = fit.to_board(end_ns)
+    for _ in _iter_looks(board.meter.start_s):
         found = meter.read()
-        if found.problem or found.clock == "board" or (found.times_ns.size and found.times_ns[-1] >= end_ns):
+        if found.problem or (found.times_ns.size and found.times_ns[-1] >= end_ns):
             break
 
 

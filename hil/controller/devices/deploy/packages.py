@@ -182,7 +182,9 @@ _OF_CONTROLLER = {
     *(f"core/{name}.py" for name in ("board_config", "board_parser", "boards", "bounded_http", "chips")),
     *(f"core/{name}.py" for name in ("config_files", "config_keys", "config_values", "console_config", "mcu_config")),
     *(f"core/{name}.py" for name in ("examples", "json_values", "meter_config", "stack_config")),
-    *("formats/elf32.py", "formats/firmware.py", "protocol/v1/farm_pb2.py"),
+    *(f"core/{name}.py" for name in ("timeline", "variables")),
+    *(f"formats/{name}.py" for name in ("elf32", "firmware", "onnx_arithmetic", "onnx_file", "onnx_functions")),
+    *("compare/generation.py", "compare/random_outputs.py", "protocol/v1/farm_pb2.py"),
 }
 
 

@@ -99,6 +99,26 @@ def list_watts(samples: PowerSamples) -> Floats:
     return np.concatenate([powers[:1], powers])
 
 
+def make_sensor_samples(
+    times_ns: Nanoseconds,
+    values: Floats,
+    *,
+    counts_energy: bool,
+    lost: int = 0,
+    problem: str = "",
+    clock: Literal["host", "board"] = "host",
+) -> PowerSamples:
+    """Return the samples of a sensor of the kernel: watts, or joules of an energy counter."""
+    if not counts_energy:
+        return PowerSamples(times_ns, values, lost=lost, problem=problem, clock=clock)
+    # The counter changes about once a millisecond: a repeated value has no time of its own.
+    kept = np.ones(values.size, np.bool_)
+    kept[1:] = np.diff(values) > 0
+    if values.size and kept.sum() < 2:
+        kept[:] = True  # a counter that stands still
+    return PowerSamples(times_ns[kept], joules=values[kept], lost=lost, problem=problem, clock=clock)
+
+
 class Meter(Protocol):
     """Meter of a board's power. A package provides one through the entry-point group ``hil.meters``."""
 
