@@ -67,6 +67,7 @@ class SimulatedPower:
 
     idle_w: float = 2.0
     active_w: float = 5.0  # while a program runs
+    prompt_w: float = 0.0  # while a generation computes the prompt; 0: active_w
     noise_w: float = 0.0  # standard deviation of a sample
     drift_w: float = 0.0  # change of the idle power per second
     lost: float = 0.0  # share of the samples that the meter loses

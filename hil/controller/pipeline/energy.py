@@ -39,6 +39,7 @@ _WARMUP_SHARE = 0.1
 _TIMEOUT_SHARE = 0.4
 # Pause after a program, before the idle power is steady.
 _SETTLE_SECONDS = 0.2
+_GPIO_TOKENS = "the pulses of a gpio do not separate the prompt from the steps"
 # Maximum seconds of an idle interval, to get enough samples of a slow meter.
 _LONGEST_IDLE = 60.0
 
@@ -145,6 +146,8 @@ def _observe_runs(board: Board, meter: Meter, calls: Sequence[EnergyCall]) -> No
         for call in calls:
             # The untimed iterations begin after the call was sent.
             meter.observe_run(call.host_ns[0], fit.to_host(call.board_ns[1]))
+            for prompt in (one for tokens in call.tokens for one in tokens.prompt):
+                meter.observe_prompt(fit.to_host(prompt.start_ns), fit.to_host(prompt.end_ns))
 
 
 def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> EnergyMeasurement:
@@ -156,7 +159,9 @@ def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> Ene
         if config.windows == "gpio":
             calls = [call.host_ns for call in run.calls]
             windows = select_gpio_windows(samples, calls, run.calls[0].iterations, run.warmup)
-            return evaluate_energy(samples, windows, run.idle, meter=config.kind)
+            found = evaluate_energy(samples, windows, run.idle, meter=config.kind)
+            has_tokens = any(call.tokens for call in run.calls) and found.refused is None
+            return found.replace(token_reason=_GPIO_TOKENS) if has_tokens else found
         if fit is None or fit.jumped_ns:
             reason = "the board's clock jumped" if fit else "the board does not report its clock"
             raise EnergyRefused("clock not fitted", reason)
