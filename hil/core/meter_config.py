@@ -171,7 +171,8 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         raise UsageError(f"{place} channel must be a whole number from 0 to 99, got {found.channel}")
     if found.where == "board" and found.path and not Path(found.path).is_absolute():
         raise UsageError(
-            f"{place} path {found.path!r} is not absolute", hint='a path on the board, such as "/sys/class/hwmon/hwmon3"'
+            f"{place} path {found.path!r} is not absolute",
+            hint='a path on the board, such as "/sys/class/hwmon/hwmon3"',
         )
     check_columns(found.columns, f"{place} columns")
     command = _parse_program(table["command"], place, where) if "command" in table else ()

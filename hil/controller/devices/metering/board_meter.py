@@ -103,7 +103,9 @@ class BoardMeter:
 def _make_unsupported_error(board: Board) -> BoardUnfit:
     """Return the error for a board whose agent does not read the meter."""
     release, machine = board.info.get("agent_version", ""), board.info.get("machine", {})
-    host = 'set where = "host" in [meter] of the board\'s config to read a sensor of this machine, or use kind "command"'
+    host = (
+        'set where = "host" in [meter] of the board\'s config to read a sensor of this machine, or use kind "command"'
+    )
     if not release or machine.get("system") == "bare metal" or "agent" in board.info.get("not_measured", ()):
         return BoardUnfit("the board has no agent that can read its sensors", board=board.name, hint=host)
     return BoardUnfit(

@@ -99,7 +99,8 @@ def test_samples_without_numbers_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("shift_s", "problem"), [(0.0, ""), (0.5, ""), (-0.2, "0.2 s ahead of this"), (3.0, "at least 3 s after their time")]
+    ("shift_s", "problem"),
+    [(0.0, ""), (0.5, ""), (-0.2, "0.2 s ahead of this"), (3.0, "at least 3 s after their time")],
 )
 @pytest.mark.parametrize("clock", ["monotonic", "epoch"])
 def test_clock_of_another_machine_is_a_problem(clock, shift_s, problem):

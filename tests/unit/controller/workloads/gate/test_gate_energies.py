@@ -74,7 +74,9 @@ def test_same_program_with_more_energy_has_no_change():
 
 
 def test_same_program_with_new_tools_and_more_energy_is_toolchain():
-    old, new = (make_entry(one).replace(tools=ToolVersions(runtime=tools)) for one, tools in ((0.001, "1"), (0.002, "2")))
+    old, new = (
+        make_entry(one).replace(tools=ToolVersions(runtime=tools)) for one, tools in ((0.001, "1"), (0.002, "2"))
+    )
     found = judge_case(GateCase(new, old, energy=compare_energies(old.energy, new.energy, 0.03)), None)
     assert (found.verdict, found.suspect) == ("toolchain", "energy")
     assert "but 2 mJ an inference instead of 1 mJ" in found.reason
