@@ -80,7 +80,7 @@ class MeterConfig:
 
     kind: str = make_key(
         "",
-        "[Meter](energy.md): `command`, `file`, `hwmon`, `rapl`, `simulated`, or the name of a meter from a package.",
+        "[Meter](meters.md): `command`, `file`, `hwmon`, `rapl`, `simulated`, or the name of a meter from a package.",
         unset="no meter",
     )
     command: tuple[str, ...] = make_key((), "`command`: program and arguments. It prints CSV lines on stdout.")

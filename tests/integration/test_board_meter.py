@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ class FakeSensor:
     def replace(self, name: str, value: int) -> None:
         fresh = self.folder / f"new-{name}"
         fresh.write_text(f"{value}\n")
-        os.replace(fresh, self.folder / name)
+        fresh.replace(self.folder / name)
 
 
 class FakeCounter(FakeSensor):

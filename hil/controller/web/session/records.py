@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hil.controller.pipeline.records.evidence import list_case_evidence, list_evidence
 from hil.controller.pipeline.records.energy_text import describe_energy
+from hil.controller.pipeline.records.evidence import list_case_evidence, list_evidence
 from hil.controller.records.base import make_record
 from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.run import make_run_case

@@ -20,7 +20,6 @@ from hil.controller.pipeline.records.evidence import (
     format_unanswered,
 )
 from hil.controller.pipeline.records.print_generation import find_worst_position
-from hil.controller.records.base import Interval
 from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hil.controller.analysis.detection.sequential import Decision
+from hil.controller.analysis.detection.suspects import Suspect
+from hil.controller.pipeline.records.energy_text import compare_energies, describe_energies
 from hil.controller.records.base import Interval
 from hil.controller.records.measurements.energy import EnergyMeasurement, UnitEnergy
 from hil.controller.records.measurements.history import (
@@ -13,9 +16,6 @@ from hil.controller.records.measurements.history import (
     SourceState,
     ToolVersions,
 )
-from hil.controller.analysis.detection.sequential import Decision
-from hil.controller.analysis.detection.suspects import Suspect
-from hil.controller.pipeline.records.energy_text import compare_energies, describe_energies
 from hil.controller.workloads.gate.judge import Remeasurement, judge_case
 from hil.controller.workloads.gate.plan import GateCase
 
