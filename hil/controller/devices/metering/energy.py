@@ -30,7 +30,7 @@ _GAP_PERIODS = 4
 MAX_LOST = 0.01
 # Largest power below zero, relative to the power above idle: an offset of the meter.
 MAX_NEGATIVE = 0.05
-# A negative energy below this share of the energy at idle is an error of rounding.
+# Differences below this share of the idle power are errors of rounding.
 _ROUNDING = 1e-6
 # Largest error of the clock, relative to the length of a window.
 MAX_CLOCK_ERROR = 0.01
@@ -294,7 +294,8 @@ def _check_sign(idle: IdlePower, average_w: float) -> None:
 
 def _check_drift(idle: IdlePower, above_w: float) -> None:
     change = abs(idle.after_w - idle.before_w)
-    if change > MAX_IDLE_DRIFT * abs(above_w) and change > _NOISE_ERRORS * 2 * idle.error_w:
+    noise = max(_NOISE_ERRORS * 2 * idle.error_w, _ROUNDING * abs(idle.mean_w))
+    if change > MAX_IDLE_DRIFT * abs(above_w) and change > noise:
         raise EnergyRefused(
             "idle drift",
             f"the idle power changed from {idle.before_w:.3f} to {idle.after_w:.3f} W, for {above_w:.3f} W above idle",

@@ -137,6 +137,14 @@ def test_noise_is_not_drift(measure):
         assert found.refused is None, found.reason
 
 
+def test_constant_power_has_no_energy(measure):
+    bench = measure(SimulatedPower())
+    watts = np.full(bench.samples.times_ns.size, 3.5)
+    found = replace(bench, samples=replace(bench.samples, watts=watts)).evaluate()
+    assert found.refused is None, found.reason
+    assert found.per_inference.joules == pytest.approx(0.0, abs=1e-12)
+
+
 def test_slow_meter_is_refused(measure):
     found = measure(SimulatedPower(), rate_hz=30).evaluate()
     assert found.refused == "too few samples"
