@@ -217,6 +217,10 @@ class FirmwareProgram:
         """Return the CPU of the microcontroller."""
         return self._placed
 
+    def get_peak_memory(self) -> int:
+        """Return the RAM of the firmware, with the stack. The firmware allocates nothing after the start."""
+        return self._firmware.ram_bytes
+
     def get_run_ns(self) -> int:
         """Return the duration of the last run on the chip's tick counter."""
         return self._ticks * 1_000_000_000 // self._firmware.tick_hz
