@@ -311,6 +311,7 @@ address = "hil@pi5-2.lab"
 [meter]
 kind = "hwmon"
 path = "/sys/class/hwmon/hwmon3"
+where = "host"
 channel = 2
 """,
         "boards/emulated.toml": """\

@@ -211,7 +211,7 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
-        ConfigTable("meter", "[Meter](energy.md) of the board's power.", list_dataclass_keys(MeterConfig)),
+        ConfigTable("meter", "[Meter](meters.md) of the board's power.", list_dataclass_keys(MeterConfig)),
         ConfigTable(
             "console",
             "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "

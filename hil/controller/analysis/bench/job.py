@@ -283,7 +283,7 @@ class _BenchRun:
         if self.bench.energy and not board.meter.is_set:
             raise UsageError(
                 f"--energy needs a meter, but the config of board {board.name} has no [meter]",
-                hint="add the table [meter] to the board's config: docs/energy.md",
+                hint="add the table [meter] to the board's config: docs/meters.md",
             )
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:

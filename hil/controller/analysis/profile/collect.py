@@ -23,6 +23,7 @@ from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.pipeline.capture import PROFILED
 from hil.controller.pipeline.case import Capture, Case
+from hil.controller.pipeline.records.energy_text import describe_energy
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
@@ -88,6 +89,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             console=capture.console,
             notes=notes,
             device="".join(devices),
+            energy=[f"{name} {text}" for name, text in describe_energy(case.energy)] if case.energy else (),
         )
         write_profile(profile, folder)
     return notes
