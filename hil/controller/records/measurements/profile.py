@@ -35,3 +35,4 @@ class ProfileHead(Record, kw_only=True):
     console: Annotated[list[Span], note("lines of the board's console on the host's clock")] = []
     notes: Annotated[list[str], note("errors and missing data")]
     device: Annotated[str, note("device whose clock timed the rows; empty if the CPU's clock timed them")] = ""
+    stack: Annotated[dict[str, str], note("part of the board's stack -> version; empty if unknown")] = {}
