@@ -100,6 +100,8 @@ def compute_roofline(
     rows.sort(key=lambda row: -(row.time_ns or 0.0))
     whole = _make_whole(profile, own, iterations, work, peaks)
     uncounted = _count_uncounted(groups, iterations, total)
+    if not own.runs and work is not None:
+        uncounted = _count_uncounted_work(work)
     return Roofline(whole, rows, uncounted, _list_warnings(rows, whole, uncounted, peaks))
 
 
@@ -292,6 +294,12 @@ def _count_uncounted(groups: Mapping[tuple[str, str], _Work], iterations: Sequen
     )
 
 
+def _count_uncounted_work(work: ModelWork) -> UncountedWork:
+    return UncountedWork(
+        operators=sum(work.not_counted.values()), share=None, op_types=list(work.not_counted), runtime_share=0.0
+    )
+
+
 def _sum_shares(groups: Iterable[_Work], iterations: Sequence[int], total: float) -> float:
     return min(sum(_get_median(group, iterations) for group in groups) / total, 1.0) if total else 0.0
 
@@ -300,7 +308,7 @@ def _list_warnings(
     rows: Sequence[RooflineRow], whole: RooflineRow, uncounted: UncountedWork, peaks: BoardPeaks | None
 ) -> list[str]:
     found = []
-    above = [row for row in (whole, *rows) if row.is_above]
+    above = [row for row in rows if row.is_above] or [row for row in [whole] if row.is_above]
     if above and peaks is not None:
         names = ", ".join(row.name for row in above[:_NAMED]) + (
             f" and {len(above) - _NAMED} more" * (len(above) > _NAMED)
@@ -310,10 +318,9 @@ def _list_warnings(
         found.append(f"{ABOVE_PEAK}: {names}{cause}: measure the peak again with hil board peak {peaks.board}")
     if uncounted.operators:
         count = f"{uncounted.operators} operation{'s' * (uncounted.operators > 1)}"
+        share = "" if uncounted.share is None else f", {uncounted.share:.1%} of the time"
         names = ", ".join(uncounted.op_types[:_NAMED])
-        found.append(
-            f"not counted: {count}, {uncounted.share:.1%} of the time ({names}): the model's sums are lower limits"
-        )
+        found.append(f"not counted: {count}{share} ({names}): the model's sums are lower limits")
     unknown = [row for row in rows if row.kind == "compute" and row.flops and row.bytes and row.shortest_ns is None]
     if unknown and peaks is not None:
         types = ", ".join(sorted({row.dtype or "other types" for row in unknown}))

@@ -40,7 +40,7 @@ _TYPES = ("f32", "f16", "int8")
     "memory_mib",
     type=int,
     metavar="MIB",
-    help="Maximum size of the arrays (default: a tenth of the board's memory).",
+    help="Maximum size of the arrays (default: a tenth of the board's memory, at most 768).",
 )
 @click.option("--stored", is_flag=True, help="Show the stored peaks of the board, without a measurement.")
 @json_option

@@ -131,7 +131,9 @@ class UncountedWork(Record, kw_only=True):
     """Operations that the roofline cannot judge."""
 
     operators: Annotated[Count, note("operations of the model without a count of operations or bytes")]
-    share: Annotated[float, note("their share of the time of all operations", ge=0, le=1)]
+    share: Annotated[
+        float | None, note("their share of the time of all operations; null if the runtime does not profile operations")
+    ]
     op_types: Annotated[list[str], note("operator types, or names of operations without a type")]
     runtime_share: Annotated[float, note("share of the runtime's own work, such as copies", ge=0, le=1)]
 

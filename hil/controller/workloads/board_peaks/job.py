@@ -32,7 +32,7 @@ class PeakJob:
     job: Job  # board, runtime, device and compiler flags
     dtypes: Sequence[PeakType] = ()  # empty: f32 and int8, and f16 on a GPU
     min_time_s: float = DEFAULT_MIN_TIME_SECONDS  # minimum measured time per size
-    memory_mib: int | None = None  # maximum size of the arrays, in MiB; None is a tenth of the board's memory
+    memory_mib: int | None = None  # maximum size of the arrays, in MiB; None is a tenth of the memory, at most 768
 
 
 def measure_board(request: PeakJob, choice: BoardChoice, screen: Progress) -> tuple[BoardPeaks, Path]:

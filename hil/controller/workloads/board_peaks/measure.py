@@ -25,7 +25,7 @@ _MAX_ITERATION_NS = 2e9
 _FIRST_BYTES = 48 << 20
 _STEP = 4
 _MAX_LOSS = 0.1
-_MAX_BYTES = 3 << 30
+_MAX_BYTES = 768 << 20
 # Maximum share of the board's memory for the arrays of a program.
 _MEMORY_SHARE = 0.1
 
@@ -83,7 +83,7 @@ class PeakSearch:
         best: PeakPoint | None = None
         for number, one in enumerate(sizes):
             probe = Probe("matmul", dtype, one)
-            if best is not None and not self._has_memory(probe):
+            if best is not None and probe.memory_bytes > self._get_memory_limit():
                 break
             try:
                 timed = self._measure_point(probe)
@@ -111,16 +111,17 @@ class PeakSearch:
         if self.first is not None and self.first.clock == "instructions":
             self.notes.append("no peak for the memory: the board's clock counts instructions")
             return None
-        size, last, has_settled = _FIRST_BYTES, None, False
-        while last is None or self._has_memory(_make_array_probe(size)):
+        size, last, has_settled = min(_FIRST_BYTES, self._get_memory_limit()), None, False
+        while last is None or size <= self._get_memory_limit():
             try:
-                point = self._measure_point(_make_array_probe(min(size, self.memory_limit))).point
+                point = self._measure_point(_make_array_probe(size)).point
             except StageError as error:
                 if last is None:
                     self.notes.append(f"no peak for the memory: {error.message}")
                     return None
                 break
-            has_settled = last is not None and point.rate >= last.rate * (1 - _MAX_LOSS)
+            # Compare undisturbed iterations: other load on the machine slows down the median.
+            has_settled = last is not None and point.work / point.p10 >= last.work / last.p10 * (1 - _MAX_LOSS)
             if has_settled and last is not None:
                 last = max(last, point, key=lambda one: one.rate)
                 break
@@ -144,12 +145,11 @@ class PeakSearch:
         self.first = self.first or timed
         return timed
 
-    def _has_memory(self, probe: Probe) -> bool:
-        """Return whether the arrays of a probe fit into the share of the board's memory for a measurement."""
+    def _get_memory_limit(self) -> int:
+        """Return the maximum bytes of the arrays: the user's limit, and a share of the board's memory if known."""
         info: dict[str, Any] = self.first.info if self.first else {}
         total = int(info.get("memory_limit_bytes") or 0) or int(info.get("machine", {}).get("memory_bytes", 0))
-        limit = min(self.memory_limit, int(total * _MEMORY_SHARE)) if total else self.memory_limit
-        return probe.memory_bytes <= limit
+        return min(self.memory_limit, int(total * _MEMORY_SHARE)) if total else self.memory_limit
 
     def _note_grades(self, chosen: Sequence[PeakPoint]) -> None:
         """Add a note for every peak whose times are not comparable."""
