@@ -11,7 +11,7 @@ from hil.controller.analysis.roofline.probes import ITEM_BYTES, Probe, round_siz
 from hil.controller.records.measurements.roofline import BoardPeaks, PeakPoint, PeakType, PeakValue
 from hil.controller.workloads.board_peaks.timers import TimedProbe, Timer
 from hil.core.text import TextSink
-from hil.errors import StageError
+from hil.errors import BoardError, StageError
 
 # Sizes of matmuls, in order. A microcontroller has little memory.
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -87,10 +87,12 @@ class PeakSearch:
                 break
             try:
                 timed = self._measure_point(probe)
-            except StageError:
-                if best is None:
+            except (StageError, BoardError) as error:
+                # Larger matrices may not fit into the memory, and may take too long for a serial line.
+                if best is None or (isinstance(error, BoardError) and not self.is_small):
                     raise
-                break  # the larger matrices do not fit into the memory, or take too long
+                self.notes.append(f"matmul {dtype} {one} was not measured: {error.message}")
+                break
             gain = timed.point.rate / best.rate - 1 if best is not None else 1.0
             if best is None or gain > 0:
                 best = timed.point
@@ -129,7 +131,7 @@ class PeakSearch:
         assert last is not None
         if not has_settled:
             self.notes.append(
-                "the speed of the memory may include caches: the board has too little memory for larger arrays"
+                "the speed of the memory may include caches: --memory or the memory of the board limits the arrays"
             )
         points = [last]
         try:

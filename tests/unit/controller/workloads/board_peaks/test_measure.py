@@ -122,7 +122,7 @@ def test_small_memory_limits_the_arrays_and_is_noted() -> None:
     peaks = board.measure()
     assert all(probe.memory_bytes <= 27 << 20 for probe in board.probes)
     assert peaks.notes == [
-        "the speed of the memory may include caches: the board has too little memory for larger arrays"
+        "the speed of the memory may include caches: --memory or the memory of the board limits the arrays"
     ]
 
 
@@ -160,6 +160,23 @@ def test_microcontroller_has_small_matrices_and_no_memory_peak() -> None:
     assert peaks.memory is None
     peaks.tick_hz = 100_000_000
     assert "  f32     100 Gop/s  = 1e+03 op per tick" in "\n".join(list_peak_lines(peaks))
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_board_that_fails_with_larger_matrices(is_small: bool) -> None:
+    def rate(probe: Probe) -> float:
+        if probe.size > 256 or (is_small and probe.size > 32):
+            raise BoardUnfit("no answer")
+        return rate_by_size(256)(probe)
+
+    board = KnownBoard(rate)
+    if not is_small:
+        with pytest.raises(BoardUnfit):
+            board.measure()
+        return
+    peaks = board.measure(is_small=True)
+    assert peaks.compute["f32"].kernel == "matmul f32, 32 x 32"
+    assert "matmul f32 64 was not measured: no answer" in peaks.notes
 
 
 def test_clock_of_instructions_gives_no_memory_peak() -> None:
