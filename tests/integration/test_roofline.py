@@ -55,6 +55,7 @@ def test_tflite_profile_has_the_roofline_of_the_whole_model(hil, tmp_path):
 
 
 @needs_vulkan
+@pytest.mark.timeout(600)
 def test_peaks_of_a_gpu_are_device_times(hil):
     (peaks,) = read_json(hil("board", "peak", "sim", "--device", "vulkan", *SHORT, "--json"))["peaks"]
     assert (peaks["clock"], peaks["device"]) == ("device", "vulkan")

@@ -38,7 +38,7 @@ _NAMED = 3
 
 
 @dataclass
-class _Work:
+class _WorkSums:
     """Sums over a group's rows."""
 
     kind: str
@@ -86,11 +86,11 @@ def compute_roofline(
         by: key of :data:`hil.controller.analysis.profile.totals.GROUPS`.
         work: the work of the model, for a profile without operations.
     """
-    groups: dict[tuple[str, str], _Work] = {}
-    own = _Work("compute")
+    groups: dict[tuple[str, str], _WorkSums] = {}
+    own = _WorkSums("compute")
     for row, own_ns in own_times(profile.rows):
         key = GROUPS[by](row), row.kind
-        group = groups.setdefault(key, _Work(row.kind))
+        group = groups.setdefault(key, _WorkSums(row.kind))
         _add_row(group, row, own_ns, peaks)
         if row.kind == "compute":
             _add_row(own, row, own_ns, peaks, partial=True)
@@ -152,7 +152,7 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
     return _Limit(longest[1], max(one[2] for one in times), max(one[3] for one in times), longest[0])
 
 
-def _add_row(group: _Work, row: OpRow, own_ns: int, peaks: BoardPeaks | None, *, partial: bool = False) -> None:
+def _add_row(group: _WorkSums, row: OpRow, own_ns: int, peaks: BoardPeaks | None, *, partial: bool = False) -> None:
     """Add a row. With ``partial``, skip unknown work instead of making the sums unknown."""
     group.runs[row.iteration] += own_ns
     group.nodes.update(dict.fromkeys(row.onnx_nodes))
@@ -178,11 +178,11 @@ def _add_row(group: _Work, row: OpRow, own_ns: int, peaks: BoardPeaks | None, *,
     group.bound_ns[limit.bound] += limit.shortest_ns
 
 
-def _get_median(group: _Work, iterations: Sequence[int]) -> float:
+def _get_median(group: _WorkSums, iterations: Sequence[int]) -> float:
     return float(np.median([group.runs.get(number, 0) for number in iterations])) if iterations else 0.0
 
 
-def _make_row(name: str, group: _Work, iterations: Sequence[int], total: float) -> RooflineRow:
+def _make_row(name: str, group: _WorkSums, iterations: Sequence[int], total: float) -> RooflineRow:
     times = np.array([group.runs.get(number, 0) for number in iterations], np.int64)
     time_ns = float(np.median(times)) if times.size else None
     return _build_row(
@@ -197,7 +197,7 @@ def _make_row(name: str, group: _Work, iterations: Sequence[int], total: float) 
 
 
 def _make_whole(
-    profile: Profile, own: _Work, iterations: Sequence[int], work: ModelWork | None, peaks: BoardPeaks | None
+    profile: Profile, own: _WorkSums, iterations: Sequence[int], work: ModelWork | None, peaks: BoardPeaks | None
 ) -> RooflineRow:
     """Return the row of the whole model. Its time is the time without the profiler, if it was measured."""
     timed = np.array(list_timed_runs(profile), np.int64)
@@ -210,9 +210,9 @@ def _make_whole(
     return _build_row(profile.model, "model", group, runs, time_ns=time_ns, interval=interval, share=1.0)
 
 
-def sum_model_work(work: ModelWork, peaks: BoardPeaks | None) -> _Work:
+def sum_model_work(work: ModelWork, peaks: BoardPeaks | None) -> _WorkSums:
     """Return the sums of a model's counted operators."""
-    group = _Work("compute")
+    group = _WorkSums("compute")
     for one in work.operators:
         row = OpRow(
             *("", 0, "", "", one.name, "compute", (), (one.op_type,), 0, 0),
@@ -227,7 +227,7 @@ def sum_model_work(work: ModelWork, peaks: BoardPeaks | None) -> _Work:
 def _build_row(
     name: str,
     kind: str,
-    group: _Work,
+    group: _WorkSums,
     runs: int,
     *,
     time_ns: float | None,
@@ -273,12 +273,14 @@ def _build_row(
     )
 
 
-def _get_margin(group: _Work) -> float:
+def _get_margin(group: _WorkSums) -> float:
     """Return the shortest time at the upper ends of the peaks' intervals, relative to the shortest time."""
     return group.low_ns / group.shortest_ns if group.low_ns and group.shortest_ns else 1.0
 
 
-def _count_uncounted(groups: Mapping[tuple[str, str], _Work], iterations: Sequence[int], total: float) -> UncountedWork:
+def _count_uncounted(
+    groups: Mapping[tuple[str, str], _WorkSums], iterations: Sequence[int], total: float
+) -> UncountedWork:
     missing = {
         name: group
         for (name, kind), group in groups.items()
@@ -300,7 +302,7 @@ def _count_uncounted_work(work: ModelWork) -> UncountedWork:
     )
 
 
-def _sum_shares(groups: Iterable[_Work], iterations: Sequence[int], total: float) -> float:
+def _sum_shares(groups: Iterable[_WorkSums], iterations: Sequence[int], total: float) -> float:
     return min(sum(_get_median(group, iterations) for group in groups) / total, 1.0) if total else 0.0
 
 

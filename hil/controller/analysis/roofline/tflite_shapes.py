@@ -141,7 +141,8 @@ def read_tflite(model: str, function: str) -> dict[str, Any]:
     operators = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
     kinds = {value: name for name, value in vars(schema.TensorType).items() if isinstance(value, int)}
     shapes: list[Shape] = [_read_shape(tensor) for tensor in graph.tensors]
-    nodes, counts = [], {}
+    nodes: list[list[Any]] = []
+    counts: dict[str, int] = {}
     for operator in graph.operators:
         code = whole.operatorCodes[operator.opcodeIndex]
         op_type = operators.get(max(code.builtinCode, code.deprecatedBuiltinCode), "?")

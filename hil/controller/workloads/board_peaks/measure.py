@@ -19,7 +19,7 @@ _SMALL_SIZES = (16, 32, 64)
 # A larger matmul is measured only if the previous size improved the speed by this share.
 _MIN_GAIN = 0.05
 # A larger matmul is measured only if an iteration is expected to take less than this time, in ns.
-_MAX_ITERATION_NS = 2e9
+_MAX_ITERATION_NS = 0.5e9
 # Bytes of the first array program. If a program with four times the bytes is slower by more than _MAX_LOSS, the caches
 # still hold a part of the arrays. STREAM requires arrays of four times the size of the caches.
 _FIRST_BYTES = 48 << 20
