@@ -39,8 +39,9 @@ def build_report(folder: Path, *, by: str, peaks: str = "", keep: bool = False) 
     profile = read_profile(folder)
     found = choose_peaks(profile, folder, peaks)
     work = read_work(folder)
-    roofline = compute_roofline(profile, found, by=by, work=work)
-    report = make_report(profile, found, roofline, by)
+    # A profile has times, which cannot be compared with instructions.
+    usable = None if found is not None and found.clock == "instructions" else found
+    report = make_report(profile, found, compute_roofline(profile, usable, by=by, work=work), by)
     if found is not None and found.source == "measured" and keep:
         try:
             keep_peaks(found, folder)
@@ -60,6 +61,8 @@ def make_report(profile: Profile, peaks: BoardPeaks | None, roofline: Roofline, 
         warnings += list_differences(peaks, profile.runtime, profile.stack)
         if peaks.software or (profile.device and "software" in profile.device):
             warnings.append("the device is a GPU that the CPU computes: the roofline is not that of a GPU")
+        if peaks.clock == "instructions":
+            warnings.append("the peaks are per instruction, but the profile has times: they cannot be compared")
         if peaks.clock == "device" and not profile.device:
             warnings.append("the peaks are device times, but the profile has times of the board's clock")
         warnings += [note for note in peaks.notes if "grade F" in note or "data sheet" in note]

@@ -25,6 +25,8 @@ def list_peak_lines(peaks: BoardPeaks) -> list[str]:
     for part in peaks.stack:
         if part.name in ("kernel", "driver", "governor") and part.version:
             lines.append(f"  {part.name:7} {make_plain(part.version)[:100]}")
+    if peaks.flags:
+        lines.append(f"  flags   {' '.join(map(make_plain, peaks.flags))}")
     lines += [f"  note    {make_plain(note)}" for note in peaks.notes]
     return lines
 

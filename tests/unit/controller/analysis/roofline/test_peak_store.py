@@ -136,6 +136,14 @@ def test_unknown_peaks_are_refused(wanted: str, message: str, tmp_path: Path, mo
         build_report(save_profile(tmp_path / "p"), by="op", peaks=wanted)
 
 
+def test_peaks_per_instruction_are_not_compared_with_times(tmp_path: Path) -> None:
+    folder = save_profile(tmp_path / "p")
+    keep_peaks(make_peaks(clock="instructions", memory=None), folder)
+    report = build_report(folder, by="op")
+    assert report.whole.attained is None
+    assert "the peaks are per instruction, but the profile has times: they cannot be compared" in report.warnings
+
+
 def test_damaged_peaks_of_a_profile_are_refused(tmp_path: Path) -> None:
     folder = save_profile(tmp_path / "p")
     keep_peaks(make_peaks(), folder)
