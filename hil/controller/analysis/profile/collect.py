@@ -18,6 +18,7 @@ from hil.controller.analysis.profile.runtimes.operations_profile import iter_ope
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
+from hil.controller.analysis.roofline.profile_files import write_roofline_data
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import convert_to_onnx
@@ -90,9 +91,27 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             notes=notes,
             device="".join(devices),
             energy=[f"{name} {text}" for name, text in describe_energy(case.energy)] if case.energy else (),
+            stack=_map_stack(case),
         )
         write_profile(profile, folder)
+        log = case.folder / "logs" / "profile.log"
+        how: CachedCall = {
+            "cache": context.cache,
+            "isolated": context.isolated,
+            "timeout": COMPILE_TIMEOUT_SECONDS,
+            "log": log,
+        }
+        try:
+            write_roofline_data(profile, case.model, folder, how)
+        except HilError as error:
+            notes.append(f"no data for a roofline: {error.message}")
     return notes
+
+
+def _map_stack(case: Case) -> dict[str, str]:
+    """Return part -> version of the board's stack."""
+    parts = case.result.provenance.get("stack", ()) if case.result else ()
+    return {str(part["name"]): str(part["version"]) for part in parts}
 
 
 @dataclass(frozen=True)

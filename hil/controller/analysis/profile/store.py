@@ -106,6 +106,7 @@ def read_profile(folder: Path) -> Profile:
         notes=tuple(head.notes),
         device=head.device,
         energy=head.energy,
+        stack=head.stack,
     )
 
 
@@ -126,6 +127,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         notes=list(profile.notes),
         device=profile.device,
         energy=list(profile.energy),
+        stack=dict(profile.stack),
     )
 
 

@@ -36,3 +36,4 @@ class ProfileHead(Record, kw_only=True):
     notes: Annotated[list[str], note("errors and missing data")]
     energy: Annotated[list[str], note("measured energies and powers of the program, as text")] = []
     device: Annotated[str, note("device whose clock timed the rows; empty if the CPU's clock timed them")] = ""
+    stack: Annotated[dict[str, str], note("part of the board's stack -> version; empty if unknown")] = {}
