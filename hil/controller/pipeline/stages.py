@@ -50,6 +50,7 @@ from hil.controller.storage.runs import COMPILE_FAILURE, convert_write_errors
 from hil.controller.storage.sources.packages import pick
 from hil.core import clock
 from hil.core.arithmetic import FLOAT32
+from hil.core.board_config import BoardConfig
 from hil.core.results import Artifact, RunResult, Stage
 from hil.core.runtimes import choose_compiler, choose_runtime
 from hil.core.tensors import Array, TensorSpec, read_as
@@ -126,6 +127,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
+    _check_device_is_used(case.options.device, config, runtime)
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
     compiler = case.options.compiler or choose_compiler(model.format, runtime)
@@ -156,6 +158,15 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     with convert_write_errors(log.parent), log.open("a") as file:
         file.write(f"{artifact.compiler}: {note}\n")
     tools.sink.stage(case, Stage.COMPILE, note)
+
+
+def _check_device_is_used(device: str, config: BoardConfig, runtime: str) -> None:
+    """Raise UsageError if the device was selected for another runtime than the runtime of the model's format."""
+    if device and config.devices.get(runtime, "") != device:
+        raise errors.UsageError(
+            f"--device {device} does not apply to the model's runtime {runtime}",
+            hint=f"select the runtime of the device: --runtime {runtime}",
+        )
 
 
 def _push_program(case: Case, tools: Tools) -> Iterator[Case]:
