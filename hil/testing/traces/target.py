@@ -164,6 +164,7 @@ class BoardTarget:
         parts = result.provenance.get("placement") or ()
         devices = format_node_counts((part["device"], part["nodes"]) for part in parts)
         where = f" ({devices})" if len(parts) > 1 else ""
+        where += "".join(f", software device: {part['software']}" for part in parts if part.get("software"))
         dtypes = tuple(get_dtype_name(array.dtype) for array in returned)
         loaded, _ = session.load(artifact, timeout=self._options.timeout)
         shown = zip(loaded.loaded.outputs, dtypes, strict=True)
