@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.models import DIGITS
 from support.sshd import running_sshd
+from support.traces import read_slices
 from support.vulkan import needs_vulkan
 
 import hil as hil_library
@@ -73,8 +74,17 @@ def test_profile_has_track_of_device(hil, summing, tmp_path):
     head = json.loads((tmp_path / "prof" / "profile.json").read_text())
     assert head["device"].startswith("vulkan")
     assert head["rows"] >= 3
-    trace = gzip.decompress((tmp_path / "prof" / "trace.pftrace.gz").read_bytes())
-    assert f"device: {head['device']}".encode() in trace
+    slices = read_slices(tmp_path / "prof" / "trace.pftrace.gz")
+    assert "operations" not in slices
+    dispatches = slices[f"device: {head['device']}"]
+    assert len(dispatches) == head["rows"]
+    assert all(start < end for spans in slices.values() for _, start, end in spans)
+    ordered = sorted((start, end) for _, start, end in dispatches)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered)), "the dispatches overlap"
+    # The trace has the host's clock. The profiled run contains the dispatches, except for the error of the clock.
+    ((_, first, last),) = [one for one in slices["transfers"] if one[0] == "profiled run"]
+    error = head["clock"]["error_ns"]
+    assert first - error <= ordered[0][0] and ordered[-1][1] <= last + error
     profiled = next(call for call in head["calls"] if call["kind"] == "profiled")
     rows = (tmp_path / "prof" / "ops.csv").read_text().splitlines()
     column = rows[0].split(",").index("start_ns")
@@ -92,10 +102,10 @@ def test_trace_runs_on_vulkan(hil, tmp_path):
 
     backends = "iree_llvmcpu,iree_vulkan,iree_cuda"
     results = compare_backends(predicted, Digits, target_backends=backends, artifacts_dir=tmp_path / "traces")
-    outcomes = {result.backend: result.outcome for result in results}
+    outcomes = {result.backend_id: result.outcome for result in results}
     assert outcomes == {"iree_llvmcpu": "PASS", "iree_vulkan": "PASS", "iree_cuda": outcomes["iree_cuda"]}
     if outcomes["iree_cuda"] == "SKIP":
-        (why,) = [" ".join(result.lines()) for result in results if result.backend == "iree_cuda"]
+        (why,) = [" ".join(result.lines()) for result in results if result.backend_id == "iree_cuda"]
         assert "has no device 'cuda'" in why and "devices found: local-task" in why
     place = tmp_path / "traces" / "Digits"
     # The flag file names the device, so hil and IREE's tools run the program there.
@@ -130,16 +140,16 @@ def test_dispatches_run_on_vulkan(hil, summing):
 
 
 @pytest.fixture
-def two_devices(tmp_path, monkeypatch):
+def two_devices(tmp_path, environment):
     """Install lavapipe twice, as two devices with the same path."""
     manifest = next(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"), None)
     if manifest is None:
         pytest.skip("lavapipe's manifest is not in /usr/share/vulkan/icd.d")
     found = json.loads(manifest.read_text())
-    library = shutil.copy(found["ICD"]["library_path"], tmp_path / "libvulkan_second.so")
+    library = str(shutil.copy(found["ICD"]["library_path"], tmp_path / "libvulkan_second.so"))
     second = tmp_path / "second.json"
     second.write_text(json.dumps({**found, "ICD": {**found["ICD"], "library_path": library}}))
-    monkeypatch.setenv("VK_ICD_FILENAMES", f"{manifest}:{second}")
+    environment["VK_ICD_FILENAMES"] = f"{manifest}:{second}"
 
 
 def test_devices_with_equal_paths_have_numbers(hil, summing, two_devices):
@@ -152,8 +162,8 @@ def test_devices_with_equal_paths_have_numbers(hil, summing, two_devices):
     assert ended.code == 2 and "selects vulkan://0 and vulkan://1" in ended.err
 
 
-def test_board_without_driver_has_no_vulkan_device(hil, summing, monkeypatch):
-    monkeypatch.setenv("VK_ICD_FILENAMES", "/nonexistent")
+def test_board_without_driver_has_no_vulkan_device(hil, summing, environment):
+    environment["VK_ICD_FILENAMES"] = "/nonexistent"
     ended = hil("run", summing, *ON_VULKAN, *GIVEN, "--json")
     assert (ended.code, ended.case["outcome"]) == (4, "BOARD_UNFIT"), ended.out
     assert ended.case["reason"] == "board 'sim' has no device 'vulkan' for the runtime iree"
