@@ -12,6 +12,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.choosing.board_resolver import open_link, read_capabilities
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
@@ -101,6 +102,19 @@ class BoardConnection:
                 board=self.post.name,
                 hint=f"reset the fence with hil board reset-fence {self.post.name}",
             )
+
+    def read_stack(self) -> None:
+        """Run the commands of ``[stack]``, so that the card contains the versions. Call :meth:`take` first.
+
+        Raises BoardError if the board does not respond.
+        """
+        commands = {name: one for name, one in self.config.stack.items() if not one.text}
+        if not commands:
+            return
+        shell = self._link.shell if self._link else None
+        reader = StackReader(self.post.name, commands, {}, shell, is_simulator=self.config.simulator is not None)
+        versions = {one.name: one.version for one in reader.read({}) if one.name in commands}
+        self._public = format_public_config(self.config, versions)
 
     def _call_with_reconnect(self, call: Callable[[], T]) -> T:
         """Call the board, and retry once on a new connection if the old one broke."""
