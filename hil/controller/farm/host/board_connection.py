@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,12 +14,15 @@ from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.choosing.board_resolver import open_link, read_capabilities
 from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.board_stack import StackReader
+from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
 from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardAccess, BoardCard, Grant
+from hil.controller.farm.rpc import is_image_name
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
@@ -47,6 +51,7 @@ class BoardConnection:
         self._watch: PlaceWatch | None = None
         self._link: Link | None = None
         self._client: BoardClient | None = None
+        self._is_changed = threading.Event()
 
     @property
     def has_sessions(self) -> bool:
@@ -72,7 +77,18 @@ class BoardConnection:
             power=[action for action in POWER_ACTIONS if self.config.power.can(action)],
             machine=get_machine_id(),
             access=BoardAccess(self.config.access.users, self.config.access.groups),
+            provisions=bool(self.config.provision.command),
+            image=self._read_image(),
         )
+
+    def _read_image(self) -> ProvisionedImage | None:
+        """Return the image on the board; None if unknown, or if the farm refuses its name."""
+        image = read_image(self.post.name, self.config.path, str(self.info.get("board_id", "")))
+        return image if image is not None and is_image_name(image.file) else None
+
+    def mark_changed(self) -> None:
+        """Read the board's description again before the next job: the board has a new system. Thread-safe."""
+        self._is_changed.set()
 
     def _list_host_labels(self) -> dict[str, Any]:
         """Return the labels of the host's permissions, which a board's config cannot change."""
@@ -155,6 +171,9 @@ class BoardConnection:
             )
 
         self._ensure_place()
+        if self._is_changed.is_set():
+            self._is_changed.clear()
+            self.hang_up()
         if self._link is None:
             self.refresh()
         if not self.has_sessions:

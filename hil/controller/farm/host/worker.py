@@ -27,6 +27,7 @@ from hil.controller.farm.host.board_connection import BoardConnection
 from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
+from hil.controller.farm.host.image_writer import ImageWriter
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, empty_folder
 from hil.controller.farm.host.power_switch import PowerSwitch
@@ -77,7 +78,14 @@ class BoardWorker:
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
         self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
-        self._power = PowerSwitch(post.name, lambda: self._way.config, self.list_leases, self._attendance.report_power)
+        images = ImageWriter(site, lambda: self._way.config, self.print_message, self._handle_image)
+        self._power = PowerSwitch(
+            post.name,
+            lambda: self._way.config,
+            self.list_leases,
+            self._attendance.report_power,
+            write_image=images.write,
+        )
 
     def serve(self) -> None:
         """Attach to the farm and run jobs."""
@@ -144,8 +152,13 @@ class BoardWorker:
             serving.open_dial(dial, gateway)
 
     def switch_power(self, request: pb.SwitchPower) -> None:
-        """Switch the board's power for a user of the farm."""
+        """Switch the board's power, or write an image, for a user of the farm."""
         self._power.handle(request)
+
+    def _handle_image(self) -> None:
+        """Publish the board's new image. The next job opens a new connection."""
+        self._way.mark_changed()
+        self._attendance.send_card()
 
     def print_message(self, text: str) -> None:
         """Print a message for the operator of the host."""

