@@ -110,7 +110,7 @@ def test_image_reaches_worker_and_is_audited(client: Client, farm_db: str, tmp_p
                 user.do("provision", **{**wanted, **change})
         user.upload({digest: image})
         if error:
-            with pytest.raises(ProvisionFailed, match="writing card.img failed: the provision command failed"):
+            with pytest.raises(ProvisionFailed, match=r"writing card\.img failed: the provision command failed"):
                 user.do("provision", **wanted)
         else:
             assert user.do("provision", **wanted).state in ("suspect", "online")
