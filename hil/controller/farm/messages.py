@@ -26,6 +26,8 @@ PROBE_SECONDS = 60.0
 LONGEST = "longest"
 # Label of boards whose host runs commands of users.
 COMMANDS_LABEL = "commands"
+# Label of boards whose host runs commands with several boards. Hosts of older releases ignore the other boards.
+SEVERAL_BOARDS_LABEL = "several_boards"
 # Actions of `hil farm power`.
 POWER_ACTIONS = ("on", "off", "cycle")
 # Action that writes an image to a board.

@@ -20,7 +20,15 @@ from hil.controller.farm.client.lease_session import describe_lease, get_machine
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
 from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
-from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardAccess, BoardCard, Grant
+from hil.controller.farm.messages import (
+    COMMANDS_LABEL,
+    MAX_FENCE,
+    POWER_ACTIONS,
+    SEVERAL_BOARDS_LABEL,
+    BoardAccess,
+    BoardCard,
+    Grant,
+)
 from hil.controller.farm.rpc import is_image_name
 from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig
@@ -30,6 +38,7 @@ from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilEr
 T = TypeVar("T")
 
 _HOLD_SECONDS = 3.0
+_HOST_LABELS = (COMMANDS_LABEL, SEVERAL_BOARDS_LABEL)
 _BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 
@@ -40,6 +49,8 @@ class BoardConnection:
     post: BoardEntry
     site: HostInfo
     say: TextSink
+    # Called with the reason, in another thread, when the board's labgrid place was released by others.
+    on_place_lost: TextSink = lambda why: None
     config: BoardConfig = field(init=False)  # board config; includes labgrid's settings if borrowed
     info: dict[str, Any] = field(default_factory=dict)  # last Describe reply of the agent; empty if unknown
 
@@ -92,7 +103,7 @@ class BoardConnection:
 
     def _list_host_labels(self) -> dict[str, Any]:
         """Return the labels of the host's permissions, which a board's config cannot change."""
-        return {COMMANDS_LABEL: True} if self.site.allow_commands else {}
+        return {label: True for label in _HOST_LABELS} if self.site.allow_commands else {}
 
     @property
     def target(self) -> AgentEndpoint | None:
@@ -233,7 +244,7 @@ class BoardConnection:
             self._borrowed = True
             if self.is_borrowed:
                 place = LabgridPlace(self.config.labgrid, self.site.host, self.post.name)
-                self._watch = self._held.enter_context(PlaceWatch(place, self.say))
+                self._watch = self._held.enter_context(PlaceWatch(place, self.say, on_lost=self.on_place_lost))
 
     def _ensure_place(self) -> None:
         """Acquire the board's labgrid place, also if a user or a restart of the coordinator released the place."""
@@ -285,4 +296,4 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         **{name: one.get("version") for name, one in runtimes.items()},
     }
     labels = {**{key: value for key, value in found.items() if value}, **config.labels}
-    return {key: value for key, value in labels.items() if key != COMMANDS_LABEL}
+    return {key: value for key, value in labels.items() if key not in _HOST_LABELS}
