@@ -269,6 +269,7 @@ flash_memory = "0x08000000:1M"
 ram = "0x20000000:128K"
 tick_hz = 168000000
 uart = "usart2.c"
+uart_irq = 38
 stack = "16K"
 baud = 921600
 defines = { USART2 = "0x40004400" }

@@ -80,6 +80,13 @@ class Program(Protocol):
     Return the duration of the last run in nanoseconds, measured by the device. hil calls this after each run and
     reports this time. Without this method, hil measures the time of ``run`` on the machine of the agent.
 
+    **Peak memory**::
+
+        def get_peak_memory(self) -> int
+
+    Return the peak memory of the program on its device in bytes, or 0 if unknown. hil calls this after runs, outside
+    the timed section. Without this method, hil reports the peak resident memory of the worker's process.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

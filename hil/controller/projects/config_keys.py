@@ -69,7 +69,7 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
         for name in ("delay", "boot_s", "timeout_s")
     },
     **{(Microcontroller, name): _COMMAND for name in ("flash", "reset")},
-    **{(Microcontroller, name): {"type": ["string", "integer"]} for name in ("tick_hz", "stack", "baud")},
+    **{(Microcontroller, name): {"type": ["string", "integer"]} for name in ("tick_hz", "uart_irq", "stack", "baud")},
     (Microcontroller, "defines"): {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     **{(Microcontroller, name): _MAX_DAY for name in ("boot_s", "watchdog_s")},
 }
