@@ -35,6 +35,7 @@ from hil.mcu.faults import explain_fault
 from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 
+_DEVICE = "cpu"
 _FLASH_SECONDS = 300.0
 _GREET_SECONDS = 0.5
 _SHOWN_LINES = 20
@@ -55,13 +56,15 @@ class McuRuntime:
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version of the protocol. The board is not contacted: it may have no firmware yet."""
-        return {"version": "1", "devices": ["cpu"]}
+        return {"version": "1", "devices": [_DEVICE]}
 
     def prepare(self, device: str) -> None:
         """Do nothing: the line is opened when a program is loaded."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> FirmwareProgram:
         """Flash the firmware unless the board has it, and greet the board."""
+        if device not in ("", _DEVICE):
+            raise LoadFailed(f"a microcontroller has no device {device!r}", hint=f"its only device is {_DEVICE}")
         settings, firmware = self._settings, read_firmware(folder / main)
         if firmware.chip != settings.chip.name:
             raise LoadFailed(
@@ -160,7 +163,7 @@ class FirmwareProgram:
         self._data, self._crc = b"", 0
         self._ticks = 0
         self._outputs_crc = 0
-        self._placed = (Part("cpu"),)
+        self._placed = (Part(_DEVICE),)
 
     def bind(self, inputs: list[Array]) -> None:
         """Write the inputs to the board."""
