@@ -225,7 +225,7 @@ class FirmwareProgram:
         return self._ticks * 1_000_000_000 // self._firmware.tick_hz
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run the program and write the ticks of each dispatch, converted to the host's clock.
+        """Run the program and write the ticks of each dispatch, also converted to the host's clock.
 
         The end of a run on the host's clock is the time at which the response arrived.
         """
@@ -239,9 +239,10 @@ class FirmwareProgram:
                 ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4")
             except BoardRestarted as restarted:
                 raise self._report_restart("while hil read the ticks") from restarted
-            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(ticks.tolist())]
+            counts = ticks.tolist()
+            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(counts)]
             start_ns = end_ns - (ends[-1] if ends else 0)
-            for step, begin, until in zip(self._firmware.steps, [0, *ends], ends, strict=False):
+            for step, begin, until, counted in zip(self._firmware.steps, [0, *ends], ends, counts, strict=False):
                 found.append(
                     Operation(
                         step.name or step.kind,
@@ -250,6 +251,7 @@ class FirmwareProgram:
                         start_ns + until,
                         step.nodes,
                         is_overhead=step.kind != "dispatch",
+                        ticks=counted,
                     )
                 )
         return [write_operations(found, folder)]

@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import socket
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ PREFIX = "serial:"
 _SOCKET = "unix:"
 _CHUNK = 1 << 16
 _WRITE_SECONDS = 10.0
+# The worker of the previous program may still be ending.
+_LOCK_SECONDS = 3.0
 
 
 class SerialStream(Protocol):
@@ -94,9 +97,18 @@ def _open_device(path: str, baud: int) -> SerialStream:
     if not Path(path).is_absolute():
         raise UsageError(f"{path!r} is not a serial device", hint="expected serial:/dev/ttyACM0 or serial:unix:PATH")
     device = serial.Serial(path, baud, timeout=0)
-    try:
-        fcntl.flock(device.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        device.close()
-        raise BoardBusy(f"another process uses the serial line {path}", hint="wait until it ends") from error
+    until = time.monotonic() + _LOCK_SECONDS
+    while not _try_lock(device.fileno()):
+        if time.monotonic() > until:
+            device.close()
+            raise BoardBusy(f"another process uses the serial line {path}", hint="wait until it ends")
+        time.sleep(0.02)
     return DescriptorStream(device.fileno(), contextlib.closing(device))
+
+
+def _try_lock(device: int) -> bool:
+    try:
+        fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
