@@ -70,7 +70,7 @@ class Ticks:
     iterations: int
     instructions_per_tick: float
     p50: float  # ticks of a run, without gaps between the operations
-    operations: tuple[OpTicks, ...]  # the most ticks first
+    operations: tuple[OpTicks, ...]  # in the order of execution
 
 
 @dataclass(frozen=True)

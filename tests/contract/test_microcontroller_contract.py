@@ -218,7 +218,7 @@ def test_profile_counts_ticks_of_each_dispatch(load, tmp_path: Path) -> None:
     path.write_bytes(taken.files[OPERATIONS_FILE])
     dispatches = [one for one in read_operations(path) if not one.is_overhead]
     assert {one.run for one in dispatches} == {0, 1, 2}
-    assert [(one.ticks, one.nodes) for one in dispatches] == 0
+    assert dispatches and all(one.ticks for one in dispatches)
     assert (taken.warmup, taken.iterations) == (1, 2)
     np.testing.assert_array_equal(next(iter(result.outputs.values())), A + B)
 

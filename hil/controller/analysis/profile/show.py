@@ -14,6 +14,7 @@ from hil.controller.analysis.profile.totals import (
     RunTimes,
     find_typical_iteration,
     make_shortener,
+    require_times,
     run_times,
     sum_rows,
     type_of,
@@ -56,6 +57,7 @@ def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None 
         totals=found[:top],
         notes=list(profile.notes),
         plot=str(plot) if plot else None,
+        ticks=profile.ticks,
     )
 
 
@@ -80,6 +82,10 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     if profile.calls and profile.clock.error_ns:
         within = f"board and host clocks aligned within {time_text(profile.clock.error_ns)}"
         console.print(f"  clock         {within}", highlight=False)
+    if profile.ticks is not None:
+        from hil.controller.analysis.profile.ticks.show_ticks import print_ticks
+
+        print_ticks(console, profile.ticks, by=by, top=top)
     if found:
         console.print()
         console.print(_build_top_table(console, found[:top], by, times))
@@ -329,8 +335,9 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     """Draw the top totals as bars, an iteration as a time line, and the estimates as roofline points.
 
     Raises:
-        UsageError: the profile has no rows; or as for any picture.
+        UsageError: the profile has no rows or no times; or as for any picture.
     """
+    require_times(profile)
     found, iteration = sum_rows(profile.rows, by), find_typical_iteration(profile.rows)
     if not found:
         hint = "; ".join(profile.notes)

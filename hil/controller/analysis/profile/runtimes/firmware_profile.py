@@ -92,7 +92,7 @@ class FirmwareSteps:
             iterations=len(runs),
             instructions_per_tick=instructions_per_tick,
             p50=float(statistics.median(runs.values())) if runs else 0.0,
-            operations=tuple(sorted(found, key=lambda one: -one.p50)),
+            operations=tuple(found),
         )
 
 
