@@ -62,10 +62,10 @@ class FirmwareSteps:
 
     def sum_ticks(self, instructions_per_tick: float) -> Ticks:
         """Return the ticks of each operation. Steps with the same name and nodes are one operation."""
-        groups: dict[tuple[str, str, tuple[str, ...]], _Group] = {}
+        groups: dict[tuple[str, str, tuple[str, ...]], _StepTicks] = {}
         runs: dict[int, int] = defaultdict(int)
         for one, site in self._iter_sited():
-            group = groups.setdefault((one.name, _get_kind(one), site.nodes), _Group(site, defaultdict(list)))
+            group = groups.setdefault((one.name, _get_kind(one), site.nodes), _StepTicks(site, defaultdict(list)))
             group.ticks[one.run].append(one.ticks or 0)
             runs[one.run] += one.ticks or 0
         totals = {key: [sum(ticks) for ticks in group.ticks.values()] for key, group in groups.items()}
@@ -97,7 +97,7 @@ class FirmwareSteps:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _StepTicks:
     site: DispatchSite
     ticks: dict[int, list[int]]  # by run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hil.controller.analysis.profile.show import ProfileColumn, make_named_table
+from hil.controller.analysis.profile.ticks.columns import ProfileColumn, make_named_table
 from hil.controller.analysis.profile.ticks.show_ticks import format_ticks
 from hil.controller.records.commands.npu import NpuEstimate, NpuOperator
 from hil.controller.storage.screen.texts import make_plain

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hil.controller.analysis.profile.ticks.columns import TITLES, ProfileColumn, make_named_table
 from hil.controller.analysis.profile.totals import NOT_THE_MODEL, make_common_shortener
 from hil.core.timeline import OpTicks, Ticks
 
@@ -72,8 +73,6 @@ def describe_ticks(ticks: Ticks) -> str:
 def print_ticks(console: Console, ticks: Ticks, *, by: str, top: int) -> None:
     """Print the ticks of a run and of the ``top`` groups of operations."""
     from rich.text import Text
-
-    from hil.controller.analysis.profile.show import TITLES, ProfileColumn, make_named_table
 
     iterations = f"{ticks.iterations} iteration{'s' if ticks.iterations != 1 else ''}"
     console.print(f"  run           p50 {format_ticks(ticks.p50)} ticks of {iterations}", highlight=False)

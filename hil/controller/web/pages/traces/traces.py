@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff
-from hil.controller.analysis.profile.show import TITLES
+from hil.controller.analysis.profile.ticks.columns import TITLES
 from hil.controller.analysis.profile.ticks.show_ticks import group_ticks
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
 from hil.controller.records.pages.analyses import (
