@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hil.controller.records.commands.npu import NpuEstimate, NpuOperator
 from hil.controller.storage.sources.packages import require_version
-from hil.core.files import read_text
+from hil.core.files import open_file, read_text
 from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileFailed, StageTimeout, UsageError
 
@@ -69,7 +69,7 @@ def estimate_cycles(model: Path, accelerator: str) -> NpuEstimate:
 
 
 def _check_model(model: Path) -> None:
-    with model.open("rb") as file:
+    with open_file(model) as file:
         head = file.read(8)
     if head[4:] != _MAGIC:
         raise UsageError(
