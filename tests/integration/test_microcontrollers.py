@@ -288,8 +288,9 @@ def test_each_layer_passes(
     write_models(["digits_cnn"], tmp_path / "models")
     found = check_layers(chip, start_chip(chip).config, tmp_path / "models", tmp_path / "out", environment)
     assert [one for one in found if one.result != "pass"] == []
-    assert {one.case.split("/")[0].removesuffix("_int8") for one in found} == {"digits_cnn"}
-    assert len(found) > 15
+    cases = {one.case for one in found}
+    assert cases >= {"digits_cnn_full_model", "digits_cnn_int8_full_model", "digits_cnn_layer_Gemm_fc1"}, cases
+    assert len(cases) > 15
 
 
 @pytest.mark.slow
@@ -314,7 +315,7 @@ def test_layers_that_do_not_fit_name_the_missing_memory(
 def test_profile_has_ticks_of_each_dispatch_and_no_times(hil: Run, m4: MicrocontrollerBoard, tmp_path: Path) -> None:
     ended = hil("run", MODEL, "--board", m4.config, "--profile", tmp_path / "profile", "--json")
     assert ended.case["outcome"] == "PASS", ended.out
-    assert ended.case["device_ns"] in (None, []) and ended.case["instructions"]["counter"] == "icount"
+    assert ended.case["device"] is None and ended.case["instructions"]["counter"] == "icount"
     shown = hil("profile", "show", tmp_path / "profile", "--json").document
     assert shown["totals"] == [] and shown["timed_p50_ns"] is None
     nodes = {node for one in shown["ticks"]["operations"] for node in one["onnx_nodes"]}

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_client import Invocation
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.metering.power_watch import PowerWatch
 from hil.controller.pipeline.case import Capture
 from hil.controller.pipeline.settings.options import PROFILED_COUNTS

@@ -23,7 +23,7 @@ from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import InvokeTiming, Sample, Span
 
 if TYPE_CHECKING:
-    from hil.compare.generation import GenerationVerdict
+    from hil.compare.generation.results import GenerationVerdict
     from hil.controller.models.generation.roles import Decoder
 
 

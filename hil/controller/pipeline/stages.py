@@ -24,9 +24,9 @@ from hil.controller.backends.references import (
     refer_each,
     run_reference_with_fallback,
 )
-from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.devices.choosing.board_resolver import choose
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.importers import import_model

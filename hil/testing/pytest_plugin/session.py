@@ -18,7 +18,7 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice, is_provider_address
 from hil.controller.devices.choosing.board_resolver import check_faults, choose
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache

@@ -28,8 +28,9 @@ from hil.controller.analysis.bench.sustained import (
     summarise_batch,
     thin_batch,
 )
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.health import list_changes
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.measuring.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoding.generation import check_generation

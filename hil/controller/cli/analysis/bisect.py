@@ -102,7 +102,7 @@ def bisect(
     from hil.controller.analysis.bisect.find import repeat_command
     from hil.controller.analysis.bisect.result import WAYS, plot_growth, print_bisection
     from hil.controller.analysis.bisect.subject import apply_flow
-    from hil.controller.models.flows import load_flow
+    from hil.controller.models.flows.flow_registry import load_flow
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.screen.console import Console

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.records.suite import CaseRecord, SuiteRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lend_pool

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.compare.comparison import OutputComparison
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.case_fields import make_case_fields
 from hil.controller.pipeline.records.record import record_case, record_verdict

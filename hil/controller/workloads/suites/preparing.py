@@ -16,7 +16,8 @@ from hil.controller.backends.compilers.iree_group import compile_together, has_c
 from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.models.flows import Flow, compute_quantum_atol
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.quanta import compute_quantum_atol
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.model_settings import accept_of_file, apply_model_settings

@@ -25,7 +25,8 @@ from hil.controller.analysis.layers import (
     select_layer_inputs,
 )
 from hil.controller.models.default_inputs import add_given_defaults, list_default_specs, override_defaults
-from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.importers import import_model

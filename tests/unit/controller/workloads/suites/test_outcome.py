@@ -13,7 +13,7 @@ import pytest
 
 from hil import errors
 from hil.compare.verdict import compare
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.suite import CaseRecord

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.models import DIGITS, save_model
 
-from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
