@@ -268,7 +268,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         " /case?id=prompts&case=chat /console?id=night-00&file=consoles/b.jsonl"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
-        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?profile=0/profiles/t /trace?a=0/profiles/a&b=0/profiles/b"
+        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c"
+        " /trace?profile=0/profiles/t /trace?a=0/profiles/a&b=0/profiles/b"
         f" /gates /triage /series /series?id={series} /search?q=%3Dcase"
     ).split()
     farm = busy_farm()
