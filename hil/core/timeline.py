@@ -124,3 +124,5 @@ class Profile:
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run
     device: str = ""  # device whose clock timed the rows, such as ``vulkan``; "" if the CPU's clock timed them
     ticks: Ticks | None = None  # instead of rows, if the board's clock counts instructions
+    energy: Sequence[str] = ()  # measured energies and powers, a text each
+    stack: Mapping[str, str] = field(default_factory=dict)  # part of the board's stack -> version; "" if unknown

@@ -106,6 +106,8 @@ def read_profile(folder: Path) -> Profile:
         notes=tuple(head.notes),
         device=head.device,
         ticks=head.ticks,
+        energy=head.energy,
+        stack=head.stack,
     )
 
 
@@ -126,6 +128,8 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         notes=list(profile.notes),
         device=profile.device,
         ticks=profile.ticks,
+        energy=list(profile.energy),
+        stack=dict(profile.stack),
     )
 
 

@@ -181,6 +181,7 @@ class _TraceWriter:
             labels.append(f"the profiler adds {times.overhead:.0%}")
         if profile.ticks is not None:
             labels.append("emulated: its operations have ticks, which are not times")
+        labels += profile.energy
         if profile.clock.jumped_ns:
             labels.append(f"the clock jumped by {profile.clock.jumped_ns} ns")
         process = self._trace.process(name, labels)
