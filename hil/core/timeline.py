@@ -93,3 +93,5 @@ class Profile:
     console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run
     device: str = ""  # device whose clock timed the rows, such as ``vulkan``; "" if the CPU's clock timed them
+    energy: Sequence[str] = ()  # measured energies and powers, a text each
+    stack: Mapping[str, str] = field(default_factory=dict)  # part of the board's stack -> version; "" if unknown

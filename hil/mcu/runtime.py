@@ -19,6 +19,7 @@ from hil.core.clock import get_time_ns
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, count_bytes, from_bytes, to_bytes
 from hil.errors import (
+    BoardError,
     BoardLost,
     BoardUnfit,
     BoardUnreachable,
@@ -30,8 +31,9 @@ from hil.errors import (
 )
 from hil.formats.firmware import ELF, FLAT, Firmware, read_firmware
 from hil.formats.operations import Operation, write_operations
-from hil.mcu.client import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.faults import explain_fault
+from hil.mcu.messages import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello
 from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 
@@ -67,11 +69,11 @@ class McuRuntime:
             raise LoadFailed(
                 f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
             )
-        client, hello = self._try_greet()
+        client, hello, silence = self._try_greet()
         if hello is None or (hello.digest.hex(), hello.image_crc) != (firmware.digest, firmware.image_crc):
             if client is not None:
                 client.close()
-            self._flash(folder)
+            self._flash(folder, silence)
             client = SerialClient(self._open(), settings.chip.baud)
             hello = client.greet(settings.boot_s)
         assert client is not None
@@ -98,31 +100,37 @@ class McuRuntime:
                     raise
                 time.sleep(0.05)
 
-    def _try_greet(self) -> tuple[SerialClient | None, Hello | None]:
-        """Return the client, and the state of the board if it answers. Reset the board once if it does not."""
+    def _try_greet(self) -> tuple[SerialClient | None, Hello | None, BoardError | None]:
+        """Return the client and the state of the board, or why it does not answer. Reset a silent board once."""
         settings = self._settings
+        silence: BoardError | None = None
         for command in ((), settings.reset):
             if command:
                 _run_command(command, "resetting the board")
             try:
                 client = SerialClient(open_stream(settings.address, settings.chip.baud), settings.chip.baud)
-            except BoardUnreachable:
+            except BoardUnreachable as error:
                 if not settings.flash:
                     raise
-                return None, None
+                return None, None, error
             try:
-                return client, client.greet(_GREET_SECONDS)
-            except (BoardLost, ProtocolBroken):
+                return client, client.greet(_GREET_SECONDS), None
+            except (BoardLost, ProtocolBroken) as error:
                 client.close()
+                silence = error
             if not settings.reset:
                 break
-        return None, None
+        return None, None, silence
 
-    def _flash(self, folder: Path) -> None:
+    def _flash(self, folder: Path, silence: BoardError | None) -> None:
+        """Flash the firmware. Without a flash command, raise the error of a board that does not answer."""
         settings = self._settings
         if not settings.flash:
+            if silence is not None:
+                silence.hint = f"{silence.hint}; hil cannot flash the board, because its config has no [mcu] flash"
+                raise silence
             raise LoadFailed(
-                "the board has other firmware or does not answer, and its config has no flash command",
+                "the board has other firmware, and its config has no flash command",
                 hint='set [mcu] flash = ["openocd", ..., "{elf}"] in the board\'s config',
             )
         words = [
@@ -216,6 +224,10 @@ class FirmwareProgram:
     def placement(self) -> Placement:
         """Return the CPU of the microcontroller."""
         return self._placed
+
+    def get_peak_memory(self) -> int:
+        """Return the RAM of the firmware, with the stack. The firmware allocates nothing after the start."""
+        return self._firmware.ram_bytes
 
     def get_run_ns(self) -> int:
         """Return the duration of the last run on the chip's tick counter."""

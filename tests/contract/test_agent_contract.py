@@ -420,6 +420,62 @@ def test_agent_rejects_counter_period_out_of_range(client, period_s):
         next(client.counters(period_s))
 
 
+@pytest.fixture
+def sensor(reached, tmp_path, request):
+    """Return a function that writes a file of a fake sensor on the agent's machine, and returns its directory."""
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        if reached.board:
+            board = request.getfixturevalue("board_x86" if reached.arch == "x86_64" else "board_aarch64")
+            script = f"mkdir -p {tmp_path} && echo {text} > {tmp_path}/{name}"
+            board.run(["sh", "-c", script], check=True)
+        return str(tmp_path)
+
+    return write
+
+
+def test_agent_streams_power_on_its_clock(client, sensor):
+    folder = sensor("power1_input", "2500000")
+    earliest = client.describe().clock_ns
+    stream, first = client.open_power("hwmon", folder, 1, 500.0)
+    found = [first]
+    while sum(len(one.values) for one in found) < 20:
+        found.append(next(stream))
+    stream.cancel()
+    stamps = [at for one in found for at in one.clock_ns]
+    assert stamps == sorted(set(stamps))
+    assert earliest <= stamps[0] <= stamps[-1] <= client.describe().clock_ns
+    assert {value for one in found for value in one.values} == {2.5}
+    assert not any(one.counts_energy or one.lost for one in found)
+
+
+def test_agent_refuses_missing_sensor(client, sensor):
+    folder = sensor("power1_input", "1")
+    with pytest.raises(errors.BoardUnfit, match="has no power sensor for channel 3") as caught:
+        client.open_power("hwmon", folder, 3, 100.0)
+    assert "sensor" in caught.value.hint
+
+
+@pytest.mark.ci
+def test_agent_ends_power_when_the_sensor_fails(client, sensor):
+    sensor("max_energy_range_uj", "1000")
+    stream, first = client.open_power("rapl", sensor("energy_uj", "400"), 0, 500.0)
+    assert first.counts_energy
+    sensor("energy_uj", "300")
+    with pytest.raises(CallFailed, match="reading the sensor failed: "):
+        for _ in stream:
+            pass
+
+
+@pytest.mark.ci
+def test_agent_ends_power_with_session(client, sensor):
+    stream, _ = client.open_power("hwmon", sensor("power1_input", "1"), 1, 100.0)
+    client.close_session()
+    for _ in stream:
+        pass
+
+
 def test_agent_serves_health_and_reflection(address):
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc

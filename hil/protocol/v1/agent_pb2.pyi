@@ -37,7 +37,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes", "stack")
+    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes", "stack", "meters")
     BOARD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class DescribeReply(_message.Message):
     BUILD_FIELD_NUMBER: _ClassVar[int]
     STORE_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     STACK_FIELD_NUMBER: _ClassVar[int]
+    METERS_FIELD_NUMBER: _ClassVar[int]
     board_id: str
     name: str
     agent_version: str
@@ -70,7 +71,8 @@ class DescribeReply(_message.Message):
     build: str
     store_room_bytes: int
     stack: _containers.RepeatedCompositeFieldContainer[StackPart]
-    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ..., stack: _Optional[_Iterable[_Union[StackPart, _Mapping]]] = ...) -> None: ...
+    meters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ..., stack: _Optional[_Iterable[_Union[StackPart, _Mapping]]] = ..., meters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id", "cpu_parts")
@@ -182,6 +184,30 @@ class CounterSample(_message.Message):
     clock_ns: int
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     def __init__(self, clock_ns: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
+
+class PowerRequest(_message.Message):
+    __slots__ = ("kind", "path", "channel", "rate_hz")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    path: str
+    channel: int
+    rate_hz: float
+    def __init__(self, kind: _Optional[str] = ..., path: _Optional[str] = ..., channel: _Optional[int] = ..., rate_hz: _Optional[float] = ...) -> None: ...
+
+class PowerSamples(_message.Message):
+    __slots__ = ("clock_ns", "values", "counts_energy", "lost")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ENERGY_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    counts_energy: bool
+    lost: int
+    def __init__(self, clock_ns: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., counts_energy: _Optional[bool] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("program_id", "follow", "error")

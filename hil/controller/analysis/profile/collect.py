@@ -18,11 +18,13 @@ from hil.controller.analysis.profile.runtimes.operations_profile import iter_ope
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
+from hil.controller.analysis.roofline.profile_files import write_roofline_data
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.pipeline.capture import PROFILED
 from hil.controller.pipeline.case import Capture, Case
+from hil.controller.pipeline.records.energy_text import describe_energy
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
@@ -88,9 +90,28 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             console=capture.console,
             notes=notes,
             device="".join(devices),
+            energy=[f"{name} {text}" for name, text in describe_energy(case.energy)] if case.energy else (),
+            stack=_map_stack(case),
         )
         write_profile(profile, folder)
+        log = case.folder / "logs" / "profile.log"
+        how: CachedCall = {
+            "cache": context.cache,
+            "isolated": context.isolated,
+            "timeout": COMPILE_TIMEOUT_SECONDS,
+            "log": log,
+        }
+        try:
+            write_roofline_data(profile, case.model, folder, how)
+        except HilError as error:
+            notes.append(f"no data for a roofline: {error.message}")
     return notes
+
+
+def _map_stack(case: Case) -> dict[str, str]:
+    """Return part -> version of the board's stack."""
+    parts = case.result.provenance.get("stack", ()) if case.result else ()
+    return {str(part["name"]): str(part["version"]) for part in parts}
 
 
 @dataclass(frozen=True)

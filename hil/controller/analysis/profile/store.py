@@ -105,6 +105,8 @@ def read_profile(folder: Path) -> Profile:
         console=head.console,
         notes=tuple(head.notes),
         device=head.device,
+        energy=head.energy,
+        stack=head.stack,
     )
 
 
@@ -124,6 +126,8 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         console=list(profile.console),
         notes=list(profile.notes),
         device=profile.device,
+        energy=list(profile.energy),
+        stack=dict(profile.stack),
     )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.analysis.node_data import export_values, make_node_data_options
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import check_seconds, combine_options, json_option, runs_option
+from hil.controller.cli.options import MODEL, check_seconds, combine_options, json_option, run_options, runs_option
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_runs
+from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ _choice = combine_options(
     click.option("--case", default="", metavar="NAME", help="Model, if the run has more than one."), runs_option
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Number of rows to show.")
+_by = click.option(
+    "--by",
+    type=click.Choice(["op", "node", "type"]),
+    default="op",
+    show_default=True,
+    help="Group by runtime operation, ONNX node, or node type.",
+)
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Also plot to FILE: .png, .svg or .pdf.")
 
 
@@ -78,13 +86,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @profile.command(epilog="Example: hil profile show latest --by type --plot profile.png")
 @click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @_top
-@click.option(
-    "--by",
-    type=click.Choice(["op", "node", "type"]),
-    default="op",
-    show_default=True,
-    help="Group by runtime operation, ONNX node, or node type.",
-)
+@_by
 @_plot
 @_choice
 @json_option
@@ -109,6 +111,64 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         *([f"drawn in {plot}"] if plot else ()),
         show=lambda: shown.print_profile(make_table_console(), found, by=by, top=top),
     )
+
+
+@profile.command(epilog="Example: hil profile roofline latest --plot roofline.png")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
+@_top
+@_by
+@click.option(
+    "--peaks",
+    default="",
+    metavar="ID|FILE",
+    help="Peaks: `latest`, an ID or file of hil board peak, or a board config (default: those of the profile).",
+)
+@_plot
+@_choice
+@json_option
+def roofline(
+    run: str, top: int, by: str, peaks: str, plot: Path | None, case: str, out: Path | None, as_json: bool
+) -> None:
+    """Show how close a run comes to the peaks of its board: operations, bytes, speed and limit of each operation.
+
+    `hil board peak` measures the peaks. The peaks that a report uses are stored with the profile.
+    """
+    from hil.controller.analysis.profile.store import find_folder
+    from hil.controller.analysis.roofline.report import build_report
+    from hil.controller.analysis.roofline.show import plot_roofline, print_roofline
+    from hil.controller.storage.screen.console import make_table_console
+
+    report = build_report(find_folder(_find(run, case, out)), by=by, peaks=peaks, keep=True)
+    if plot:
+        plot_roofline(plot, report)
+        report.plot = str(plot)
+    answer(
+        as_json,
+        report.replace(rows=report.rows[:top]),
+        *([f"drawn in {plot}"] if plot else ()),
+        show=lambda: print_roofline(make_table_console(), report, top=top),
+    )
+
+
+@profile.command(epilog="Example: hil profile work example:digits_cnn")
+@click.argument("model", type=MODEL)
+@_top
+@run_options("function", "dims")
+@json_option
+def work(model: Path, top: int, as_json: bool, **settings: Any) -> None:
+    """Count the operations and bytes of an ONNX or TFLite MODEL from its shapes, without a run."""
+    from hil.controller.analysis.roofline.model_work import count_model
+    from hil.controller.analysis.roofline.show import print_work
+    from hil.controller.models.importers import import_model
+    from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
+    from hil.controller.storage.run_context import open_context
+    from hil.controller.storage.screen.console import make_table_console
+
+    with open_context(1) as tools, make_temporary_folder("hil-work-") as scratch:
+        read = import_model(model, **settings, isolated=tools.isolated, cache=tools.cache)
+        log = Path(scratch) / "work.log"
+        found = count_model(read, cache=tools.cache, isolated=tools.isolated, timeout=COMPILE_TIMEOUT_SECONDS, log=log)
+    answer(as_json, found, show=lambda: print_work(make_table_console(), found, top=top))
 
 
 @profile.command(

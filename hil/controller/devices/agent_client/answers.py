@@ -36,6 +36,7 @@ MESSAGE_LIMITS = {
     ("Board", "Clock"): KIB,
     ("Board", "Logs"): 4 * MIB,
     ("Board", "Counters"): 64 * KIB,
+    ("Board", "Power"): 64 * KIB,
     ("Sessions", "Hold"): 64 * KIB,
     ("Blobs", "Missing"): 4 * MIB,
     ("Blobs", "Put"): KIB,
@@ -47,6 +48,7 @@ MESSAGE_LIMITS = {
 # Maximum characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 MAX_READINGS = 1000
+MAX_POWER_SAMPLES = 4096
 _MAX_DEVICES = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _MAX_RANK = 32
@@ -350,6 +352,14 @@ def check_digests(message: Any, computed: Sequence[str]) -> None:
 def check_sample(sample: pb.CounterSample) -> None:
     """Check one sample of a board's counters."""
     _check_readings(sample.readings)
+
+
+def check_power_samples(message: pb.PowerSamples) -> None:
+    """Check a message with samples of a board's power sensor. Within the message, the times increase."""
+    times = np.array(message.clock_ns, np.int64)
+    _expect(times.size == len(message.values) <= MAX_POWER_SAMPLES, "the meter's times and values do not match")
+    _expect(bool((np.diff(times) > 0).all()), "the meter's times do not increase")
+    _expect(bool(np.isfinite(np.array(message.values, np.float64)).all()), "a value of the meter is not a number")
 
 
 def _is(message: Any, kind: str) -> bool:

@@ -206,6 +206,8 @@ class BoardPool:
             board.close()
             board = self._connect_for_runtime(entry, runtime)
         try:
+            for runtime in entry.runtimes:
+                board.add_target(runtime)
             self._opened(board)
         except BaseException:
             board.close()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from hil.controller.records.base import Number, Record, note
 from hil.controller.records.commands.stored import ProfileTotal
+from hil.controller.records.measurements.roofline import RooflineReport
 from hil.controller.records.pages.common import CaseSummary, PageDocument, Pages, Seconds, SessionSummary, Total
 
 
@@ -38,6 +39,7 @@ class ProfileDocument(PageDocument, kw_only=True):
 
     profile: ProfileName
     times: ProfiledTimes
+    roofline: Annotated[RooflineReport | None, note("null if the directory has no peaks")] = None
     operations: list[ProfileTotal]
     total: Total
     pages: Pages

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hil.controller.storage.runs import convert_write_errors
-from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind, is_failure
 from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.cancellation import is_cancelled
@@ -335,7 +335,7 @@ class IndexWriter:
             else find_worst_kind([*outcomes, session.outcome], finished=session.finished),
             "outcomes": json.dumps(dict(outcomes.most_common())),
             "cases": total,
-            "failing": sum(count for word, count in outcomes.items() if _is_failing(word)),
+            "failing": sum(count for word, count in outcomes.items() if is_failure(word)),
             **self._sum_device_times(key),
             "stamp": stamp,
             "read_bytes": read_bytes,
@@ -384,10 +384,6 @@ _STEPS = 100_000
 # Maximum texts to cache in the writer. Every failure reason may be different, so the number of texts is not limited
 # otherwise.
 _WORDS_HELD = 200_000
-
-
-def _is_failing(outcome: str) -> bool:
-    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
 def join_names(names: Iterable[str]) -> str:

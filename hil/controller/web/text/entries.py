@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,12 @@ def find_worst_kind(outcomes: Iterable[str], *, finished: bool) -> str:
     if not finished:
         found.add("unfinished")
     return next((kind for kind in KINDS if kind in found), "quiet")
+
+
+@functools.lru_cache(maxsize=256)
+def is_failure(outcome: str) -> bool:
+    """Return True if an outcome is a mismatch, an error, or a failure of the board."""
+    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
 def read_text(value: Any) -> str:

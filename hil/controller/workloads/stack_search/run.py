@@ -178,7 +178,7 @@ class _BoardTrials:
         sink = ProgressSink(self._show_stage)
         found, program = [], ""
         runner = replace(self.runner, sink=sink)
-        for case in runner.run(cases, self.pool, choice, runtime=search.options.runtime, faults=search.faults):
+        for case in runner.run(cases, self.pool, choice, runtimes=(search.options.runtime,), faults=search.faults):
             _raise_compile_error(case)
             program = _digest_program(case.artifact) if case.artifact else program
             found.append(_record_run(case))

@@ -20,11 +20,13 @@ from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
 from support.generations import stored_generation
 from support.histories import history_entry
 from support.layer_models import residual_cnn
+from support.rooflines import make_peaks
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.roofline.peak_store import keep_peaks
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
@@ -246,6 +248,7 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     texts = np.array(["=1", "b", "c"], dtype=object)
     write_tensors(tmp_path, {"t": texts}, {"t": texts[::-1].copy()}, name="texts")
     write_profile(example("a"), tmp_path / "profiles" / "a")
+    keep_peaks(make_peaks(), tmp_path / "profiles" / "a")
     write_profile(example("b"), tmp_path / "profiles" / "b")
     compiled = tmp_path / "profiles" / "c"
     compiled.mkdir()
@@ -288,6 +291,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         assert next((row["position"], row["actual"], row["kl"]) for row in positions) == ("2", "7", "1e-09")
         nodes = {row["node"]: row for row in rows_of(client.get("/graph.csv?id=bisect").text)}
         assert len(nodes) > 3 and (nodes["stem"]["outcome"], nodes["stem"]["max_abs"]) == ("FAIL", "0.25")
+        whole, *_ = rows_of(client.get("/trace/roofline.csv?profile=0/profiles/a").text)
+        assert (whole["kind"], whole["flops"], whole["time_ns"]) == ("model", "150000", "80000.0")
         (operation,) = rows_of(client.get("/trace/compilation.csv?profile=0/profiles/c&table=operations").text)
         assert (operation["name"], float(operation["seconds"])) == ("'=Conv", pytest.approx(1e-5))
         statistics = rows_of(client.get("/tensors.csv?id=run&case=model&table=statistics").text)
