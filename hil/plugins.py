@@ -13,7 +13,8 @@ from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link
 from hil.controller.devices.metering.samples import Meter, PowerSamples
 from hil.controller.models.compiling import CompileOrder
 from hil.controller.models.executorch_backends import ExecuTorchBackend
-from hil.controller.models.flows import Flow, Recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated

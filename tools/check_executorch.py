@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, IsolatedError

@@ -17,7 +17,7 @@ from typing import Any, cast
 import click
 
 from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
-from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.models.importers.onnx_nodes import has_float64
 from hil.controller.models.onnx_files.onnx_rewrites import OPSET
 from hil.controller.records.suite import CaseRecord, make_case_record

@@ -141,7 +141,7 @@ past = "present"
 def _read_config(path: Path) -> Tried:
     """A file of TOML, as each of the things that one may be."""
     from hil.controller.farm.settings import load_settings
-    from hil.controller.models.flows import read_flows
+    from hil.controller.models.flows.flow_registry import read_flows
     from hil.controller.models.generation.roles import detect_roles
     from hil.controller.models.generation.spec import read_spec
     from hil.controller.workloads.suites.expected import Expectations

@@ -12,10 +12,11 @@ import pytest
 from support.agents import Program, compile_mlir, start_process, stop_process
 from support.boards import MakeBoard
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.board_client import Invocation, ProfilePass
 from hil.controller.devices.choosing.board_factory import connect_board
 from hil.controller.devices.choosing.board_resolver import choose
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.power_control.power import connect_with_retry
 from hil.core.results import Artifact
 from hil.errors import BoardUnfit

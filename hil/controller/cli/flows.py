@@ -16,8 +16,8 @@ from hil.controller.cli.screen import answer
 @json_option
 def flows(file: Path | None, as_json: bool) -> None:
     """List the flows of hil, of installed packages and of ./flows.toml, or the flows of a file."""
-    from hil.controller.models.flows import load_flows as known_flows
-    from hil.controller.models.flows import read_flows
+    from hil.controller.models.flows.flow_registry import load_flows as known_flows
+    from hil.controller.models.flows.flow_registry import read_flows
     from hil.controller.records.commands.models import BrokenFlow, FlowList, FlowSettings
     from hil.controller.storage.sources.packages import Registered
 

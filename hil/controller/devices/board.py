@@ -6,34 +6,27 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hil import errors
-from hil.controller.devices.agent_client.answers import max_expected_bytes
 from hil.controller.devices.agent_client.measurement import BoardClock, CounterWatch
 from hil.controller.devices.board_choice import BoardChoice, fill_target
-from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
+from hil.controller.devices.board_client import BoardClient, Invocation, ProgramHandle
 from hil.controller.devices.health import list_changes
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.measuring.measure_commands import prepare_board
 from hil.controller.devices.power_control.provisioned_image import read_image
-from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
 from hil.core import clock
 from hil.core.digest import get_algorithm
 from hil.core.files import digest_file
-from hil.core.instructions import InstructionCounts, count_clock
-from hil.core.repetition import Answer, Repetition
-from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
-from hil.core.steps import StepsPlan
-from hil.core.tensors import Array
+from hil.core.results import Artifact
 from hil.formats.iree_command import PROFILE_TOOL
-from hil.formats.iree_devices import find_device, get_driver, is_software_gpu
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -80,6 +73,8 @@ class Board:
         self._purpose = choice.purpose
         self._wait_s = choice.wait_s
         self._say = choice.say
+        self._timeout_s = choice.timeout_s
+        self.target = ""
         self._ours = False
         self._clock = BoardClock()
         self._there: set[str] = set()
@@ -99,10 +94,7 @@ class Board:
         self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
-            try:
-                self.config, self.target = fill_target(self.config, choice.runtime, self.info, choice.timeout_s)
-            except errors.UsageError as error:  # the board's description is wrong, not the user's input
-                raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
+            self.add_target(choice.runtime)
         except errors.BoardUnreachable as error:
             if self.shell is not None:
                 error.hint = "the agent's process runs but does not respond: `hil board clean --force` stops it"
@@ -118,13 +110,29 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        image = self._link.image or read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        is_simulator = self.config.simulator is not None
         stack = StackReader(
-            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
+            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=is_simulator
         ).read(found)
         more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
         more["stack"] = [one.to_json() for one in stack]
         return {**found, **{name: value for name, value in more.items() if value}}
+
+    def add_target(self, runtime: str) -> None:
+        """Fill in the compile target of a runtime from the board's description, unless the config has the target.
+
+        Args:
+            runtime: "" means the config's runtime.
+
+        Raises:
+            BoardRefused: there is no target for this board.
+        """
+        try:
+            self.config, target = fill_target(self.config, runtime, self.info, self._timeout_s)
+        except errors.UsageError as error:  # the board's description is wrong, not the user's input
+            raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
+        self.target = ", ".join(filter(None, (self.target, target)))
 
     def runtime_version(self, runtime: str) -> str:
         """Return the version of one of the board's runtimes, or "" if unknown."""
@@ -426,217 +434,3 @@ class Board:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class LoadedProgram:
-    """Program loaded on the board. Used as a context manager, the program is unloaded at the end."""
-
-    def __init__(
-        self,
-        board: Board,
-        client: BoardClient,
-        artifact: Artifact,
-        loaded: ProgramHandle,
-        *,
-        no_fallback: bool,
-        instructions: bool = False,
-    ) -> None:
-        self.wants_instructions = instructions
-        self._board = board
-        self._client = client
-        self._artifact = artifact
-        self._no_fallback = no_fallback
-        self._placement: Placement | None = None
-        self.loaded = loaded
-        self._ran = False
-
-    def run(
-        self,
-        inputs: Mapping[str, Array],
-        *,
-        warmup: int = 0,
-        iterations: int = 1,
-        timeout: float = 60.0,
-        names: tuple[str, ...] = (),
-        steps: StepsPlan | None = None,
-    ) -> tuple[RunResult, Invocation]:
-        """Run on the board. A run is never retried, since a retry could hide a wrong result.
-
-        Args:
-            names: Output names that replace the names of the program, for compilers that drop them.
-            steps: Run the stepped form of the program, with its inputs
-                (:class:`hil.core.stepped_program.SteppedProgram`).
-
-        Raises:
-            UsageError: The program does not take these inputs.
-            RanElsewhere: The program ran on another device than requested.
-            RunFailed, RunCrashed, StageTimeout, BoardLost, SessionEnded: The run failed.
-        """
-        if steps is None:
-            inputs = self._complete_inputs(inputs)
-        invocation = self._client.invoke(
-            self.loaded.program_id,
-            inputs,
-            warmup=warmup,
-            iterations=iterations,
-            timeout=timeout,
-            state=True,
-            most_bytes=None if steps else max_expected_bytes(self._artifact.outputs or self.loaded.outputs),
-            steps=steps,
-        )
-        outputs = invocation.outputs
-        repetition, unchecked = invocation.repetition, ""
-        if repetition is None and warmup + iterations == 1:
-            repetition = Repetition((Answer(1, 0, outputs),))
-        elif repetition is None:
-            why = invocation.unchecked or "the agent is older than this hil"
-            unchecked = f"outputs of the iterations were not compared with each other: {why}"
-        if len(names) == len(outputs):
-            renamed = dict(zip(outputs, names, strict=True))
-            outputs = dict(zip(names, outputs.values(), strict=True))
-            repetition = repetition and repetition.rename(renamed)
-        cold = not warmup and not (self._ran and self.loaded.is_resident)
-        self._ran = True
-        self._placement = self._placement if invocation.placement is None else invocation.placement
-        name, device = self._artifact.runtime, self.loaded.device
-        version = self.loaded.version or self._board.runtime_version(name)
-        provenance = self._build_provenance(invocation, version)
-        provenance["notes"] += filter(None, [unchecked])
-        source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
-        peak_bytes = invocation.peak_memory_bytes or None
-        instructions, invocation = self._count(invocation)
-        result = RunResult(
-            source,
-            outputs,
-            invocation.iterations_ns,
-            peak_bytes,
-            provenance,
-            cold,
-            repetition=repetition,
-            instructions=instructions,
-        )
-        asked = RequestedDevice.of(name, self._artifact.flags, device)
-        return self._add_placement(result, asked), invocation
-
-    def _count(self, invocation: Invocation) -> tuple[InstructionCounts | None, Invocation]:
-        """Return the instructions of the iterations, and the call without times if the board's clock counts them."""
-        if not self._board.config.has_time:
-            found = invocation.instructions
-            if found is None or found.problem:  # a counter of the program alone is more exact than the board's clock
-                found = count_clock(invocation.iterations_ns, self._board.config.icount_shift)
-            timeless = replace(invocation, iterations_ns=(), warmup_ns=0, board_ns=None, cpu_ns=0, calls=(), link_ns=0)
-            return found, timeless
-        if not self.wants_instructions or invocation.instructions is not None:
-            return invocation.instructions, invocation
-        has_agent = self._client.counts_instructions
-        why = "the agent is older than this hil" if has_agent else "counting requires an agent on the board"
-        return InstructionCounts(problem=why), invocation
-
-    def _add_placement(self, result: RunResult, asked: RequestedDevice) -> RunResult:
-        """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
-        marked = None if self._placement is None else asked.mark(self._placement)
-        parts = None if marked is None else [{**part.to_json(), **self._describe_software(part)} for part in marked]
-        provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
-        try:
-            provenance["elsewhere"] = asked.check(marked, no_fallback=self._no_fallback)
-        except errors.RanElsewhere as error:
-            # Drop the times, because they are times of another device.
-            error.result = replace(result, provenance=provenance, iterations_ns=())
-            raise
-        return replace(result, provenance=provenance)
-
-    def _describe_software(self, part: Part) -> dict[str, str]:
-        """Return the name of a part's device if it is a GPU in software."""
-        wanted = self.loaded.device if part.device == get_driver(self.loaded.device) else part.device
-        found = find_device(self._board.info.get("runtimes", ()), self._artifact.runtime, wanted)
-        return {"software": str(found.get("name", ""))} if found and is_software_gpu(found) else {}
-
-    def _build_provenance(self, invocation: Invocation, version: str) -> dict[str, Any]:
-        """Return the provenance of a call: the board's state, and the clock if available."""
-        board = self._board
-        fit = board.clock_fit(invocation.host_ns[0])
-        notes = [*board.note(invocation), *invocation.notes]
-        info = board.info
-        found: dict[str, Any] = {
-            "board": board.name,
-            "board_id": info.get("board_id", ""),
-            "machine": info.get("machine", {}),
-            "readings": info.get("readings", []),
-            "simulated": info.get("simulated", []),
-            "stack": info.get("stack", []),
-            "agent_version": info.get("agent_version", ""),
-            "runtime": self._artifact.runtime,
-            "runtime_version": version,
-            "device": self.loaded.device,
-            "notes": notes,
-            "finished_at": time.time(),
-        }
-        if board.shell is not None:
-            found["host_key"] = board.shell.fingerprint
-        if fit is not None:
-            found["clock"] = {"offset_ns": fit.offset_ns, "drift": fit.drift, "error_ns": fit.error_ns}
-        return {**found, **invocation.provenance}
-
-    def profile(
-        self, inputs: Mapping[str, Array], *, warmup: int = 0, iterations: int = 1, timeout: float = 60.0
-    ) -> ProfilePass:
-        """Run once more under the runtime's profiler. Send the profiling tool first if the board lacks it.
-
-        Raises:
-            RunFailed: The runtime cannot profile, or the profiler failed. The program can still be run.
-            LoadFailed, BoardError: The profiling tool does not exist for the board.
-            RunCrashed, StageTimeout, BoardLost, SessionEnded: As for :meth:`run`.
-            BlobDamaged: The tool was altered on the board twice.
-        """
-        if not self._board.config.has_time:
-            raise errors.RunFailed("the board's clock counts instructions, so a profile would not contain times")
-        inputs = self._complete_inputs(inputs)
-        try:
-            return self._profile(inputs, warmup, iterations, timeout)
-        except errors.BlobDamaged as error:
-            self._board.forget_blobs(error)
-            return self._profile(inputs, warmup, iterations, timeout)
-
-    def _profile(self, inputs: Mapping[str, Array], warmup: int, iterations: int, timeout: float) -> ProfilePass:
-        tool = self._board.push_profiler(self._artifact.runtime)
-        if self._client is not self._board.client:
-            # The upload renewed the link, which ended the session with this program.
-            again = self._board.load(self._artifact, timeout=timeout, instructions=self.wants_instructions)
-            self._client, self.loaded = self._board.client, again.loaded
-        return self._client.profile(
-            self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
-        )
-
-    def _complete_inputs(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the inputs, completed with the carried inputs of the program that are missing in ``given``.
-
-        Raises:
-            UsageError: The inputs match neither the program nor the model.
-            RunFailed: The inputs match the model but not the program on the board.
-        """
-        inputs = {**given, **{name: value for name, value in self._artifact.carried.items() if name not in given}}
-        try:
-            check_inputs(self.loaded.function, self.loaded.inputs, inputs)
-        except errors.UsageError as error:
-            known = self._artifact.inputs
-            if known is None or not fits(known, inputs):
-                raise
-            what = f"the program on the board and the model have different inputs: {error.message}"
-            raise errors.RunFailed(what, stage="run", board=self._board.name) from error
-        return inputs
-
-    def log(self) -> list[str]:
-        """Return the stderr lines of the worker."""
-        return self._board.logs(self.loaded.program_id)
-
-    def unload(self) -> None:
-        """End the worker. Errors of the board are ignored: a lost board has no worker."""
-        self._board.finish_log(self.loaded.program_id)
-        with contextlib.suppress(errors.BoardError):
-            self._client.unload(self.loaded.program_id)
-
-    def __enter__(self) -> LoadedProgram:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unload()

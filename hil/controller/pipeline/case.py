@@ -23,7 +23,7 @@ from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import InvokeTiming, Sample, Span
 
 if TYPE_CHECKING:
-    from hil.compare.generation import GenerationVerdict
+    from hil.compare.generation.results import GenerationVerdict
     from hil.controller.models.generation.roles import Decoder
 
 
@@ -40,6 +40,7 @@ class Capture:
     clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
     console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: list[str] = field(default_factory=list)  # problems, one per line
+    icount_shift: int = -1  # as in BoardConfig; from 0: the board's clock counts instructions, so it has no times
 
 
 @dataclass(frozen=True, eq=False)

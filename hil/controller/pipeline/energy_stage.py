@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.repeated import make_steps_arguments
 from hil.controller.records.measurements.energy import EnergyMeasurement

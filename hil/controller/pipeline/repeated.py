@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_client import Invocation, ProfilePass
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options

@@ -15,7 +15,7 @@ from hil.controller.devices.choosing.board_resolver import (
     get_named_board,
     is_without_config,
 )
-from hil.controller.models.flows import DEFAULT_FLOW
+from hil.controller.models.flows.flow_registry import DEFAULT_FLOW
 from hil.controller.models.importers import load_importers
 from hil.controller.pipeline.settings.history_settings import TABLE, HistorySettings
 from hil.controller.pipeline.settings.model_settings import matches

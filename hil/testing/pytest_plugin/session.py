@@ -18,7 +18,7 @@ import pytest
 
 from hil.controller.devices.board_choice import BoardChoice, is_provider_address
 from hil.controller.devices.choosing.board_resolver import check_faults, choose
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.storage.cache import Cache
@@ -275,11 +275,13 @@ class PluginSession:
         ]
 
     def list_model_flows(self, key: FlowKey, flow: Flow) -> list[Flow]:
-        """Return the flows of the models: the requested flow, and those of models with only one runtime."""
+        """Return the flows of the models: the requested flow, and those of models with another runtime."""
         paths = [path for folder in self.folders for path in folder.models]
-        if not paths or not self._yields_flow(key):
+        if not paths:
             return [flow]
-        found = {own.name: own for own in (choose_model_flow(flow, path) for path in paths)}
+        settings, yields = self.request.settings, self._yields_flow(key)
+        flows = (choose_model_flow(flow, path, settings, is_default_flow=yields) for path in paths)
+        found = {own.name: own for own in flows}
         return sorted(found.values(), key=lambda own: own != flow)
 
     def _yields_flow(self, key: FlowKey) -> bool:

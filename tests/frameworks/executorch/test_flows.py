@@ -14,7 +14,10 @@ from support.executorch_programs import NETS, export, save_pt2
 
 import hil
 from hil.controller.devices.board import Board
-from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol, load_flow, load_flows
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import load_flow, load_flows
+from hil.controller.models.flows.quanta import compute_quantum_atol
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.storage.cache import Cache

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated

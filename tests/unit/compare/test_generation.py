@@ -17,15 +17,9 @@ from hypothesis.extra import numpy as stn
 from support.decoder import NumpyDecoder
 from support.generations import place_tokens
 
-from hil.compare.generation import (
-    CacheRows,
-    FaultKind,
-    Generated,
-    GenerationFault,
-    GenerationVerdict,
-    judge_generation,
-    match_cache,
-)
+from hil.compare.generation.cache import match_cache
+from hil.compare.generation.judge import judge_generation
+from hil.compare.generation.results import CacheRows, FaultKind, Generated, GenerationFault, GenerationVerdict
 from hil.core.results import Outcome
 from hil.core.steps import TURN_END, TokenPlaces
 from hil.core.tensors import Array

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from support.generations import place_tokens
 
-from hil.compare.generation import CacheRows, FaultKind, Generated, find_stale, judge_generation, match_cache
+from hil.compare.generation.cache import match_cache
+from hil.compare.generation.faults import find_stale
+from hil.compare.generation.judge import judge_generation
+from hil.compare.generation.results import CacheRows, FaultKind, Generated
 
 # A prompt of 2 tokens and 2 steps, with 4 tokens in the vocabulary.
 LOGITS = np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0], [0.0, 3.0, 2.0, 1.0], [3.0, 0.0, 2.0, 1.0]])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.farm.settings import load_settings
-from hil.controller.models.flows import read_flows
+from hil.controller.models.flows.flow_registry import read_flows
 from hil.controller.workloads.study.record import LIST, read_study
 from hil.controller.workloads.suites.expected import parse
 from hil.core.boards import load_board

@@ -28,8 +28,9 @@ from hil.controller.analysis.bench.sustained import (
     summarise_batch,
     thin_batch,
 )
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.health import list_changes
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.measuring.time_statistics import Nanoseconds
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.decoding.generation import check_generation
@@ -91,6 +92,7 @@ class BenchSide:
     warmup_s: float = 0.0  # total warm-up time in seconds
     loads: int = 0  # how often the program was loaded for measuring
     peak_memory_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
     cpu_ns: int = 0  # worker threads' CPU time in all iterations, if the board reports it
     ran_ns: int = 0  # duration of these iterations; 0 if the board does not report CPU time
     counter: str = ""  # of the instructions in the batches; "" if not counted
@@ -112,6 +114,7 @@ class BenchSide:
         if self.result is not None and self.result.device_ns:
             self.first_run_ns = self.result.device_ns[0]
             self.peak_memory_bytes = self.result.peak_memory_bytes
+            self.peak_device_memory_bytes = self.result.peak_device_memory_bytes
 
 
 # Callback for every finished batch. Arguments: the side, the batch, and the progress (a share, or a number of rounds).
@@ -371,6 +374,8 @@ class SideProgram:
 
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
+        if (device_bytes := result.peak_device_memory_bytes) is not None:
+            side.peak_device_memory_bytes = max(side.peak_device_memory_bytes or 0, device_bytes)
         if result.iterations_ns:
             stamps = np.array(result.iterations_ns, np.int64)
             if call.cpu_ns:

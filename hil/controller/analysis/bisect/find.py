@@ -27,7 +27,9 @@ from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.models.flows import Flow, compute_quantum_atol, quanta
+from hil.controller.models.flows import quanta
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.quanta import compute_quantum_atol
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.records.record import record_comparison, record_verdict
@@ -210,7 +212,7 @@ class _TrialRunner:
         # Free judged cases, because there may be hundreds of layers.
         trials.clear()
         try:
-            for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):
+            for case in runner.run(cases, self.pool, self.choice, runtimes=(self.runtime,), faults=self.faults):
                 cases.clear()
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
@@ -405,7 +407,7 @@ _TIMEOUT_SECONDS = 600.0
 def read_quantum_atols(quantum: float, path: Path, context: RunContext, log: Path) -> dict[str, float]:
     """Return output -> absolute tolerance, from a flow's ``quanta`` and the model's quantisation steps.
 
-    Outputs without quantisation are left out; see :func:`hil.controller.models.flows.compute_quantum_atol`.
+    Outputs without quantisation are left out; see :func:`hil.controller.models.flows.quanta.compute_quantum_atol`.
 
     Raises:
         ImportFailed: the model cannot be read.

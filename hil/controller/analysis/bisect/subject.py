@@ -13,7 +13,8 @@ from hil.compare.tolerance import fit_tolerance, refuse_vacuous
 from hil.controller.analysis.layers import Activations, Layer, compute_activations, extract_layers, find_changed_layers
 from hil.controller.models.compiling import CachedCall, call_isolated
 from hil.controller.models.conversions import convert_to_onnx
-from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.models.inputs import make_inputs
 from hil.controller.pipeline.settings.options import Options

@@ -88,7 +88,7 @@ def _read_trust(path: Path) -> tuple[str, list[str]]:
     from hil.core.digest import digest_of
 
     if path.name == _FLOWS:
-        from hil.controller.models.flows import read_flows
+        from hil.controller.models.flows.flow_registry import read_flows
 
         flows = read_flows(path).values()
         return digest_of(read_file(path)), [f"compile_flags of {flow.name}" for flow in flows if flow.compile_flags]

@@ -121,7 +121,7 @@ def _list_references(_: click.Context) -> list[str]:
 
 
 def _list_flows(_: click.Context) -> list[str]:
-    from hil.controller.models.flows import list_flow_names
+    from hil.controller.models.flows.flow_registry import list_flow_names
 
     return list_flow_names()
 

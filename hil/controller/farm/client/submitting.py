@@ -15,7 +15,7 @@ from hil.controller.farm.job_files import DIRTY, MODEL_PATH, JobFiles, make_affi
 from hil.controller.farm.messages import BoardState, JobSpec, Kind, Submission
 from hil.controller.farm.selector import parse
 from hil.controller.farm.telemetry import record_span
-from hil.controller.models.flows import FLOWS_FILE, load_flows
+from hil.controller.models.flows.flow_registry import FLOWS_FILE, load_flows
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.importers import SAVED_MODEL, import_model
 from hil.controller.models.sizing.dimensions import choose_model_sizes, own_sizes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.models.flows.recipe import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.models.importers import import_model
 from hil.controller.models.importers.exported.pt2 import is_tensor, list_output_names
 from hil.controller.models.importers.exported.pt2_archive import load_program

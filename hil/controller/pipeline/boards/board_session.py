@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from hil.controller.devices.board import Board, LoadedProgram
+from hil.controller.devices.board import Board
 from hil.controller.devices.console.board_console import BoardConsole
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.core.results import Artifact
 from hil.errors import BoardError, HilError
 

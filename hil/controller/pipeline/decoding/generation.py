@@ -15,18 +15,13 @@ import numpy as np
 
 from hil import errors
 from hil.compare.criteria import check_outputs, select_criteria
-from hil.compare.generation import (
-    CacheRows,
-    FaultKind,
-    Generated,
-    GenerationVerdict,
-    find_stale,
-    judge_generation,
-    match_cache,
-)
+from hil.compare.generation.cache import match_cache
+from hil.compare.generation.faults import find_stale
+from hil.compare.generation.judge import judge_generation
+from hil.compare.generation.results import CacheRows, FaultKind, Generated, GenerationVerdict
 from hil.compare.verdict import Verdict, compare_output
 from hil.controller.backends.references.generation import EXACT, run_generation
-from hil.controller.devices.board import LoadedProgram
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.generation.functions import add_prompt_functions
 from hil.controller.models.generation.roles import CacheTensor, Decoder, detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles, find_prompt, read_spec

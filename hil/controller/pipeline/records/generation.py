@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hil.compare.generation import CacheErrors, GenerationFault, RowResult
+from hil.compare.generation.results import CacheErrors, GenerationFault, RowResult
 from hil.controller.models.inputs import digest_of_samples
 from hil.controller.pipeline.case import Case
 from hil.controller.records.base import Number

@@ -209,7 +209,7 @@ def _read_command_key(path: Path, name: str, value: Any) -> str:
 
 def _check_flow(path: Path, name: str) -> None:
     """Raise UsageError for an unknown flow. Load flows of packages only if no other flow has the name."""
-    from hil.controller.models.flows import list_flow_names, load_flows
+    from hil.controller.models.flows.flow_registry import list_flow_names, load_flows
 
     # Commands search in the working directory, and pytest searches next to its settings.
     folders = (Path(), path.parent)

@@ -14,7 +14,8 @@ from typing import Any
 from hil.controller.backends.references import Reference
 from hil.controller.backends.targets import Target
 from hil.controller.models.executorch_backends import ExecuTorchBackend
-from hil.controller.models.flows import Flow, Recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import Recipe
 from hil.controller.models.importers import Importer
 from hil.controller.storage.sources.packages import load
 from hil.controller.workloads.bundles.formats import Format

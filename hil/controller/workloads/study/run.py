@@ -12,8 +12,8 @@ from hil.compare.criteria import Rule
 from hil.compare.tolerance import check_tolerance
 from hil.compare.verdict import compare_output
 from hil.controller.backends.references.independence import find_relation
-from hil.controller.devices.board import LoadedProgram
 from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.boards.board_session import BoardSession

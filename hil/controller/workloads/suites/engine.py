@@ -14,7 +14,7 @@ from typing import Any
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, knows_target
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.runner import Runner
 from hil.controller.records.console import StoredConsole

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hil.compare.comparison import OutputComparison
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.case_fields import make_case_fields
 from hil.controller.pipeline.records.record import record_case, record_verdict
@@ -41,7 +41,9 @@ def record_of(
     """
     case, own = task.answered, spec.flow or flow
     # The command selects the flow, so it must also select the runtime of a model that replaced the flow's.
-    asked = replace(request, runtime=own.runtime) if request.yields_flow and own.name != request.flow else request
+    has_runtimes = any("runtime" in values for values in request.settings.per_model.values())
+    is_replaced = own.name != request.flow and (request.yields_flow or has_runtimes)
+    asked = replace(request, runtime=own.runtime) if is_replaced else request
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict

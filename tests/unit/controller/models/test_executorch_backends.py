@@ -8,7 +8,7 @@ import pytest
 
 from hil.controller.devices.board import Board
 from hil.controller.models.executorch_backends import check_recipe_inputs, load_executorch_backends, pick_backend
-from hil.controller.models.flows import check_flow, load_flows
+from hil.controller.models.flows.flow_registry import check_flow, load_flows
 from hil.core.results import Artifact
 from hil.errors import ErrorCode, NotRun, PartMissing, StageError, UsageError
 

@@ -11,7 +11,7 @@ import pytest
 from support.contexts import context_without_workers
 from support.step_programs import SummingProgram, logits_of, save_summing_model
 
-from hil.compare.generation import GenerationVerdict
+from hil.compare.generation.results import GenerationVerdict
 from hil.controller.models.generation.spec import GenerateSpec, Prompt, Roles
 from hil.controller.models.importers.onnx import make_value_spec
 from hil.controller.pipeline.case import Case

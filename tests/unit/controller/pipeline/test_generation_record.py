@@ -17,14 +17,14 @@ from rich.console import Console
 from support.generations import place_tokens, stored_generation
 from support.run_records import run_case
 
-from hil.compare.generation import (
+from hil.compare.generation.judge import judge_generation
+from hil.compare.generation.results import (
     CacheErrors,
     FaultKind,
     Generated,
     GenerationFault,
     GenerationVerdict,
     RowResult,
-    judge_generation,
 )
 from hil.controller.models.generation.roles import Decoder
 from hil.controller.pipeline.case import Case

@@ -14,7 +14,8 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import choose, open_link
 from hil.controller.devices.links.package_links import find_provider
 from hil.controller.models.executorch_backends import lower, make_quantizer, pick_backend
-from hil.controller.models.flows import apply_recipe, load_flow
+from hil.controller.models.flows.flow_registry import load_flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.formats import read_format, write_format

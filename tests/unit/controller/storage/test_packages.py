@@ -14,7 +14,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.links.package_links import find_provider
 from hil.controller.models.executorch_backends import load_executorch_backends
-from hil.controller.models.flows import load_recipes
+from hil.controller.models.flows.recipe import load_recipes
 from hil.controller.models.importers import import_model, load_importers
 from hil.controller.storage.sources.packages import pick
 from hil.controller.workloads.bundles.formats import load_formats

@@ -20,7 +20,8 @@ from hil.controller.backends.compilers.firmware.linking import (
     read_elf,
 )
 from hil.controller.backends.compilers.firmware.local_memory import check_local_memory
-from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule, ScheduleInterpreter
+from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule
+from hil.controller.backends.compilers.firmware.schedule_interpreter import ScheduleInterpreter
 from hil.controller.backends.compilers.firmware.source import write_linker_script, write_model
 from hil.controller.backends.compilers.iree import convert_for_iree
 from hil.controller.backends.compilers.iree_program import (

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import parse_pb

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hil.controller.models.flows import Flow, check_flow, load_flow
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import check_flow, load_flow
 from hil.controller.storage.paths import is_folder, path_exists
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.model_cases import LayerChoice, make_cases
@@ -26,7 +27,8 @@ def choose_flow(request: SuiteRequest, beside: Path = Path(), *, trusted: bool =
     """Return the flow of a request, with the requested runtime.
 
     Args:
-        beside, trusted: see :func:`hil.controller.models.flows.load_flow`, whose errors this function raises.
+        beside, trusted: see :func:`hil.controller.models.flows.flow_registry.load_flow`,
+            whose errors this function raises.
     """
     flow = load_flow(request.flow, beside, trusted=trusted).with_runtime(request.runtime)
     if request.runtime:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.bundles.program_case import ProgramCase

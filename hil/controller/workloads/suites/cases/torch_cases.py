@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.flows import Flow, apply_recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import convert_errors

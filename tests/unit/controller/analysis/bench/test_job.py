@@ -11,7 +11,7 @@ import pytest
 from support.contexts import context_without_workers
 from support.models import DIGITS
 
-from hil.compare.generation import GenerationVerdict
+from hil.compare.generation.results import GenerationVerdict
 from hil.controller.analysis.bench.job import _BenchRun, _drop_references, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen

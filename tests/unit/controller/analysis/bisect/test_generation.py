@@ -12,7 +12,7 @@ import pytest
 from support.contexts import context_without_workers
 from support.step_programs import logits_of, save_summing_model
 
-from hil.compare.generation import FaultKind, GenerationFault, GenerationVerdict
+from hil.compare.generation.results import FaultKind, GenerationFault, GenerationVerdict
 from hil.controller.analysis.bisect import generation
 from hil.controller.analysis.bisect.generation import find_wrong_call
 from hil.controller.models.importers.onnx import make_value_spec

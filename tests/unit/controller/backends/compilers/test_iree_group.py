@@ -22,7 +22,7 @@ from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_group import Together, compile_together
 from hil.controller.backends.compilers.iree_program import KEEP_FLOAT64
 from hil.controller.backends.references import run_reference
-from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.models.importers import import_model
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated

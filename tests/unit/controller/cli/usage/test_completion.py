@@ -102,7 +102,7 @@ def test_ignores_names_that_a_shell_would_run(complete, home):
 def test_completes_value(complete, home, line, expected):
     found = plain(complete(line))
     if expected is None:
-        from hil.controller.models.flows import load_flows
+        from hil.controller.models.flows.flow_registry import load_flows
 
         expected = [name for name in load_flows() if name.startswith("iree-f")]
         assert expected

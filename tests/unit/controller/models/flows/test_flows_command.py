@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.flows import flows as command
-from hil.controller.models.flows import load_flows
+from hil.controller.models.flows.flow_registry import load_flows
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from hil.controller.cli.flows import flows as command
-from hil.controller.models.flows import Flow, load_flow, load_flows, read_flows
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import load_flow, load_flows, read_flows
 from hil.core.config_files import trust
 from hil.core.files import digest_file
 from hil.errors import UsageError
@@ -214,7 +215,8 @@ def test_read_flows_error_names_file_and_flow(written, text: str, message: str, 
 def test_package_adds_flows_and_recipe(package):
     package(
         """
-from hil.controller.models.flows import Flow, Recipe
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import Recipe
 
 ONE = Flow("vendor-one", "iree", recipe="vendor-recipe", settings={"bits": 3})
 RECIPE = Recipe("vendor:apply", settings={"bits": 4})
@@ -238,7 +240,7 @@ def more():
         ("def X():\n    raise RuntimeError('no licence')", "failed: RuntimeError: no licence"),
         ("Y = 1", "failed: AttributeError"),
         (
-            "from hil.controller.models.flows import Flow\nX = Flow('x', 'iree', recipe='none')",
+            "from hil.controller.models.flows.flow import Flow\nX = Flow('x', 'iree', recipe='none')",
             "flow 'x': recipe 'none' not found",
         ),
     ],

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper, numpy_helper
 from support.flow_models import attention, residual_cnn
 from support.models import DIGITS, save_model
 
-from hil.controller.models.flows import Flow, apply_recipe, compute_quantum_atol
-from hil.controller.models.flows.quanta import _find_steps, _Node, find_onnx
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.quanta import _find_steps, _Node, compute_quantum_atol, find_onnx
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext

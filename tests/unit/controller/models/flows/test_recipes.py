@@ -16,7 +16,9 @@ from support.flow_models import residual_cnn, weights
 from support.models import DIGITS, save_model
 
 from hil.controller.backends.references.runners.onnx import open_exact_session
-from hil.controller.models.flows import Flow, apply_recipe, onnx_recipes
+from hil.controller.models.flows import onnx_recipes
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
@@ -308,7 +310,7 @@ def test_package_recipe_receives_settings_and_may_crash(tmp_path: Path, monkeypa
 import os
 import onnx
 from onnx import numpy_helper
-from hil.controller.models.flows import Recipe
+from hil.controller.models.flows.recipe import Recipe
 
 ROUND = Recipe("cutter_recipe:apply", settings={"digits": 2})
 

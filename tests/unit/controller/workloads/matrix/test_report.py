@@ -19,7 +19,7 @@ from support.schemas import check_document
 from support.suite_runs import case, comparison, suite_run
 
 from hil.compare.verdict import compare
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.record import record_case
 from hil.controller.pipeline.settings.options import Options

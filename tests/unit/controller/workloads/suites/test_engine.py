@@ -11,7 +11,7 @@ import pytest
 from support.fake_boards import fake_boards
 
 from hil.controller.devices.choosing.board_resolver import choose
-from hil.controller.models.flows import load_flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.storage.cache import Cache

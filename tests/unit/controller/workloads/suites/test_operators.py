@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from hil.controller.models.flows import Flow, load_flow
+from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import load_flow
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext

@@ -12,7 +12,7 @@ from support.contexts import context_without_workers
 from support.models import save_model
 from support.tflite_decoder import save_tflite_decoder
 
-from hil.controller.models.flows import Flow
+from hil.controller.models.flows.flow import Flow
 from hil.controller.models.generation import decode
 from hil.controller.models.sizing.dimensions import find_symbols
 from hil.controller.storage.cache import Cache

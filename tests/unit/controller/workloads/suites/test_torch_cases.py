@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from hil.controller.models.flows import load_flows
+from hil.controller.models.flows.flow_registry import load_flows
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.sources import open_suite

@@ -1,0 +1,1 @@
+"""Judge the generation of a decoder."""
