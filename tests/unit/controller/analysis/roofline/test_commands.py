@@ -40,6 +40,7 @@ def test_roofline_prints_whole_model_and_operations(folder: Path) -> None:
     assert "work       150 kop and 12 kB per iteration, 12.5 op/byte" in text
     # 37.5 us at the peaks in a timed run of 80 us
     assert "46.9% (99%: 46.9% to 46.9%) of the roofline: 37.5 us at the peaks, mainly limited by arithmetic" in text
+    assert "the profiler adds 25% to a run" in text
     row = next(line for line in text.splitlines() if line.startswith("matmul_0"))
     assert row.split() == "matmul_0 60 us 60.0% 120 kop 6 kB 20 2 Gop/s compute 50.0% 50% to 50%".split()
 
