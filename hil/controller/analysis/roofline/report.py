@@ -57,9 +57,7 @@ def make_report(profile: Profile, peaks: BoardPeaks | None, roofline: Roofline, 
     """Return the report of a computed roofline."""
     warnings, times = list(roofline.warnings), run_times(profile)
     if times.is_distorted and roofline.rows:
-        warnings.append(
-            f"the profiler adds {times.overhead:.0%} to a run: without it, the operations attain more than their rows show"
-        )
+        warnings.append(f"the profiler adds {times.overhead:.0%} to a run: without it, the operations attain more")
     if peaks is None:
         warnings.append(f"no peaks of board {profile.board}: measure them with hil board peak {profile.board}")
     else:
