@@ -50,8 +50,9 @@ from hil.controller.storage.runs import COMPILE_FAILURE, convert_write_errors
 from hil.controller.storage.sources.packages import pick
 from hil.core import clock
 from hil.core.arithmetic import FLOAT32
-from hil.core.results import Artifact, RunResult, Stage
-from hil.core.runtimes import choose_compiler, choose_runtime
+from hil.core.board_config import BoardConfig
+from hil.core.results import Artifact, Model, RunResult, Stage
+from hil.core.runtimes import NO_COMPILER, choose_compiler, choose_runtime
 from hil.core.tensors import Array, TensorSpec, read_as
 
 
@@ -121,14 +122,27 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     yield case.with_timings(import_s=time.monotonic() - start)
 
 
+def choose_case_compiler(case: Case, model: Model, config: BoardConfig) -> str:
+    """Return the name of the compiler of a case's model."""
+    return case.options.compiler or choose_compiler(model.format, case.options.runtime or config.runtime)
+
+
+def needs_compiler(case: Case, config: BoardConfig) -> bool:
+    """Return whether a case still needs a compiler. Without one, the board loads the model's file."""
+    if case.outcome or case.artifact or case.model is None:
+        return False
+    return choose_case_compiler(case, case.model, config) != NO_COMPILER
+
+
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Compile the model on the host. The log shows if the program came from the cache."""
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
+    _check_device_is_used(case.options.device, config, runtime)
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
-    compiler = case.options.compiler or choose_compiler(model.format, runtime)
+    compiler = choose_case_compiler(case, model, config)
     start = time.monotonic()
     order: dict[str, Any] = {
         "compiler": compiler,
@@ -156,6 +170,15 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     with convert_write_errors(log.parent), log.open("a") as file:
         file.write(f"{artifact.compiler}: {note}\n")
     tools.sink.stage(case, Stage.COMPILE, note)
+
+
+def _check_device_is_used(device: str, config: BoardConfig, runtime: str) -> None:
+    """Raise UsageError if the device was selected for another runtime than the runtime of the model's format."""
+    if device and config.devices.get(runtime, "") != device:
+        raise errors.UsageError(
+            f"--device {device} does not apply to the model's runtime {runtime}",
+            hint=f"select the runtime of the device: --runtime {runtime}",
+        )
 
 
 def _push_program(case: Case, tools: Tools) -> Iterator[Case]:

@@ -38,13 +38,14 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     """Compile MODEL for a board and write the program to a file."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.backends.compilers.tensorflow.tfcompile import RUNTIME as XLA_AOT
-    from hil.controller.devices.board_choice import knows_target
+    from hil.controller.devices.board_choice import knows_target, use_named_target
     from hil.controller.pipeline.boards.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
     from hil.controller.records.commands.models import CompiledProgram
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import convert_write_errors
+    from hil.formats.firmware import DESCRIPTION, ELF, name_firmware
     from hil.formats.xla_program import VALUES, make_values_name
 
     profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
@@ -55,7 +56,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     check_options(options, choice)
     if output is not None and is_folder(output):
         raise UsageError(f"-o {output} is a directory", hint="specify a program file")
-    config = choice.config
+    config = use_named_target(choice.config, options.runtime, options.compile_flags)
     if not knows_target(config, options.runtime):
         with BoardPool("hil compile", say=print_message) as pool:
             seen = pool.session(choice, runtimes=(options.runtime,)).board
@@ -72,10 +73,13 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     assert artifact is not None
     for note in (note for profile in profiles for note in profile.notes):
         print_message(f"note: {note}")
-    target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
+    target = output or Path(f"{model.stem}{Path(ELF if artifact.main == DESCRIPTION else artifact.main).suffix}")
+    # Name all files after the program: other programs may be in the same directory.
     named = {artifact.main: target.name}
-    if artifact.runtime == XLA_AOT:  # name the variables after the program: other programs may be in the same directory
+    if artifact.runtime == XLA_AOT:
         named |= dict.fromkeys((VALUES, make_values_name(artifact.main)), make_values_name(target.name))
+    elif artifact.main == DESCRIPTION:
+        named = name_firmware(target.name)
     with convert_write_errors(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
         if artifact.runtime == XLA_AOT:  # remove variables from an older program with this name
