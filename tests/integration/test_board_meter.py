@@ -110,6 +110,7 @@ def test_counter_of_a_board_wraps_around(connect, tmp_path):
     meter = BoardMeter(connect(MeterConfig(kind="rapl", path=str(tmp_path), rate_hz=RATE_HZ)))
     meter.start()
     try:
+        eventually(lambda: meter.read().joules.size, "the first sample arrived")
         for value, total in ((900_000, 0.1), (100_000, 0.3), (500_000, 0.7), (950_000, 1.15)):
             sensor.replace("energy_uj", value)
             eventually(lambda total=total: meter.read().joules[-1:] >= total - 1e-6, lambda: meter.read().problem)
