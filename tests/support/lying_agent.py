@@ -73,11 +73,13 @@ HONEST: dict[str, list[Message]] = {
             wall_ns=2,
             fence=3,
             readings=_READINGS,
+            meters=["hwmon", "rapl"],
         )
     ],
     "Clock": [pb.ClockPong(clock_ns=1000)],
     "Logs": [pb.LogLine(clock_ns=1, text="a line"), pb.LogLine(clock_ns=2, text="another")],
     "Counters": [pb.CounterSample(clock_ns=1, readings=_READINGS[:1])],
+    "Power": [pb.PowerSamples(clock_ns=[1, 2], values=[3.0, 4.0]), pb.PowerSamples(clock_ns=[3], values=[5.0], lost=1)],
     "Hold": [pb.HoldReply(waiting=pb.SessionWaiting(holder=pb.Holder(owner="o", purpose="p", held_s=1))),
              pb.HoldReply(opened=pb.SessionOpened(token="t", fence=4, ttl_s=5))],
     "Missing": [pb.MissingReply(missing=[pb.MissingBlob(digest=DIGEST, have_bytes=2)])],
