@@ -21,7 +21,7 @@ from typing import Any
 from hil.core.config_keys import list_keys, make_key
 from hil.core.config_values import check_type, make_values, parse_timeout, parse_words, reject_key
 from hil.core.installed import list_entry_points
-from hil.core.power_sensor import MAX_RATE_HZ, RAPL_FOLDER
+from hil.core.power_sensor import MAX_RATE_HZ, RAPL_FOLDER, SENSOR_KINDS
 from hil.errors import UsageError, did_you_mean
 
 METER_GROUP = "hil.meters"
@@ -123,10 +123,27 @@ class MeterConfig:
         """True if the board has a meter."""
         return bool(self.kind)
 
+    def is_agent_sensor(self, *, is_emulated: bool) -> bool:
+        """Return whether the board's agent reads the meter.
+
+        Args:
+            is_emulated: whether the board is a simulator or a microcontroller. By default, this machine reads its sensor.
+        """
+        if self.kind not in SENSOR_KINDS:
+            return False
+        return self.where == "board" if self.where else not is_emulated
+
     @property
     def simulated(self) -> SimulatedPower:
         """Settings of a simulated meter."""
         return SimulatedPower(**self.options)
+
+
+def make_meter_table(config: MeterConfig) -> dict[str, Any]:
+    """Return the table ``[meter]`` for a config in another directory. Without a meter, it is empty."""
+    values = {name: getattr(config, name) for name in list_keys(MeterConfig)}
+    table = {name: value for name, value in values.items() if value != getattr(MeterConfig(), name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}
 
 
 def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:

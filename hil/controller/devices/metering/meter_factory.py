@@ -27,6 +27,22 @@ _MAKERS: Mapping[str, Callable[[MeterConfig], Meter]] = {
 }
 
 
+def make_missing_error(board: Board) -> UsageError:
+    """Return the error for a board whose meter is missing, or for a leased board whose meter only jobs can use."""
+    if kind := board.config.connection.host_meter:
+        return UsageError(
+            f"the {kind} meter of board {board.name} is on the board's host, so only jobs can use it",
+            board=board.name,
+            hint=f"use hil farm submit MODEL --board {board.name} --energy, or hil farm submit --board {board.name} -- "
+            "hil bench MODEL",
+        )
+    return UsageError(
+        f"the config of board {board.name} has no [meter]",
+        board=board.name,
+        hint="add the table [meter] to the board's config: docs/meters.md",
+    )
+
+
 def make_meter(board: Board) -> Meter:
     """Return the meter of a board, not started.
 
