@@ -127,7 +127,7 @@ class MeterConfig:
         """Return whether the board's agent reads the meter.
 
         Args:
-            is_emulated: whether the board is a simulator or a microcontroller. By default, this machine reads its sensor.
+            is_emulated: True for a simulator or a microcontroller. This machine reads their sensors by default.
         """
         if self.kind not in SENSOR_KINDS:
             return False

@@ -32,7 +32,9 @@ def farm(simulator: str, shared_cache: Path, tmp_path_factory: pytest.TempPathFa
     home = tmp_path_factory.mktemp("user")
     (home / "console.sh").write_text(SCRIPT)
     config = home / "laptop.toml"
-    config.write_text(f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n{METER}')
+    config.write_text(
+        f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n{METER}'
+    )
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
     with running_farm("--sim", "1", "--board", str(config), environment=environment) as running:
         yield running

@@ -101,7 +101,7 @@ def measure_energy(
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
         return EnergyMeasurement(meter=kind, refused="meter failed", reason=reason)
     try:
-        if not _wait_for_samples(meter, board.meter.start_s):
+        if not wait_for_samples(meter, board.meter.start_s):
             problem = meter.read().problem or f"no sample within {board.meter.start_s:g} s"
             return EnergyMeasurement(meter=kind, refused="meter failed", reason=problem)
         found = _run_windows(board, meter, run, max(each_ns, 1.0), timeout_s, report)
@@ -210,7 +210,7 @@ def _join_calls(calls: Sequence[StepCall]) -> TimeRange:
     return calls[0].start_ns, calls[-1].end_ns
 
 
-def _wait_for_samples(meter: Meter, limit_s: float) -> bool:
+def wait_for_samples(meter: Meter, limit_s: float) -> bool:
     """Wait for two samples. Return False if the meter delivers none in time."""
     for _ in _iter_looks(limit_s):
         found = meter.read()

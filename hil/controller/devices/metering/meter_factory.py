@@ -28,7 +28,7 @@ _MAKERS: Mapping[str, Callable[[MeterConfig], Meter]] = {
 
 
 def make_missing_error(board: Board) -> UsageError:
-    """Return the error for a board whose meter is missing, or for a leased board whose meter only jobs can use."""
+    """Return the error for a board without a meter, or for a leased board with a meter that only jobs can use."""
     if kind := board.config.connection.host_meter:
         return UsageError(
             f"the {kind} meter of board {board.name} is on the board's host, so only jobs can use it",

@@ -12,7 +12,7 @@ from hil.errors import FarmError, UsageError
 
 
 def add_meter(config: dict[str, Any], card: BoardCard) -> None:
-    """Add the meter of a leased board to its config.
+    """Add the meter of a leased board to the config.
 
     The board's agent reads a sensor, so it works through the farm. Other meters need a program or a file of the
     board's host, so only jobs use them: the config contains only their kind.

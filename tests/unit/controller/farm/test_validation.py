@@ -37,7 +37,11 @@ _RESULT = JobResult(1, "FAIL", "they differ", record={"a": [1]}, files={"run.jso
 _DOCUMENTS: list[tuple[Callable[[Any], Any], Callable[[Any], Message], Any]] = [
     (decode_submission, encode_submission, _SUBMISSION),
     (decode_card, encode_card, _CARD),
-    (decode_card, encode_card, _CARD.replace(meter=MeterCard(kind="hwmon", on_board=True, path="/sys/h", rate_hz=50.0))),
+    (
+        decode_card,
+        encode_card,
+        _CARD.replace(meter=MeterCard(kind="hwmon", on_board=True, path="/sys/h", rate_hz=50.0)),
+    ),
     (decode_result, encode_result, _RESULT),
 ]
 

@@ -73,10 +73,14 @@ def test_comparison_matches_suite_diff(tmp_path, compared):
 
 def test_comparison_and_suite_diff_report_changed_energy(tmp_path, compared):
     def measured(**joules):
-        energies = {name: {"meter": "file", "per_inference": {"joules": j, "interval": None}} for name, j in joules.items()}
+        energies = {
+            name: {"meter": "file", "per_inference": {"joules": j, "interval": None}} for name, j in joules.items()
+        }
         return [case(name, energy=energy) for name, energy in energies.items()]
 
-    a = suite_run(tmp_path / "runs" / "a", [*measured(more=1e-3, less=2e-3, same=1e-3, offset=-1e-9), case("unmeasured")])
+    a = suite_run(
+        tmp_path / "runs" / "a", [*measured(more=1e-3, less=2e-3, same=1e-3, offset=-1e-9), case("unmeasured")]
+    )
     b = suite_run(tmp_path / "runs" / "b", measured(more=1.3e-3, less=1e-3, same=1.1e-3, offset=1e-3, unmeasured=1e-3))
     found = {one.pair.name: one.verdict for one in compared(["a"], ["b"]).movers if one.what == "joules"}
     assert found == {
