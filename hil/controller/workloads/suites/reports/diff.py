@@ -46,9 +46,9 @@ class CaseNumberChange:
     """A number of a case that changed by more than noise."""
 
     id: str
-    # ``device_p50_ns``, ``artifact_bytes``, ``joules``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``). Device
-    # times are compared if both runs timed enough iterations. A change also requires that the slower median exceeds 90 %
-    # of the faster run's times.
+    # ``device_p50_ns``, ``artifact_bytes``, ``joules``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``).
+    # Device times are compared if both runs timed enough iterations. A change also requires that the slower median
+    # exceeds 90 % of the faster run's times.
     what: str
     before: float
     after: float
