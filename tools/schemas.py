@@ -158,6 +158,7 @@ FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm result": [farm.FarmResult, MatrixDocument],
     "farm console": [boards.ConsoleDocument],
     "farm power": [farm.BoardPower],
+    "farm provision": [farm.FarmProvisionReport],
     "farm reservations": [farm.ReservationList, farm.BoardUnreserved],
     "farm restore": [farm.RestoredFarm],
     "farm resume": [farm.BoardStateChange, farm.HostStateChange],

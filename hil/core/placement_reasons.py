@@ -68,14 +68,16 @@ def match_compiler_reasons(
     pairs = []
     for name in names:
         operator = name.replace("::", ".").rpartition(".")[0]
-        if found := by_operator.get(operator):
+        if operator in by_operator:
             # If nodes with the same operator have several reasons, the program does not contain which call is which.
-            pairs.append((" or: ".join(found), name))
+            pairs.append((" or: ".join(by_operator[operator]), name))
     grouped = group_reasons(pairs)
     if nodes <= len(names):
         return grouped
-    totals = {" or: ".join(found): sum(found.values()) for found in by_operator.values()}
-    return tuple(replace(one, nodes=max(one.nodes, totals.get(one.text, 0))) for one in grouped)
+    totals: Counter[str] = Counter()
+    for known in by_operator.values():
+        totals[" or: ".join(known)] += sum(known.values())
+    return tuple(replace(one, nodes=max(one.nodes, totals[one.text])) for one in grouped)
 
 
 def format_reasons(

@@ -187,7 +187,9 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
         made.close()
 
 
-SMALL_FARMS = tuple(ROOT / "docs" / f"{name}.md" for name in ("farm-boards", "farm-access", "farm-webhooks", "console"))
+SMALL_FARMS = tuple(
+    ROOT / "docs" / f"{name}.md" for name in ("farm-boards", "farm-access", "farm-webhooks", "console", "board-images")
+)
 FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB, MICROCONTROLLERS, TICKS = (
     ROOT / "docs" / f"{name}.md"
     for name in (

@@ -62,5 +62,6 @@ def test_match_compiler_reasons_does_not_guess_between_reasons():
 
 
 def test_match_compiler_reasons_counts_calls_without_names():
-    (found,) = match_compiler_reasons(["aten::add.out"] * 200, 300, {"aten.add.Tensor": {"invalid dtype": 300}})
+    reasons = {"aten.add.Tensor": {"invalid dtype": 200}, "aten.mul.Tensor": {"invalid dtype": 100}}
+    (found,) = match_compiler_reasons(["aten::add.out"] * 200, 300, reasons)
     assert (found.nodes, len(found.names)) == (300, 200)
