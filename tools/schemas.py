@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from hil.controller.records.base import Record
-from hil.controller.records.commands import boards, bundles, farm, models, plugins, projects, stored
+from hil.controller.records.commands import boards, bundles, farm, models, npu, plugins, projects, stored
 from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.decisions.bisect import BisectRecord
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
@@ -113,6 +113,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "profile import": [stored.ImportedProfile],
     "profile merge": [stored.MergedTrace],
     "profile query": [stored.QueryResult],
+    "profile npu": [npu.NpuEstimate],
     "profile roofline": [RooflineReport],
     "profile show": [stored.ProfileSummary],
     "profile work": [ModelWork],
@@ -157,6 +158,7 @@ FARM_COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "farm result": [farm.FarmResult, MatrixDocument],
     "farm console": [boards.ConsoleDocument],
     "farm power": [farm.BoardPower],
+    "farm provision": [farm.FarmProvisionReport],
     "farm reservations": [farm.ReservationList, farm.BoardUnreserved],
     "farm restore": [farm.RestoredFarm],
     "farm resume": [farm.BoardStateChange, farm.HostStateChange],

@@ -75,7 +75,7 @@ def _open_error(error: HilError, device: str) -> BoardUnfit:
     return BoardUnfit(
         f"the board cannot open {f'device {device!r}' if device else 'the default device'}: {error.message}",
         stage=error.stage,
-        hint="check that the device is present and the driver is loaded; reset a hung device",
+        hint=error.hint or "check that the device is present and the driver is loaded; reset a hung device",
         detail=error.detail,
     )
 

@@ -110,9 +110,10 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        image = self._link.image or read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        is_simulator = self.config.simulator is not None
         stack = StackReader(
-            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
+            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=is_simulator
         ).read(found)
         more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
         more["stack"] = [one.to_json() for one in stack]

@@ -15,6 +15,7 @@ from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.instructions import InstructionCounts, count_clock
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.placement_reasons import match_compiler_reasons
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
@@ -236,7 +237,7 @@ class LoadedProgram:
             RunCrashed, StageTimeout, BoardLost, SessionEnded: As for :meth:`run`.
             BlobDamaged: The tool was altered on the board twice.
         """
-        if not self._board.config.has_time:
+        if not self._board.config.has_time and self._artifact.runtime != MCU_RUNTIME:  # firmware counts ticks
             raise errors.RunFailed("the board's clock counts instructions, so a profile would not contain times")
         inputs = self._complete_inputs(inputs)
         try:

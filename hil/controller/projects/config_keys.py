@@ -224,7 +224,9 @@ def list_board_tables() -> list[ConfigTable]:
             "is required.",
             list_dataclass_keys(ConsoleConfig),
         ),
-        ConfigTable("provision", "[Image](console.md#write-an-image) of the board.", list_dataclass_keys(Provision)),
+        ConfigTable(
+            "provision", "[Image](board-images.md#write-an-image) of the board.", list_dataclass_keys(Provision)
+        ),
         ConfigTable(
             "access",
             "Users and groups of a farm. Without this table, all users may use the board.",

@@ -160,6 +160,15 @@ def list_software_devices(placement: Placement | UnsetType) -> list[str]:
     return [] if placement is UNSET else [part.software for part in placement or () if part.software]
 
 
+def note_software_devices(placement: Placement | UnsetType) -> list[str]:
+    """Return a note about the times of each GPU that the CPU computed."""
+    return [
+        f"{part.device} is a software device ({part.software}): its times are not GPU times"
+        for part in (() if placement is UNSET else placement or ())
+        if part.software
+    ]
+
+
 def _format_device(part: StoredPart) -> str:
     return f"{part.device}, a software device: {part.software}" if part.software else part.device
 

@@ -105,6 +105,7 @@ def read_profile(folder: Path) -> Profile:
         console=head.console,
         notes=tuple(head.notes),
         device=head.device,
+        ticks=head.ticks,
         energy=head.energy,
         stack=head.stack,
     )
@@ -126,6 +127,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         console=list(profile.console),
         notes=list(profile.notes),
         device=profile.device,
+        ticks=profile.ticks,
         energy=list(profile.energy),
         stack=dict(profile.stack),
     )

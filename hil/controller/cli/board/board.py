@@ -147,7 +147,7 @@ def info(as_json: bool, **settings: Any) -> None:
     from hil.controller.workloads.board_checks import remove_power_hooks
 
     choice = choose_place(settings)
-    with BoardPool("hil board info", say=print_message) as pool:
+    with BoardPool("hil board info", say=print_message, needs_device=False) as pool:
         found = pool.session(remove_power_hooks(choice)).board
         info = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""

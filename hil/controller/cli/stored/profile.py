@@ -13,7 +13,7 @@ from hil.controller.cli.options import MODEL, check_seconds, combine_options, js
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_runs
 from hil.core.scratch import make_temporary_folder
-from hil.errors import UsageError
+from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.core.timeline import Profile
@@ -133,12 +133,15 @@ def roofline(
 
     `hil board peak` measures the peaks. The peaks that a report uses are stored with the profile.
     """
-    from hil.controller.analysis.profile.store import find_folder
+    from hil.controller.analysis.profile.store import find_folder, read_profile
+    from hil.controller.analysis.profile.totals import require_times
     from hil.controller.analysis.roofline.report import build_report
     from hil.controller.analysis.roofline.show import plot_roofline, print_roofline
     from hil.controller.storage.screen.console import make_table_console
 
-    report = build_report(find_folder(_find(run, case, out)), by=by, peaks=peaks, keep=True)
+    folder = find_folder(_find(run, case, out))
+    require_times(read_profile(folder))
+    report = build_report(folder, by=by, peaks=peaks, keep=True)
     if plot:
         plot_roofline(plot, report)
         report.plot = str(plot)
@@ -267,12 +270,47 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     """
     from hil.controller.analysis.graphs.dispatches import sum_operations
     from hil.controller.analysis.graphs.values import map_totals
+    from hil.controller.analysis.profile.totals import require_times
     from hil.controller.records.commands.stored import NodeDataFile
 
-    values = map_totals(sum_operations(_read(run, case, out).rows))
+    found = _read(run, case, out)
+    require_times(found)
+    values = map_totals(sum_operations(found.rows))
     count = export_values(values, node_data, by, model)
     document = NodeDataFile(node_data=str(node_data), nodes=count)
     answer(as_json, document, f"written: {node_data}, {count} nodes")
+
+
+@profile.command(epilog="Example: hil profile npu net_int8.tflite latest --accelerator ethos-u55-256")
+@click.argument("model", metavar="MODEL", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("run", metavar="[RUN]", default="", shell_complete=complete_runs)
+@click.option(
+    "--accelerator",
+    default="ethos-u55-128",
+    show_default=True,
+    metavar="NAME",
+    help="Configuration of the NPU: ethos-u55-32 to ethos-u85-2048.",
+)
+@_choice
+@json_option
+def npu(model: Path, run: str, accelerator: str, case: str, out: Path | None, as_json: bool) -> None:
+    """Estimate the cycles of a TFLite model on an Arm Ethos-U NPU with Vela. Requires the extra hil[vela].
+
+    With RUN, a profile of the model on an emulated microcontroller, the table also has the measured ticks.
+    """
+    from hil.controller.analysis.profile.ticks.matching import add_ticks
+    from hil.controller.analysis.profile.ticks.show_npu import print_estimate
+    from hil.controller.analysis.profile.ticks.vela import ACCELERATORS, estimate_cycles
+    from hil.controller.storage.screen.console import make_table_console
+
+    if accelerator not in ACCELERATORS:
+        hint = f"{did_you_mean(accelerator, ACCELERATORS)}expected one of {', '.join(ACCELERATORS)}"
+        raise UsageError(f"unknown accelerator {accelerator!r}", hint=hint)
+    measured = _read(run, case, out) if run else None
+    found = estimate_cycles(model, accelerator)
+    if measured is not None:
+        found = add_ticks(found, measured)
+    answer(as_json, found, show=lambda: print_estimate(make_table_console(), found))
 
 
 @profile.command("import", epilog="Example: hil profile import run.etdp -o from-phone --model mobilenet --board phone")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from hil.controller.records.base import Count, Record, note
 from hil.core.clock import ClockFit
-from hil.core.timeline import InvokeTiming, Span
+from hil.core.timeline import InvokeTiming, Span, Ticks
 
 
 class StoredSample(Record, kw_only=True):
@@ -36,4 +36,7 @@ class ProfileHead(Record, kw_only=True):
     notes: Annotated[list[str], note("errors and missing data")]
     energy: Annotated[list[str], note("measured energies and powers of the program, as text")] = []
     device: Annotated[str, note("device whose clock timed the rows; empty if the CPU's clock timed them")] = ""
+    ticks: Annotated[
+        Ticks | None, note("of an emulated board, whose clock counts instructions: the profile then has no rows")
+    ] = None
     stack: Annotated[dict[str, str], note("part of the board's stack -> version; empty if unknown")] = {}

@@ -28,7 +28,7 @@ from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 17
+VERSION = 18
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -36,7 +36,7 @@ insert into made values (random());
 create table sessions (
     key integer primary key, root integer, id text, folder text, kind text, title text, created real, finished integer,
     exit_code integer, suite text, flow text, boards text, runtimes text, compilers text, models text, labels text,
-    branch text, commit_id text, command text, versions text, digests text, place text,
+    branch text, commit_id text, command text, versions text, stack text, digests text, place text,
     planned integer, error text, lines text,
     -- of its cases: the gravest kind, outcome -> how many as JSON, and how many of each kind
     verdict text, outcomes text, cases integer, failing integer,
@@ -328,6 +328,7 @@ class IndexWriter:
             "boards": join_names(boards),
             "commit_id": session.commit,
             "versions": json.dumps(dict(session.versions)),
+            "stack": "" if session.stack is None else json.dumps(dict(session.stack)),
             "digests": json.dumps(dict(session.digests)),
             "planned": session.planned,
             "verdict": "error"

@@ -94,6 +94,7 @@ class SessionEntry:
     commit: str = ""
     command: str = ""  # command that repeats the session; "" if unknown
     versions: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, str] | None = None  # part of the board's stack -> version, "" if unknown; None without a stack
     digests: Mapping[str, str] = field(default_factory=dict)  # model -> file digest, if known
     planned: int = 0  # planned cases; 0 if unknown
     error: str = ""  # reason why the record is unreadable

@@ -16,6 +16,7 @@ from hil.controller.records.measurements.instructions import InstructionComparis
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score
 from hil.controller.workloads.gate.plan import GateCase
+from hil.controller.workloads.history.entry_changes import list_changed_parts
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
 
 # If the times of both programs differ from the stored times by more than this share, the board has changed.
@@ -146,6 +147,8 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
     if case.has_more_instructions:
         return "regressed", f"{_describe_instructions(case.instructions)} against {_name_run(old)}; {cannot}"
     grades = [f"; grade {one.grade.text}" for one in (new, old) if one.grade and not is_comparable(one.grade)]
+    if new.board.parts is not None and old.board.parts is None:
+        grades.append(f"; {_name_run(old)} has no stack of the board")
     is_graded = case.suspect is not None and case.suspect.kind == "grade"
     return "undecided", cannot + (grades[0] if is_graded and grades else "")
 
@@ -285,7 +288,16 @@ def list_changes(old: HistoryEntry, new: HistoryEntry) -> list[str]:
         ("board", old.board.id, new.board.id),
         *((name, old.board.stack.get(name, ""), value) for name, value in new.board.stack.items()),
     ]
-    return [f"{name}: {before or '?'} -> {after}" for name, before, after in pairs if after and before != after]
+    found = [f"{name}: {before or '?'} -> {after}" for name, before, after in pairs if after and before != after]
+    if old.board.parts is None or new.board.parts is None:
+        return found
+    # The runtime and the parts of the machine's description are in the list already.
+    known = {"runtime", *old.board.stack, *new.board.stack}
+    before, after = (
+        {name: version for name, version in parts.items() if name not in known}
+        for parts in (old.board.parts, new.board.parts)
+    )
+    return [*found, *list_changed_parts(before, after)]
 
 
 def _describe_side(entry: HistoryEntry) -> GateSide:

@@ -157,11 +157,16 @@ def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionCo
 
 
 def _has_comparable_times(baseline: Sequence[HistoryEntry], points: Sequence[SeriesPoint], new: HistoryEntry) -> bool:
-    """Return False if grade F prevents a comparison: of the new time, or of all times of the baseline."""
+    """Return False if grade F or a missing stack prevents a comparison: of the new time, or of all earlier times."""
     if not is_comparable(new.grade):
         return False
     is_known = any(point.value is not None for point in points[:-1])
-    return new.p50_ns is None or is_known or all(is_comparable(entry.grade) for entry in baseline)
+    return new.p50_ns is None or is_known or all(_is_comparable_time(entry, new) for entry in baseline)
+
+
+def _is_comparable_time(entry: HistoryEntry, new: HistoryEntry) -> bool:
+    """Return False for grade F, and for an entry without a stack if the new entry has one."""
+    return is_comparable(entry.grade) and (entry.board.parts is not None or new.board.parts is None)
 
 
 def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:
@@ -193,6 +198,6 @@ def _is_good(entry: HistoryEntry) -> bool:
 
 def _make_point(entry: HistoryEntry, new: HistoryEntry) -> SeriesPoint:
     outcome = Outcome(entry.outcome) if entry.outcome in Outcome.__members__ else Outcome.RUN_ERROR
-    value = entry.p50_ns if entry.clock == new.clock and is_comparable(entry.grade) else None
+    value = entry.p50_ns if entry.clock == new.clock and _is_comparable_time(entry, new) else None
     is_time = value is not None and math.isfinite(value) and value > 0
     return SeriesPoint(value if is_time else None, outcome)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from importlib import resources
@@ -32,6 +33,7 @@ from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
 from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.triage_file import NAME, write_triage
+from hil.core.timeline import OpTicks, Ticks
 
 FORMULAS = ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '=HYPERLINK("http://evil.example")']
 
@@ -250,6 +252,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     write_profile(example("a"), tmp_path / "profiles" / "a")
     keep_peaks(make_peaks(), tmp_path / "profiles" / "a")
     write_profile(example("b"), tmp_path / "profiles" / "b")
+    ticks = Ticks(3, 1.25, 100.0, (OpTicks("=conv", "compute", ("=node",), ("Conv",), 1, 100.0, 99, 101, 1.0),))
+    write_profile(replace(example("a"), rows=[], ticks=ticks), tmp_path / "profiles" / "t")
     compiled = tmp_path / "profiles" / "c"
     compiled.mkdir()
     (compiled / "passes.csv").write_text("phase,depth,pass,wall_ms\nInput,0,Input,10\nInput,1,CSE,4\n")
@@ -267,7 +271,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         " /case?id=prompts&case=chat /console?id=night-00&file=consoles/b.jsonl"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
-        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
+        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c"
+        " /trace?profile=0/profiles/t /trace?a=0/profiles/a&b=0/profiles/b"
         f" /gates /triage /series /series?id={series} /search?q=%3Dcase"
     ).split()
     farm = busy_farm()

@@ -13,9 +13,10 @@ from fastapi.responses import Response
 
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff
-from hil.controller.analysis.profile.show import TITLES
+from hil.controller.analysis.profile.ticks.columns import TITLES
+from hil.controller.analysis.profile.ticks.show_ticks import group_ticks
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
-from hil.controller.analysis.roofline.show import list_summary_lines
+from hil.controller.analysis.roofline.show import list_facts
 from hil.controller.records.pages.analyses import (
     CompilationDocument,
     ProfileDocument,
@@ -128,10 +129,11 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
         "trace.html",
         head=head,
         roofline=roofline,
-        roofline_lines=[] if roofline is None else [line.strip() for line in list_summary_lines(roofline)],
+        roofline_facts=[] if roofline is None else list_facts(roofline),
         roofline_chart=None if roofline is None else place_chart(roofline),
         roofline_most=_ROOFLINE_ROWS,
         times=run_times(head),
+        ticks=group_ticks(head.ticks, wanted.by) if head.ticks else [],
         other_run=bool(run) and head.run.split(" ")[0] != run,
         found=operations.select_totals(sums, wanted, count_rows(request, operations.PAGE_ROWS)),
         short=make_shortener(sums),
@@ -190,6 +192,7 @@ _TOTAL = (
     *("name", "kind", "run_ns", "share", "calls", "total_ns", "mean_ns", "p50_ns", "parallelism", "flops_per_s"),
     *("bytes_per_s", "intensity", "bound_estimate", "onnx_nodes", "op_types", "ops"),
 )
+_TICKS = ("name", "others", "p50", "share", "calls", "minimum", "maximum")
 _DIFF = (
     *(
         "name",
@@ -222,7 +225,12 @@ def trace_csv(request: Request) -> Response:
     profile = find_profile(site.roots, query.get("profile", ""))
     if profile.kind != "run":
         raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
-    open_profile(site.roots, profile)
+    head = open_profile(site.roots, profile)
+    if head.ticks:
+        if wanted.by not in GROUPS:
+            raise InvalidParameter.choose("grouping", wanted.by, GROUPS)
+        rows = [[getattr(one, name) for name in _TICKS] for one in group_ticks(head.ticks, wanted.by)]
+        return respond_with_rows(profile.name, _TICKS, rows)
     found = operations.select_totals(operations.read_totals(profile.folder, wanted.by), wanted, MAX_ROWS + 1).rows
     return respond_with_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
 
@@ -302,7 +310,9 @@ PARAMETERS = {
 DOCUMENTS = {
     "/traces": {"traces.html": describe(ProfilesDocument, profiles="found")},
     "/trace": {
-        "trace.html": describe(ProfileDocument, operations="found.rows", total="found.total", pages="found.pages"),
+        "trace.html": describe(
+            ProfileDocument, ticks="head.ticks", operations="found.rows", total="found.total", pages="found.pages"
+        ),
         "trace_only.html": describe(TraceOnlyDocument),
         "trace_compile.html": describe(
             CompilationDocument,

@@ -45,6 +45,7 @@ _RUN = (
     ),
     *("confirmed", "level_begins", "notes", "reason", "instructions", "counter", "grade", "grade_reasons"),
     *ENERGY_COLUMNS,
+    "stack",
 )
 
 
@@ -53,7 +54,7 @@ class SeriesFilter(PageQuery):
     """Query parameters of the series. Without ``id``, the page lists the series."""
 
     id: str = ""
-    q: str = ""  # text in the description of the series
+    q: str = ""  # text in the description of the series; with ``id``, in a run or its stack
     page: int = 1
 
 
@@ -81,7 +82,7 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
     found = read_run_series(site.history, wanted.id)
     with site.reader.open_snapshot() as database:
         links = link_runs(database, {one.entry.run for one in found.runs})
-    rows, paging = choose_newest(request, wanted.page, found.runs, _ROWS)
+    rows, paging = choose_newest(request, wanted.page, found.runs, _ROWS, lambda index: found.has_text(index, wanted.q))
     return site.render_page(
         request,
         "series.html",
@@ -93,6 +94,8 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
         links=links,
         has_energy=any(one.entry.energy is not None for one in found.runs),
         has_counts=any(one.entry.instructions is not None for one in found.runs),
+        stacks=found.stacks,
+        has_stack=found.has_stack,
         rows=rows,
         paging=paging,
     )
@@ -134,8 +137,10 @@ def series_csv(request: Request) -> Response:
                 *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
                 *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
                 *list_energy(one.entry.energy),
+                found.stacks[index],
             )
             for index, one in reversed(list(enumerate(found.runs)))
+            if found.has_text(index, wanted.q)
         ],
     )
 
