@@ -45,7 +45,8 @@ def test_agent_loads_runs_and_unloads_program(client, add):
     assert len(result.iterations_ns) == 5
     assert all(start < end for start, end in result.iterations_ns)
     assert result.warmup_ns > 0
-    assert result.peak_memory_bytes > 1 << 20
+    # A microcontroller reports the RAM of its firmware, with three tensors of 16 KiB.
+    assert result.peak_memory_bytes > (3 << 14 if add.runtime == "mcu" else 1 << 20)
     client.unload(loaded.program_id)
     with pytest.raises(errors.RunFailed, match="program not loaded"):
         client.invoke(loaded.program_id, {"a": A, "b": B})

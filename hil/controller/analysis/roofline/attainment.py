@@ -140,8 +140,8 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
         (
             bound,
             1e9 * amount / value.rate,
-            1e9 * amount / (value.interval.high if value.interval else value.rate),
-            1e9 * amount / (value.interval.low if value.interval else value.rate),
+            1e9 * amount / (value.interval.high if value.interval and value.interval.high > 0 else value.rate),
+            1e9 * amount / (value.interval.low if value.interval and value.interval.low > 0 else value.rate),
         )
         for bound, amount, value in options
         if value is not None

@@ -42,6 +42,8 @@ def build_chart(report: RooflineReport) -> RoofChart | None:
     """Return the plot of a report; None if no operation has an intensity and a speed."""
     rows = [report.whole, *(row for row in report.rows if row.kind == "compute")]
     points = [RoofPoint(row.intensity, row.flops_per_s, row) for row in rows if row.intensity and row.flops_per_s]
+    # Tables of other users may contain negative numbers.
+    points = [point for point in points if 0 < point.x < math.inf and 0 < point.y < math.inf]
     if not points:
         return None
     peaks = report.peaks

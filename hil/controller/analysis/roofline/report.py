@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hil.controller.analysis.profile.store import read_profile
+from hil.controller.analysis.profile.totals import run_times
 from hil.controller.analysis.roofline.attainment import Roofline, compute_roofline
 from hil.controller.analysis.roofline.peak_store import (
     find_peaks,
@@ -54,7 +55,9 @@ def build_report(folder: Path, *, by: str, peaks: str = "", keep: bool = False) 
 
 def make_report(profile: Profile, peaks: BoardPeaks | None, roofline: Roofline, by: str) -> RooflineReport:
     """Return the report of a computed roofline."""
-    warnings = list(roofline.warnings)
+    warnings, times = list(roofline.warnings), run_times(profile)
+    if times.is_distorted and roofline.rows:
+        warnings.append(f"the profiler adds {times.overhead:.0%} to a run: without it, the operations attain more")
     if peaks is None:
         warnings.append(f"no peaks of board {profile.board}: measure them with hil board peak {profile.board}")
     else:

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.analysis.profile.show import (
-    TITLES,
-    ProfileColumn,
-    format_si,
-    make_named_table,
-    time_text,
-)
+from hil.controller.analysis.profile.show import format_si, time_text
+from hil.controller.analysis.profile.ticks.columns import TITLES, ProfileColumn, make_named_table
 from hil.controller.analysis.roofline.chart import RoofChart, build_chart
 from hil.controller.analysis.roofline.show_peaks import describe_origin, format_peak
 from hil.controller.records.measurements.roofline import ModelWork, RooflineReport, RooflineRow
@@ -34,8 +29,8 @@ def print_roofline(console: Console, report: RooflineReport, *, top: int) -> Non
 
     where = ", ".join(filter(None, (make_plain(report.board), make_plain(report.runtime))))
     console.print(Text.assemble((make_plain(report.model), "bold"), f" on {where}"), soft_wrap=True)
-    for text in list_summary_lines(report):
-        console.print(text, highlight=False, soft_wrap=True)
+    for title, text in list_facts(report):
+        console.print(f"  {title:9}  {text}", highlight=False, soft_wrap=True)
     if report.rows:
         console.print()
         console.print(_build_table(console, report.rows[:top], TITLES[report.by]))
@@ -46,32 +41,32 @@ def print_roofline(console: Console, report: RooflineReport, *, top: int) -> Non
         console.print(Text(f"  {make_plain(text)}", style="yellow"), soft_wrap=True)
 
 
-def list_summary_lines(report: RooflineReport) -> list[str]:
-    """Return the lines about the peaks and the whole model."""
-    lines = []
+def list_facts(report: RooflineReport) -> list[tuple[str, str]]:
+    """Return the facts about the peaks and the whole model, each with a title. Further peaks have no title."""
+    facts = []
     peaks, whole = report.peaks, report.whole
     if peaks is not None:
-        lines.append(f"  peaks      {describe_origin(peaks)}")
-        lines += [f"             {name}  {format_peak(peaks, value, 'op')}" for name, value in peaks.compute.items()]
+        facts.append(("peaks", describe_origin(peaks)))
+        facts += [("", f"{name}  {format_peak(peaks, value, 'op')}") for name, value in peaks.compute.items()]
         if peaks.memory is not None:
-            lines.append(f"             memory  {format_peak(peaks, peaks.memory, 'B')}")
+            facts.append(("", f"memory  {format_peak(peaks, peaks.memory, 'B')}"))
     more = "at least " if report.uncounted.operators else ""
     if whole.flops is not None and whole.bytes is not None:
         each = f", {whole.intensity:.3g} op/byte" if whole.intensity is not None else ""
-        moved = format_si(whole.bytes, "B")
-        lines.append(f"  work       {more}{format_si(whole.flops, 'op')} and {moved} per iteration{each}")
+        facts.append(
+            ("work", f"{more}{format_si(whole.flops, 'op')} and {format_si(whole.bytes, 'B')} per iteration{each}")
+        )
     if whole.time_ns is not None:
-        lines.append(f"  time       {time_text(whole.time_ns)} per iteration")
+        facts.append(("time", f"{time_text(whole.time_ns)} per iteration"))
     if whole.flops_per_s is not None:
         speed = f"{format_si(whole.flops_per_s, 'op/s')}, {format_si(whole.bytes_per_s, 'B/s')}"
         tick = peaks.tick_hz if peaks is not None else None
-        ticks = f", {whole.flops_per_s / tick:.3g} op per tick" if tick else ""
-        lines.append(f"  speed      {speed}{ticks}")
+        facts.append(("speed", speed + (f", {whole.flops_per_s / tick:.3g} op per tick" if tick else "")))
     if whole.attained is not None and whole.shortest_ns is not None:
         bound = f", mainly limited by {_BOUND_TEXTS[whole.bound]}" if whole.bound else ""
         shortest = f"{time_text(whole.shortest_ns)} at the peaks{bound}"
-        lines.append(f"  roofline   {more}{format_attained(whole)} of the roofline: {shortest}")
-    return lines
+        facts.append(("roofline", f"{more}{format_attained(whole)} of the roofline: {shortest}"))
+    return facts
 
 
 _BOUND_TEXTS = {"compute": "arithmetic", "memory": "memory", "": ""}

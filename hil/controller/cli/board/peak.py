@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hil.controller.cli.board.options import add_board_place, choose_place
-from hil.controller.cli.commands import make_command
+from hil.controller.cli.commands import make_command, read_project_board
 from hil.controller.cli.options import check_seconds, json_option, run_options, wait_option
 from hil.controller.cli.screen import Screen, answer
 from hil.errors import UsageError
@@ -58,14 +58,15 @@ def measure_peak(as_json: bool, stored: bool, **settings: Any) -> int:
 
     own = {name: settings.pop(name) for name in ("dtypes", "min_time_s", "memory_mib")}
     place = {name: settings[name] for name in ("identity", "known_hosts", "accept_new_host_key")}
-    address = settings["addr"]
+    if not (settings["addr"] or settings["board"] or settings["hw_type"]):
+        settings["board"], settings["hw_type"] = read_project_board()
+    place |= {"board": settings["addr"] or settings["board"], "hw_type": settings["hw_type"]}
     choice = choose_place(settings)
     if stored:
         found = [*list_peaks(choice.name), *filter(None, [find_data_sheet(choice.name)])]
         if not found:
             raise UsageError(f"no stored peaks of board {choice.name}", hint=f"run: hil board peak {choice.name}")
         return answer(as_json, PeakReport(board=choice.name, peaks=found, file=""), *list_all_lines(found))
-    settings["board"] = address or choice.address or str(choice.config.path)
     job = Job(**settings, **place)
     with Screen(quiet=as_json) as screen:
         peaks, file = measure_board(PeakJob(job, **own), choice, screen)

@@ -133,12 +133,15 @@ def roofline(
 
     `hil board peak` measures the peaks. The peaks that a report uses are stored with the profile.
     """
-    from hil.controller.analysis.profile.store import find_folder
+    from hil.controller.analysis.profile.store import find_folder, read_profile
+    from hil.controller.analysis.profile.totals import require_times
     from hil.controller.analysis.roofline.report import build_report
     from hil.controller.analysis.roofline.show import plot_roofline, print_roofline
     from hil.controller.storage.screen.console import make_table_console
 
-    report = build_report(find_folder(_find(run, case, out)), by=by, peaks=peaks, keep=True)
+    folder = find_folder(_find(run, case, out))
+    require_times(read_profile(folder))
+    report = build_report(folder, by=by, peaks=peaks, keep=True)
     if plot:
         plot_roofline(plot, report)
         report.plot = str(plot)

@@ -16,6 +16,8 @@ from hil.core.power_sensor import SENSOR_KINDS
 from hil.errors import BoardUnfit, HilError, ProtocolBroken
 
 _END_SECONDS = 2.0
+# Time to receive the samples that the agent has not sent yet: it sends every 0.1 s.
+_LAST_SECONDS = 0.3
 
 
 def is_on_board(board: Board) -> bool:
@@ -42,6 +44,7 @@ class BoardMeter:
         self._lost = 0
         self._problem = ""
         self._leaving = False
+        self._arrived = threading.Event()
 
     def start(self) -> None:
         """Let the agent open the sensor, and start to receive samples.
@@ -54,12 +57,19 @@ class BoardMeter:
         if config.kind not in board.info.get("meters", ()):
             raise _make_unsupported_error(board)
         self._stream, first = board.client.open_power(config.kind, config.path, config.channel, config.rate_hz)
-        self._add(first)
+        try:
+            self._add(first)
+        except ProtocolBroken:
+            self._stream.cancel()
+            raise
         self._thread = threading.Thread(target=self._collect, daemon=True, name="hil-meter")
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop to sample."""
+        """Receive the last samples, and stop."""
+        if self._thread is not None and not self._problem:
+            self._arrived.clear()
+            self._arrived.wait(_LAST_SECONDS)
         self._leaving = True
         if self._stream is not None:
             self._stream.cancel()
@@ -79,6 +89,7 @@ class BoardMeter:
         try:
             for message in self._stream:
                 self._add(message)
+                self._arrived.set()
         except (CallFailed, HilError) as error:
             self._stream.cancel()
             if not self._leaving:

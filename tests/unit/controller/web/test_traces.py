@@ -260,3 +260,19 @@ def test_trace_page_draws_the_roofline_of_stored_peaks(tmp_path):
     assert "hil board peak" in without and "<svg" not in without
     assert (len(table), table[0].split(",")[:3]) == (5, ["name", "kind", "dtype"])
     assert missing.status_code == 404 and "has no peaks" in missing.text
+
+
+def test_trace_page_escapes_hostile_peaks(tmp_path):
+    made = example()
+    rows = [replace(row, flops=-5 if row.flops else None) for row in made.rows]
+    write_profile(replace(made, rows=rows), tmp_path / "p")
+    keep_peaks(make_peaks(board=HOSTILE, runtime=HOSTILE, device=HOSTILE, notes=[HOSTILE]), tmp_path / "p")
+    write_profile(made, tmp_path / "q")
+    keep_peaks(make_peaks(), tmp_path / "q")
+    text = (tmp_path / "q" / "peaks.json").read_text()
+    (tmp_path / "q" / "peaks.json").write_text(text.replace("100000000000.0", "1e400"))
+    with asking(tmp_path) as client:
+        page = client.get("/trace", params={"profile": "0/p"})
+        damaged = client.get("/trace", params={"profile": "0/q"})
+    assert page.status_code == 200 and "<img" not in page.text and "\x07" not in re.sub("<[^>]*>", "", page.text)
+    assert damaged.status_code == 404 and "peaks.json" in damaged.text

@@ -16,7 +16,7 @@ from hil.controller.analysis.profile.diff import OpDiff
 from hil.controller.analysis.profile.ticks.columns import TITLES
 from hil.controller.analysis.profile.ticks.show_ticks import group_ticks
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
-from hil.controller.analysis.roofline.show import list_summary_lines
+from hil.controller.analysis.roofline.show import list_facts
 from hil.controller.records.pages.analyses import (
     CompilationDocument,
     ProfileDocument,
@@ -129,7 +129,7 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
         "trace.html",
         head=head,
         roofline=roofline,
-        roofline_lines=[] if roofline is None else [line.strip() for line in list_summary_lines(roofline)],
+        roofline_facts=[] if roofline is None else list_facts(roofline),
         roofline_chart=None if roofline is None else place_chart(roofline),
         roofline_most=_ROOFLINE_ROWS,
         times=run_times(head),

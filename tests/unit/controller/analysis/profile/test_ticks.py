@@ -92,7 +92,13 @@ def test_profile_show_lists_ticks_without_times(folder: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["show", "{}", "--plot", "x.svg"], ["diff", "{}", "{}"], ["export", "{}", "--node-data", "x.json"]]
+    "words",
+    [
+        ["show", "{}", "--plot", "x.svg"],
+        ["diff", "{}", "{}"],
+        ["export", "{}", "--node-data", "x.json"],
+        ["roofline", "{}"],
+    ],
 )
 def test_commands_for_times_reject_ticks(folder: Path, tmp_path: Path, words: list[str]) -> None:
     filled = [str(tmp_path / word) if word.startswith("x.") else word.format(folder) for word in words]

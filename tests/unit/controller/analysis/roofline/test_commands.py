@@ -17,6 +17,9 @@ from hil.controller.analysis.profile.store import write_profile
 from hil.controller.analysis.roofline.peak_store import store_peaks
 from hil.controller.cli.board.peak import measure_peak
 from hil.controller.cli.stored.profile import profile as command
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.records.measurements.roofline import BoardPeaks
+from hil.controller.workloads.board_peaks.job import PeakJob
 from hil.errors import UsageError
 
 
@@ -40,6 +43,7 @@ def test_roofline_prints_whole_model_and_operations(folder: Path) -> None:
     assert "work       150 kop and 12 kB per iteration, 12.5 op/byte" in text
     # 37.5 us at the peaks in a timed run of 80 us
     assert "46.9% (99%: 46.9% to 46.9%) of the roofline: 37.5 us at the peaks, mainly limited by arithmetic" in text
+    assert "the profiler adds 25% to a run" in text
     row = next(line for line in text.splitlines() if line.startswith("matmul_0"))
     assert row.split() == "matmul_0 60 us 60.0% 120 kop 6 kB 20 2 Gop/s compute 50.0% 50% to 50%".split()
 
@@ -102,3 +106,19 @@ def test_stored_peaks_are_listed_without_a_board() -> None:
 def test_invalid_measurements_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(measure_peak, arguments, catch_exceptions=False)
+
+
+def test_measurement_uses_the_given_board_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+
+    def measure(request: PeakJob, choice: BoardChoice, screen: object) -> tuple[BoardPeaks, Path]:
+        requests.append((request, choice.name))
+        return make_peaks(), Path("stored.json")
+
+    monkeypatch.setattr("hil.controller.workloads.board_peaks.job.measure_board", measure)
+    arguments = ["unix:/tmp/x.sock", "--runtime-hw-type", "sim-f16", "--runtime", "onnxruntime", "--dtype", "f16"]
+    answer = CliRunner().invoke(measure_peak, arguments, catch_exceptions=False)
+    (request, name), job = requests[0], requests[0][0].job
+    assert (job.board, job.hw_type, job.runtime) == ("unix:/tmp/x.sock", "sim-f16", "onnxruntime")
+    assert (request.dtypes, name) == (("f16",), "unix:/tmp/x.sock")
+    assert "stored in stored.json" in answer.output
