@@ -205,6 +205,12 @@ before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-c
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
 timeout_s = 20
 
+[peak]
+f32_gflops = 76.8
+f16_gflops = 153.6
+int8_gops = 307.2
+memory_gb_s = 12.8
+
 [meter]
 kind = "command"
 command = ["joulescope-stream", "--csv"]
@@ -269,6 +275,7 @@ flash_memory = "0x08000000:1M"
 ram = "0x20000000:128K"
 tick_hz = 168000000
 uart = "usart2.c"
+uart_irq = 38
 stack = "16K"
 baud = 921600
 defines = { USART2 = "0x40004400" }
@@ -310,6 +317,7 @@ address = "hil@pi5-2.lab"
 [meter]
 kind = "hwmon"
 path = "/sys/class/hwmon/hwmon3"
+where = "host"
 channel = 2
 """,
         "boards/emulated.toml": """\

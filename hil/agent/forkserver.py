@@ -32,6 +32,7 @@ import numpy as np
 
 from hil.agent import ipc, progress
 from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
+from hil.agent.device_memory import read_device_memory
 from hil.agent.fresh_inputs import FreshInputs
 from hil.agent.instructions import CountingFailed, CountLog, InstructionCounter
 from hil.agent.ipc import Arena, lay_out
@@ -198,8 +199,10 @@ class _ForkedWorker:
                 note()
             answers.add(program.fetch())
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
-        self.numbers = [warmup_ns, cpu_ns, _own_peak(), *starts[warmup:], *ends[warmup:]]
+        self.numbers = [warmup_ns, cpu_ns, self._get_peak(), *starts[warmup:], *ends[warmup:]]
         reply: dict[str, Any] = {"outputs": answers.outputs, "placement": self._find_new_placement()}
+        if device_bytes := self._read_device_memory():
+            reply["device_bytes"] = device_bytes
         if counts is not None:
             counted = counts.finish()
             self.numbers += counted.counts
@@ -245,8 +248,19 @@ class _ForkedWorker:
                 what = f"the profile has {size} bytes, more than the board's {order['limit']} bytes of memory"
                 raise RunFailed(what, hint="use fewer iterations")
             outputs, _ = lay_out(self._out, ((file.name, _map_file(file)) for file in files), answers.size)
-        self.numbers = [0, 0, _own_peak()]
+        self.numbers = [0, 0, self._get_peak()]
         return {"outputs": outputs, **answers.record()}
+
+    def _get_peak(self) -> int:
+        """Return the peak main memory in bytes: of the program if it reports it, else of this process; 0 if unknown."""
+        ask = getattr(self.program, "get_peak_memory", None)
+        if ask is None:
+            return get_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
+        try:
+            return int(ask())
+        except BaseException:  # a library's error: the outputs are valid, so report an unknown peak
+            traceback.print_exc()
+            return 0
 
     def _find_new_placement(self) -> list[dict[str, Any]] | None:
         """Return the devices on which the program ran, or None if the devices are unknown or unchanged."""
@@ -260,6 +274,13 @@ class _ForkedWorker:
             return None
         self._placed = placed
         return [part.to_json() for part in placed]
+
+    def _read_device_memory(self) -> int:
+        try:
+            return max(read_device_memory(self.program), 0)
+        except Exception:  # a library's error: the outputs are valid, so the memory is unknown
+            traceback.print_exc()
+            return 0
 
     def _map_inputs(
         self,
@@ -306,10 +327,6 @@ def _place_run(start_ns: int, end_ns: int, run_ns: int) -> tuple[int, int]:
 def _map_file(file: Path) -> Array:
     """Return the file's bytes."""
     return np.frombuffer(map_file(file), np.uint8)
-
-
-def _own_peak() -> int:
-    return get_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
 
 
 def _do_nothing() -> None:

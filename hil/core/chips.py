@@ -18,6 +18,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 DEFAULT_STACK = 16 << 10
 DEFAULT_BAUD = 921_600
 _MIN_TICK_HZ = 1000  # the firmware counts periods of 10 ms
+_MAX_IRQ = 239  # of Cortex-M3 and M4; the vector table's alignment is for this number
 _MIN_BAUD, _MAX_BAUD = 300, 20_000_000
 
 
@@ -59,6 +60,7 @@ class Chip:
     defines: Mapping[str, int] = field(default_factory=dict)  # macros for the files of the UART and the core
     stack: int = DEFAULT_STACK  # bytes
     baud: int = DEFAULT_BAUD
+    uart_irq: int | None = None  # number of the UART's receive interrupt; None: the firmware polls the UART
     vectors: int | None = None  # address of the table that the CPU reads at reset, if it is not at the start of flash
 
 
@@ -107,6 +109,7 @@ _ALL = (
         tick_hz=32_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x59303000, "HIL_UART_HZ": 32_000_000},
+        uart_irq=33,
     ),
     Chip(
         "mps2-an386",
@@ -116,6 +119,7 @@ _ALL = (
         tick_hz=25_000_000,
         uart="uart_cmsdk.c",
         defines={"HIL_UART": 0x40004000, "HIL_UART_HZ": 25_000_000},
+        uart_irq=0,
     ),
     Chip(
         "riscv32-virt",
@@ -128,9 +132,11 @@ _ALL = (
             "HIL_UART": 0x10000000,
             "HIL_UART_HZ": 3_686_400,
             "HIL_CLINT": 0x2000000,
+            "HIL_PLIC": 0xC000000,
             "HIL_RESET": 0x100000,
             "HIL_RESET_VALUE": 0x7777,
         },
+        uart_irq=10,
     ),
 )
 CHIPS: Mapping[str, Chip] = MappingProxyType({one.name: one for one in _ALL})
@@ -141,8 +147,8 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
 
     Args:
         values: ``chip`` is a known chip. The other keys override its values, or describe an unknown chip: ``core``,
-            ``flash_memory`` and ``ram`` (ADDRESS:SIZE), ``tick_hz``, ``uart``, ``stack``, ``baud``, and macros as
-            ``define.NAME``.
+            ``flash_memory`` and ``ram`` (ADDRESS:SIZE), ``tick_hz``, ``uart``, ``uart_irq``, ``stack``, ``baud``, and
+            macros as ``define.NAME``.
 
     Raises:
         UsageError: a value is missing or invalid.
@@ -163,8 +169,10 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
             values["uart"],
         )
     numbers: dict[str, Any] = {
-        key: _parse_number(key, values[key]) for key in ("tick_hz", "stack", "baud") if key in values
+        key: _parse_number(key, values[key]) for key in ("tick_hz", "stack", "baud", "uart_irq") if key in values
     }
+    if "uart" in values:
+        numbers.setdefault("uart_irq", None)  # another file may not enable the interrupt
     names = {"flash": "flash_memory", "ram": "ram"}
     regions: dict[str, Any] = {field: _parse_region(key, values[key]) for field, key in names.items() if key in values}
     defines = {key[7:]: _parse_number(key, value) for key, value in values.items() if key.startswith("define.")}
@@ -181,6 +189,14 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
             f"[mcu] tick_hz must be at least {_MIN_TICK_HZ}, and baud from {_MIN_BAUD} to {_MAX_BAUD}, "
             f"got {chip.tick_hz} and {chip.baud}"
         )
+    if chip.uart_irq is not None:
+        if chip.uart_irq > _MAX_IRQ:
+            raise UsageError(f"[mcu] uart_irq must be from 0 to {_MAX_IRQ}, got {chip.uart_irq}")
+        if chip.core is RISCV32 and "HIL_PLIC" not in chip.defines:
+            raise UsageError(
+                "[mcu] uart_irq on riscv32 needs the address of the interrupt controller (PLIC)",
+                hint="set HIL_PLIC in [mcu.defines], or remove uart_irq",
+            )
     if chip.stack % 8 or not 1024 <= chip.stack < chip.ram.size:
         raise UsageError(
             f"the stack of {chip.stack} bytes must be a multiple of 8, at least 1024, and fit into the RAM"

@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,18 +26,12 @@ from typing import Any
 
 from hil.core.config_keys import make_key
 from hil.core.config_values import make_values, parse_program, parse_timeout
+from hil.core.line_pattern import check_pattern
 from hil.errors import UsageError, did_you_mean
 
 LINKS = ("serial", "command", "address", "labgrid")
 PROTOCOLS = ("tcp", "telnet")
-# Patterns match at most this part of a line, so that a slow pattern cannot stop the reader.
-MATCHED_CHARACTERS = 512
-_MAX_PATTERN = 200
 _MAX_PATTERNS = 50
-# Further repetitions multiply the time for a line by its length.
-_MAX_REPEATS = 3
-# Further optional parts and groups with alternatives multiply the time by the number of their forms.
-_MAX_CHOICES = 6
 _MAX_BAUD = 20_000_000
 # Placeholder for the image file in ``[provision] command``.
 IMAGE = "{image}"
@@ -186,51 +179,6 @@ def _parse_patterns(values: Any, place: str) -> tuple[ConsolePattern, ...]:
         check_pattern(one.pattern, f"{place} pattern {one.name!r}")
         found.append(one)
     return tuple(found)
-
-
-def check_pattern(pattern: str, place: str) -> None:
-    """Raise UsageError for an invalid regular expression, or one that may need exponential time.
-
-    A group with a repetition, an optional part or an alternative inside may not be repeated, such as ``(a+)+``. The
-    number of these parts is limited. Together with :data:`MATCHED_CHARACTERS`, this limits the time of a match.
-    """
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"{place}: invalid regular expression {pattern!r}: {error}") from error
-    problem = f"more than {_MAX_PATTERN} characters" if len(pattern) > _MAX_PATTERN else _find_slow_part(pattern)
-    if problem:
-        raise UsageError(
-            f"{place}: slow regular expression {pattern!r}: {problem}", hint="match a fixed part of the line instead"
-        )
-
-
-def _find_slow_part(pattern: str) -> str:
-    """Return why a pattern may be slow; "" if it is fast. Scans the text of a valid regular expression."""
-    # Characters of classes, escaped characters and the start of special groups have no effect here.
-    plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
-    plain = re.sub(r"\(\?", "(", plain)
-    repeats = len(re.findall(r"[*+]|\{\d*,\d*\}", plain))
-    if repeats > _MAX_REPEATS:
-        return f"{repeats} repetitions, at most {_MAX_REPEATS} are allowed"
-    # A question mark after a repetition only changes the order of attempts.
-    plain = re.sub(r"([*+?}])\?", r"\1", plain)
-    choices = plain.count("?")
-    open_groups: list[str] = [""]
-    for index, character in enumerate(plain):
-        if character == "(":
-            open_groups.append("")
-        elif character in "*+{?|":
-            open_groups[-1] += character
-        elif character == ")" and len(open_groups) > 1:
-            found = open_groups.pop()
-            if found and plain[index + 1 : index + 2] in ("*", "+", "{"):
-                return "a repeated group contains a repetition, an optional part or an alternative"
-            choices += "|" in found
-            open_groups[-1] += found.replace("|", "*")
-    if choices > _MAX_CHOICES:
-        return f"{choices} optional parts and groups with alternatives, at most {_MAX_CHOICES} are allowed"
-    return ""
 
 
 def parse_provision(table: Mapping[str, Any], where: Path) -> Provision:

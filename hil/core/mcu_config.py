@@ -21,7 +21,7 @@ from hil.errors import UsageError
 
 # Runtime and compiler of boards with this table.
 MCU_RUNTIME = "mcu"
-_CHIP_KEYS = ("chip", "core", "flash_memory", "ram", "tick_hz", "uart", "stack", "baud")
+_CHIP_KEYS = ("chip", "core", "flash_memory", "ram", "tick_hz", "uart", "uart_irq", "stack", "baud")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Microcontroller:
     tick_hz: str = make_key("", "Frequency of the tick counter: the CPU's clock on Cortex-M.", unset="of the chip")
     uart: str = make_key(
         "", "C file with the UART's functions: one of hil's, or a path relative to the config.", unset="of the chip"
+    )
+    uart_irq: str = make_key(
+        "",
+        "Number of the UART's receive interrupt, if the file `uart` enables it. Without it, bytes that arrive during a "
+        "run are lost.",
+        unset="of the chip",
     )
     stack: str = make_key("", "Size of the stack in bytes.", unset=f"{DEFAULT_STACK:,}")
     baud: str = make_key("", "Speed of the serial line.", unset=f"{DEFAULT_BAUD:,}")

@@ -66,6 +66,14 @@ class Elf32:
             image[one.load_address - start : one.load_address - start + len(one.data)] = one.data
         return start, bytes(image)
 
+    def read_memory(self, address: int, size: int) -> bytes:
+        """Return the initial bytes of memory at run time. Raises ValueError if the file does not contain them."""
+        for one in self.list_segments():
+            start = address - one.address
+            if start >= 0 and start + size <= len(one.data):
+                return one.data[start : start + size]
+        raise ValueError(f"the ELF file has no data for {size} bytes at {address:#x}")
+
     def iter_symbols(self) -> Iterator[tuple[str, int, int, bool]]:
         """Yield name, address, size of functions and objects, and whether a symbol is a function."""
         for place in range(self._section_count):

@@ -17,6 +17,18 @@ ELF, DESCRIPTION, FLAT = "firmware.elf", "firmware.json", "firmware.bin"
 _MAX_COUNT = 1 << 20
 
 
+def name_firmware(name: str) -> dict[str, str]:
+    """Return the names of all files of a firmware, for a directory with other programs.
+
+    Args:
+        name: file name that the user selected. Without the suffix of one of the files, it is the name of the ELF file.
+    """
+    suffixes = {file: Path(file).suffix for file in (ELF, DESCRIPTION, FLAT)}
+    if Path(name).suffix in suffixes.values():
+        return {file: Path(name).stem + suffix for file, suffix in suffixes.items()}
+    return {file: name if file == ELF else name + suffix for file, suffix in suffixes.items()}
+
+
 @dataclass(frozen=True)
 class Symbol:
     """Function or variable of the ELF file."""

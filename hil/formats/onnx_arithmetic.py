@@ -17,6 +17,7 @@ import numpy as np
 
 from hil.core.arithmetic import FLOATS, INT8, INT8_LEVELS
 from hil.core.tensors import Array, parse_dtype
+from hil.formats.onnx_file import iter_subgraphs
 
 # Operators that multiply and sum their first two inputs.
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
@@ -81,15 +82,9 @@ def _walk(graph: Any, typed: Any, outer: Types, change: Callable[[Any, Types], N
             types[value.name] = value.type.tensor_type.elem_type
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node, shaped in zip(graph.node, typed.node, strict=True):
-        for inner, inner_typed in zip(_iter_subgraphs(node), _iter_subgraphs(shaped), strict=True):
+        for inner, inner_typed in zip(iter_subgraphs(node), iter_subgraphs(shaped), strict=True):
             _walk(inner, inner_typed, types, change)
     change(graph, types)
-
-
-def _iter_subgraphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
 
 
 def _read_constants(graph: Any) -> dict[str, Any]:
@@ -224,7 +219,7 @@ def _replace(tensor: Any, change: Callable[[Array], Array]) -> None:
 def _iter_nodes(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield node
-        for inner in _iter_subgraphs(node):
+        for inner in iter_subgraphs(node):
             yield from _iter_nodes(inner)
 
 

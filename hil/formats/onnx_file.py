@@ -1,7 +1,8 @@
-"""Read ONNX model files."""
+"""Read ONNX model files and their graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,10 @@ def load_onnx(path: str | Path) -> Any:
     import onnx
 
     return onnx.load_model_from_string(read_file(Path(path), MAX_MODEL_BYTES))
+
+
+def iter_subgraphs(node: Any) -> Iterator[Any]:
+    """Yield the graphs in a node's attributes, such as the branches of If."""
+    for attribute in node.attribute:
+        yield from ([attribute.g] if attribute.HasField("g") else [])
+        yield from attribute.graphs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hil.core.chips import Chip
 from hil.formats.firmware import Firmware
-from hil.mcu.client import FaultRecord
+from hil.mcu.messages import FaultRecord
 
 NO_FAULT, CPU_FAULT, WATCHDOG = 0, 1, 2
 # A stack pointer in this range below RAM is a stack overflow.

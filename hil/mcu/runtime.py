@@ -19,6 +19,7 @@ from hil.core.clock import get_time_ns
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, count_bytes, from_bytes, to_bytes
 from hil.errors import (
+    BoardError,
     BoardLost,
     BoardUnfit,
     BoardUnreachable,
@@ -30,11 +31,13 @@ from hil.errors import (
 )
 from hil.formats.firmware import ELF, FLAT, Firmware, read_firmware
 from hil.formats.operations import Operation, write_operations
-from hil.mcu.client import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.faults import explain_fault
+from hil.mcu.messages import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardRestarted, Hello
 from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 
+_DEVICE = "cpu"
 _FLASH_SECONDS = 300.0
 _GREET_SECONDS = 0.5
 _SHOWN_LINES = 20
@@ -55,23 +58,25 @@ class McuRuntime:
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version of the protocol. The board is not contacted: it may have no firmware yet."""
-        return {"version": "1", "devices": ["cpu"]}
+        return {"version": "1", "devices": [_DEVICE]}
 
     def prepare(self, device: str) -> None:
         """Do nothing: the line is opened when a program is loaded."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> FirmwareProgram:
         """Flash the firmware unless the board has it, and greet the board."""
+        if device not in ("", _DEVICE):
+            raise LoadFailed(f"a microcontroller has no device {device!r}", hint=f"its only device is {_DEVICE}")
         settings, firmware = self._settings, read_firmware(folder / main)
         if firmware.chip != settings.chip.name:
             raise LoadFailed(
                 f"the firmware is for {firmware.chip}, the board has {settings.chip.name}", code=ErrorCode.WRONG_TARGET
             )
-        client, hello = self._try_greet()
+        client, hello, silence = self._try_greet()
         if hello is None or (hello.digest.hex(), hello.image_crc) != (firmware.digest, firmware.image_crc):
             if client is not None:
                 client.close()
-            self._flash(folder)
+            self._flash(folder, silence)
             client = SerialClient(self._open(), settings.chip.baud)
             hello = client.greet(settings.boot_s)
         assert client is not None
@@ -98,31 +103,37 @@ class McuRuntime:
                     raise
                 time.sleep(0.05)
 
-    def _try_greet(self) -> tuple[SerialClient | None, Hello | None]:
-        """Return the client, and the state of the board if it answers. Reset the board once if it does not."""
+    def _try_greet(self) -> tuple[SerialClient | None, Hello | None, BoardError | None]:
+        """Return the client and the state of the board, or why it does not answer. Reset a silent board once."""
         settings = self._settings
+        silence: BoardError | None = None
         for command in ((), settings.reset):
             if command:
                 _run_command(command, "resetting the board")
             try:
                 client = SerialClient(open_stream(settings.address, settings.chip.baud), settings.chip.baud)
-            except BoardUnreachable:
+            except BoardUnreachable as error:
                 if not settings.flash:
                     raise
-                return None, None
+                return None, None, error
             try:
-                return client, client.greet(_GREET_SECONDS)
-            except (BoardLost, ProtocolBroken):
+                return client, client.greet(_GREET_SECONDS), None
+            except (BoardLost, ProtocolBroken) as error:
                 client.close()
+                silence = error
             if not settings.reset:
                 break
-        return None, None
+        return None, None, silence
 
-    def _flash(self, folder: Path) -> None:
+    def _flash(self, folder: Path, silence: BoardError | None) -> None:
+        """Flash the firmware. Without a flash command, raise the error of a board that does not answer."""
         settings = self._settings
         if not settings.flash:
+            if silence is not None:
+                silence.hint = f"{silence.hint}; hil cannot flash the board, because its config has no [mcu] flash"
+                raise silence
             raise LoadFailed(
-                "the board has other firmware or does not answer, and its config has no flash command",
+                "the board has other firmware, and its config has no flash command",
                 hint='set [mcu] flash = ["openocd", ..., "{elf}"] in the board\'s config',
             )
         words = [
@@ -160,7 +171,7 @@ class FirmwareProgram:
         self._data, self._crc = b"", 0
         self._ticks = 0
         self._outputs_crc = 0
-        self._placed = (Part("cpu"),)
+        self._placed = (Part(_DEVICE),)
 
     def bind(self, inputs: list[Array]) -> None:
         """Write the inputs to the board."""
@@ -217,12 +228,16 @@ class FirmwareProgram:
         """Return the CPU of the microcontroller."""
         return self._placed
 
+    def get_peak_memory(self) -> int:
+        """Return the RAM of the firmware, with the stack. The firmware allocates nothing after the start."""
+        return self._firmware.ram_bytes
+
     def get_run_ns(self) -> int:
         """Return the duration of the last run on the chip's tick counter."""
         return self._ticks * 1_000_000_000 // self._firmware.tick_hz
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run the program and write the ticks of each dispatch, converted to the host's clock.
+        """Run the program and write the ticks of each dispatch, also converted to the host's clock.
 
         The end of a run on the host's clock is the time at which the response arrived.
         """
@@ -236,9 +251,10 @@ class FirmwareProgram:
                 ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4")
             except BoardRestarted as restarted:
                 raise self._report_restart("while hil read the ticks") from restarted
-            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(ticks.tolist())]
+            counts = ticks.tolist()
+            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(counts)]
             start_ns = end_ns - (ends[-1] if ends else 0)
-            for step, begin, until in zip(self._firmware.steps, [0, *ends], ends, strict=False):
+            for step, begin, until, counted in zip(self._firmware.steps, [0, *ends], ends, counts, strict=False):
                 found.append(
                     Operation(
                         step.name or step.kind,
@@ -247,6 +263,7 @@ class FirmwareProgram:
                         start_ns + until,
                         step.nodes,
                         is_overhead=step.kind != "dispatch",
+                        ticks=counted,
                     )
                 )
         return [write_operations(found, folder)]

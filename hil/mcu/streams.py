@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
 import socket
-from pathlib import Path
+import termios
+import time
 from typing import Protocol
 
+from hil.core.serial_device import SOCKET, check_serial_device, list_holders, parse_serial_address
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
-PREFIX = "serial:"
-_SOCKET = "unix:"
 _CHUNK = 1 << 16
 _WRITE_SECONDS = 10.0
+# The worker of the previous program may still be ending.
+_LOCK_SECONDS = 3.0
 
 
 class SerialStream(Protocol):
@@ -64,26 +67,32 @@ def open_stream(address: str, baud: int) -> SerialStream:
     """Open the line of an address: ``serial:/dev/ttyACM0`` or ``serial:unix:PATH``.
 
     Raises:
-        UsageError: pyserial is not installed, or the address is invalid.
+        UsageError: pyserial is not installed, the address is invalid, or the device does not support the baud rate.
         BoardUnreachable: the device does not exist or cannot be opened.
         BoardBusy: another process uses the device.
     """
-    place = address.removeprefix(PREFIX)
+    place = parse_serial_address(address)
+    check_serial_device(place)
     try:
-        if place.startswith(_SOCKET):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(place.removeprefix(_SOCKET))
-            except BaseException:
-                connection.close()
-                raise
-            return DescriptorStream(connection.fileno(), contextlib.closing(connection))
+        if place.startswith(SOCKET):
+            return _connect_socket(place.removeprefix(SOCKET))
         return _open_device(place, baud)
     except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise _make_busy_error(place) from error
         raise BoardUnreachable(
-            f"cannot open the serial line {place}: {error.strerror or error}",
-            hint="check the cable, and that you may read and write the device (group dialout)",
+            f"cannot open the serial line {place}: {_read_reason(error)}", hint="check the cable and the driver"
         ) from error
+
+
+def _connect_socket(path: str) -> SerialStream:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return DescriptorStream(connection.fileno(), contextlib.closing(connection))
 
 
 def _open_device(path: str, baud: int) -> SerialStream:
@@ -91,12 +100,38 @@ def _open_device(path: str, baud: int) -> SerialStream:
         import serial
     except ImportError as error:
         raise UsageError("serial lines need pyserial, which is not installed", hint="pip install 'hil[mcu]'") from error
-    if not Path(path).is_absolute():
-        raise UsageError(f"{path!r} is not a serial device", hint="expected serial:/dev/ttyACM0 or serial:unix:PATH")
-    device = serial.Serial(path, baud, timeout=0)
     try:
-        fcntl.flock(device.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        device.close()
-        raise BoardBusy(f"another process uses the serial line {path}", hint="wait until it ends") from error
+        device = serial.Serial(path, baud, timeout=0)
+    except ValueError as error:
+        raise UsageError(
+            f"{path} does not support {baud} baud", hint="set [mcu] baud to a speed that the adapter supports"
+        ) from error
+    until = time.monotonic() + _LOCK_SECONDS
+    while not _try_lock(device.fileno()):
+        if time.monotonic() > until:
+            device.close()
+            raise _make_busy_error(path)
+        time.sleep(0.02)
     return DescriptorStream(device.fileno(), contextlib.closing(device))
+
+
+def _try_lock(device: int) -> bool:
+    try:
+        fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _make_busy_error(path: str) -> BoardBusy:
+    holders = list_holders(path)
+    return BoardBusy(
+        f"another process uses the serial line {path}" + (f": {', '.join(holders)}" if holders else ""),
+        hint="wait until it ends, or end it",
+    )
+
+
+def _read_reason(error: OSError) -> str:
+    """Return the system's reason. pyserial's errors contain it in a longer text, or in the error that they replace."""
+    code = error.errno or (error.__context__.args[0] if isinstance(error.__context__, termios.error) else None)
+    return os.strerror(code) if code else str(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import stat
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hil.core.loopback import is_loopback
 from hil.errors import UsageError
 from hil.protocol.certificates import TlsFiles, make_grpc_credentials
 
@@ -57,10 +57,7 @@ def is_local(address: str) -> bool:
     if address.startswith("unix:"):
         return True
     host, _ = parse_host_port(address, what="address")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(host)
 
 
 def check_token_transport(address: str, *, encrypted: bool, hint: str) -> None:

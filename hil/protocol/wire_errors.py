@@ -43,6 +43,8 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
         errors.BlobDamaged,
         errors.BoardBusy,
         errors.BoardRefused,
+        errors.BoardUnreachable,
+        errors.ProtocolBroken,
         errors.SessionEnded,
     }
 )
@@ -51,7 +53,14 @@ AGENT_KINDS: frozenset[type[errors.HilError]] = frozenset(
 WORKER_KINDS = frozenset({errors.UsageError, errors.LoadFailed, errors.PartMissing, errors.RunFailed})
 """Error classes that a worker may report. Board failures and worker crashes are not among them."""
 
-BRIDGE_KINDS = WORKER_KINDS | {errors.RunCrashed, errors.BoardLost, errors.BoardUnfit, errors.BoardBusy}
+BRIDGE_KINDS = WORKER_KINDS | {
+    errors.RunCrashed,
+    errors.BoardLost,
+    errors.BoardUnfit,
+    errors.BoardBusy,
+    errors.BoardUnreachable,
+    errors.ProtocolBroken,
+}
 """Error classes of workers that run no program themselves, but talk to a microcontroller."""
 
 

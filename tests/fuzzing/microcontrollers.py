@@ -14,8 +14,9 @@ from fuzzing.files import reader
 from hil.errors import BoardError, LoadFailed, ProtocolBroken
 from hil.formats.elf32 import Elf32
 from hil.formats.firmware import Firmware, read_firmware
-from hil.mcu.client import HELLO, OUTPUTS, READ, RUN, WRITE, BoardRestarted, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
+from hil.mcu.messages import HELLO, OUTPUTS, READ, RUN, WRITE, BoardRestarted
 
 _MAX_BYTES = 1 << 14
 _INPUTS, _OUTPUTS = bytes(range(200)) * 12, 1500

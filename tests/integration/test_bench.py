@@ -185,7 +185,7 @@ def test_bench_rejects_plain_run_as_baseline(hil, doubling, simulator):
 
 
 def test_bench_prints_measurements_and_verdict(hil, chain, simulator):
-    shown = hil("bench", chain(1), chain(40), "--board", simulator, *ENOUGH).out
+    shown = hil("bench", chain(1), chain(40), "--board", simulator, *ENOUGH, "--warmup", 20).out
     for word in ("PASS", "p50", "99%", "outliers", "peak memory", "first run", "slower", "20 rounds", "stored in"):
         assert word in shown
 

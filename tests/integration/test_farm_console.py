@@ -43,6 +43,10 @@ def test_console_prints_lines_of_host(farm: RunningFarm):
     assert texts[:2] == ["Booting Linux", "Kernel panic - not syncing: test"]
     done = farm.hil("farm", "console", "laptop", "--since", "10m", "--seconds", seconds(4), "--grep", "panic")
     assert (done.code, "Kernel panic" in done.out, "Booting" in done.out) == (0, True, False)
+    done = farm.hil("farm", "console", "laptop", "--no-follow", "--json")
+    assert [line["text"] for line in done.document["lines"]][:2] == texts[:2]
+    done = farm.hil("farm", "console", "laptop", "--no-follow", "--seconds", "4")
+    assert (done.code, "--no-follow and --seconds are mutually exclusive" in done.err) == (2, True)
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):

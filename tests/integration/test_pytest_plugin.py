@@ -150,6 +150,14 @@ def test_default_value_on_command_line_overrides_project_file(project, small):
     assert counts == ["3", "1"]
 
 
+@pytest.mark.parametrize(("words", "flows"), [((), "iree, onnxruntime"), (("--hil-flow", "iree"), "iree")])
+def test_project_file_sets_runtime_unless_flow_is_given(project, small, words, flows):
+    project.set_up(small, "digits_cnn")
+    project.write("hil.toml", '[models."digits_*.onnx"]\nruntime = "onnxruntime"\n')
+    tested = project.test("--collect-only", "--hil-no-layers", *words)
+    assert f"hil: flow {flows} on " in tested.out, tested.out
+
+
 def test_failure_before_comparison_reports_stage(project, tmp_path):
     project.set_up("digits_cnn")
     (project.models / "cut.onnx").write_bytes((project.models / "digits_cnn.onnx").read_bytes()[:3000])

@@ -237,7 +237,9 @@ def test_run_reads_iree_run_module_flagfile(hil, simulator, doubling, tmp_path):
     np.save(tmp_path / "out.npy", np.array([2, 4, 6, 8], np.float32))
     lines = ["--module=doubling.vmfb", "--device=local-task", "--input=4xf32=@in.bin"]
     (tmp_path / "flags.txt").write_text("\n".join([*lines, "--expected_output=@out.npy"]))
-    assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 0
+    ended = hil("run", "--flagfile", "flags.txt", "--board", simulator)
+    assert ended.code == 0 and "compiling for" not in ended.err
+    assert "compiling for" in hil("run", doubling, "--board", simulator).err
     (tmp_path / "flags.txt").write_text("\n".join([*lines, "--expected_output=4xf32=2 4 6 9"]))
     assert hil("run", "--flagfile", "flags.txt", "--board", simulator).code == 1
     (tmp_path / "flags.txt").write_text("--surprise=1")

@@ -103,6 +103,17 @@ def test_project_file_sets_compile_flags_of_one_model(hil, simulator, models, tm
     assert outcomes == {"net_full_model": "PASS", "other_full_model": "COMPILE_ERROR"}
 
 
+@pytest.mark.parametrize(("words", "runtime"), [((), "onnxruntime"), (("--flow", "iree"), "iree")])
+def test_project_file_sets_runtime_unless_flow_is_given(hil, simulator, models, tmp_path, words, runtime):
+    chain(models / "other.onnx", ["Relu", "Exp"])
+    (tmp_path / "hil.toml").write_text('[models."other.onnx"]\nruntime = "onnxruntime"\n')
+    ended = hil("suite", "run", models, "--no-layers", "--board", simulator, "--out", "out", "--json", *words)
+    cases = {case["id"]: (case["runtime"], case["outcome"]) for case in ended.document["cases"]}
+    assert cases == {"net_full_model": ("iree", "PASS"), "other_full_model": (runtime, "PASS")}
+    repeats = {case["id"]: case["repeat"] for case in ended.document["cases"]}
+    assert f"--runtime {runtime}" in repeats["other_full_model"] or runtime == "iree"
+
+
 @pytest.mark.slow
 def test_suite_blames_overflowing_layer_of_shared_shape(hil, tmp_path):
     tensors = [numpy_helper.from_array(np.eye(4, dtype=np.float32) * size, name) for name, size in WEIGHTS.items()]
@@ -289,7 +300,7 @@ def test_killed_run_resumes_without_duplicate_cases(hil, environment, models, tm
 
 def test_ctrl_c_saves_reports_and_prints_resume_command(hil, environment, models, tmp_path):
     out = tmp_path / "out"
-    slowly = ("--fault", "slow:rate=1e9,delay=0.2")
+    slowly = ("--fault", "slow:rate=1e9,delay=0.1")
     process = start(["suite", "run", models, "--flow", "onnxruntime", *slowly, "--out", out], environment, tmp_path)
     eventually(some_have_ended(out, 1), process=process)
     process.send_signal(signal.SIGINT)

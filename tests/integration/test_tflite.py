@@ -47,6 +47,16 @@ def test_run_recognizes_digit_in_float_and_int8(hil, simulator, pictures, model,
     assert scores.argmax() == np.load(pictures / "label.npy")[0]
 
 
+def test_run_accepts_models_of_different_runtimes(hil, simulator):
+    # Only the board knows the target of the second runtime.
+    ended = hil("run", FLOAT, DIGITS / "digits_cnn.onnx", "--board", simulator, "--json")
+    cases = {case["name"]: (case["artifact"]["runtime"], case["outcome"]) for case in ended.document["cases"]}
+    assert cases == {"digits": ("tflite", "PASS"), "digits_cnn": ("iree", "PASS")}, ended.err
+    assert ended.code == 0
+    flags = ended.document["cases"][1]["artifact"]["flags"]
+    assert any("target-cpu" in flag for flag in flags), flags
+
+
 @pytest.mark.parametrize("which", ["inputs", "outputs"])
 def test_run_rejects_duplicate_tensor_names_without_signature(hil, simulator, tmp_path, which):
     import flatbuffers

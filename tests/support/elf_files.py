@@ -5,10 +5,16 @@ from __future__ import annotations
 import struct
 
 
-def make_elf(code: bytes = b"\x01\x02\x03\x04") -> bytes:
-    """Return an ELF file with a segment of code at 0x1000, and the symbol `main`."""
-    names, header = b"\0main\0", 52 + 32
+def make_elf(code: bytes = b"\x01\x02\x03\x04", library: str = "") -> bytes:
+    """Return an ELF file with a segment of code at 0x1000, and the symbol `main`.
+
+    Args:
+        library: name of an object at 0x1000; "": no object.
+    """
+    names, header = b"\0main\0" + library.encode() + b"\0", 52 + 32
     symbols = bytes(16) + struct.pack("<IIIBBH", 1, 0x1001, 4, 2, 0, 1)
+    if library:
+        symbols += struct.pack("<IIIBBH", 6, 0x1000, 4, 1, 0, 1)
     symbols_at = header + len(code)
     names_at = symbols_at + len(symbols)
     sections_at = names_at + len(names)

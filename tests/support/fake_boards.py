@@ -61,6 +61,7 @@ class FakeBoard:
     client: Any = field(default_factory=lambda: SimpleNamespace(find_command=lambda: ""))
     closed: bool = False
     changes: deque[str] = field(default_factory=deque)
+    targets: list[str] = field(default_factory=list)  # runtimes whose targets were wanted
     prepared: int = 0  # how often it was to be prepared for a measurement
 
     def prepare(self) -> None:
@@ -68,6 +69,10 @@ class FakeBoard:
         self.prepared += 1
         with prepare_board(self, print):
             pass
+
+    def add_target(self, runtime: str) -> None:
+        """Remember the runtime: the config has all targets."""
+        self.targets.append(runtime)
 
     def refresh(self) -> None:
         """Read nothing: the state never changes."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.sources import iter_trees
 
-HIL = Path(__file__).parents[2] / "hil"
 # Functions that read a file by path: methods of Path, and functions of modules.
 _METHODS = {"read_text", "read_bytes"}
 _FUNCTIONS = {
@@ -50,7 +49,6 @@ ALLOWED = {
     "controller/backends/compilers/iree_failure.py:keep_failure": _OWN,
     "controller/backends/compilers/tensorflow/tfcompile.py:compile_tfcompile": _OWN,
     "controller/devices/deploy/board_side.py:BoardDirectory.running": _BOARD,
-    "controller/devices/metering/sysfs_meter.py:_read_number": _KERNEL,
     "controller/devices/deploy/board_side.py:record": _BOARD,
     "controller/devices/deploy/board_side.py:unpack": _BOARD,
     "controller/devices/deploy/board_side.py:wait_until_up": _BOARD,
@@ -150,10 +148,11 @@ def _may_read(call: ast.Call) -> bool:
 @functools.cache
 def found() -> dict[str, set[str]]:
     """Return the reads in hil: file and function -> called functions."""
+    names = {"open", *_METHODS, *(name.rpartition(".")[2] for name in _FUNCTIONS)}
     by_place: dict[str, set[str]] = {}
-    for path in HIL.rglob("*.py"):
-        for function, called in reads(ast.parse(path.read_text())):
-            by_place.setdefault(f"{path.relative_to(HIL)}:{function}", set()).add(called)
+    for path, tree in iter_trees(rf"\b({'|'.join(names)})\("):
+        for function, called in reads(tree):
+            by_place.setdefault(f"{path}:{function}", set()).add(called)
     return by_place
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from support.sources import parse_source
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/internals/private-apis.md"
@@ -738,7 +739,7 @@ def relevant_nodes_of(source: str) -> list[ast.AST]:
     kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Attribute, ast.Call)
     return [
         node
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse_source(source))
         if isinstance(node, kinds) and not (isinstance(node, ast.Attribute) and not is_private(node.attr))
     ]
 

@@ -38,7 +38,7 @@ def test_named_path_runs_regardless_of_marks():
 
 @pytest.mark.ci
 def test_xdist_worker_runs_explicit_test():
-    quick = "tests/integration/test_tflite.py::test_run_rejects_duplicate_tensor_names_without_signature"
+    quick = "tests/unit/core/test_text.py::test_output_uses_only_wrapped_streams_and_console"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "1", "-m", DAILY, quick]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

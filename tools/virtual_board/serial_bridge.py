@@ -19,17 +19,19 @@ from hil.errors import UsageError
 _CHUNK = 4096
 # With a speed, bytes are sent in portions of this time.
 _PORTION_S = 0.002
+_BLOCK = 64
+_DELAY_S = 0.1
 _BITS = 10  # start bit, eight data bits, stop bit
 
 
 @dataclass(frozen=True)
 class LineFaults:
-    """Faults of the line, each with a probability per chunk of up to 64 bytes."""
+    """Faults of the line, each with a probability per block of 64 bytes."""
 
-    loss: float = 0.0  # the chunk is lost
-    flip: float = 0.0  # a bit of the chunk changes
-    repeat: float = 0.0  # the chunk arrives twice
-    delay: float = 0.0  # the chunk arrives 0.1 s later
+    loss: float = 0.0  # the block is lost
+    flip: float = 0.0  # a bit of the block changes
+    repeat: float = 0.0  # the block arrives twice
+    delay: float = 0.0  # the block arrives 0.1 s later
 
     @classmethod
     def parse(cls, text: str) -> LineFaults:
@@ -46,6 +48,51 @@ class LineFaults:
             if not 0 <= values[name] <= 1:
                 raise UsageError(f"the probability of {name} must be from 0 to 1")
         return cls(**values)
+
+
+class LineDamage:
+    """Damage to the bytes of one direction.
+
+    Blocks are counted along the line. So the probabilities do not depend on the portions in which bytes arrive, which
+    are single bytes on an idle machine and long chunks on a busy one.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)
+        self._block = bytearray()  # bytes of the current block that arrived
+        self._passed = 0  # bytes of the current block
+        self._is_lost = self._is_repeated = False
+        self._flipped = -1  # place of a changed bit in the block
+
+    def apply(self, data: bytes, faults: LineFaults, wait: Callable[[float], None] = time.sleep) -> bytes:
+        """Return what arrives of the next bytes."""
+        if faults == LineFaults():
+            self._passed = 0
+            return data
+        out = bytearray()
+        for byte in data:
+            if not self._passed:
+                self._choose(faults, wait)
+            if self._flipped == 8 * self._passed + (bit := self._flipped % 8):
+                byte ^= 1 << bit
+            self._passed += 1
+            self._block.append(byte)
+            if not self._is_lost:
+                out.append(byte)
+            if self._passed == _BLOCK:
+                if self._is_repeated and not self._is_lost:
+                    out += self._block
+                self._passed = 0
+        return bytes(out)
+
+    def _choose(self, faults: LineFaults, wait: Callable[[float], None]) -> None:
+        """Choose the faults of the next block."""
+        self._block.clear()
+        if self._random.random() < faults.delay:
+            wait(_DELAY_S)
+        self._is_lost = self._random.random() < faults.loss
+        self._flipped = self._random.randrange(8 * _BLOCK) if self._random.random() < faults.flip else -1
+        self._is_repeated = self._random.random() < faults.repeat
 
 
 class SerialBridge:
@@ -66,7 +113,7 @@ class SerialBridge:
         link.unlink(missing_ok=True)
         link.symlink_to(os.ttyname(self._slave))
         self._rate = baud / _BITS
-        self._random = random.Random(seed)
+        self._damage = {way: LineDamage(f"{seed} {way}") for way in ("down", "up")}
         self.faults = LineFaults()
         self.is_cut = False
         self.counts = {"up": 0, "down": 0}  # bytes from and to the emulator
@@ -120,7 +167,7 @@ class SerialBridge:
             self._last = (way, time.monotonic())
             if way == "down":
                 self._wake()
-            data = b"" if self.is_cut else self._spoil(data)
+            data = b"" if self.is_cut else self._damage[way].apply(data, self.faults)
             with contextlib.suppress(OSError):
                 if way == "up":
                     _write_all(self._master, data)
@@ -134,22 +181,6 @@ class SerialBridge:
                     time.sleep(debt_s)
                     debt_s -= time.monotonic() - before
                 debt_s = max(debt_s, -_PORTION_S)
-
-    def _spoil(self, data: bytes) -> bytes:
-        faults = self.faults
-        if faults == LineFaults():
-            return data
-        out = bytearray()
-        for start in range(0, len(data), 64):
-            chunk = bytearray(data[start : start + 64])
-            if self._random.random() < faults.delay:
-                time.sleep(0.1)
-            if self._random.random() < faults.loss:
-                continue
-            if self._random.random() < faults.flip:
-                chunk[self._random.randrange(len(chunk))] ^= 1 << self._random.randrange(8)
-            out += chunk * (2 if self._random.random() < faults.repeat else 1)
-        return bytes(out)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

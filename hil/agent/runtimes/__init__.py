@@ -80,6 +80,22 @@ class Program(Protocol):
     Return the duration of the last run in nanoseconds, measured by the device. hil calls this after each run and
     reports this time. Without this method, hil measures the time of ``run`` on the machine of the agent.
 
+    **Peak memory**::
+
+        def get_peak_memory(self) -> int
+
+    Return the peak main memory of the program in bytes, or 0 if unknown. Only programs that do not run in the worker's
+    process need this, for example on a microcontroller. hil calls this after runs, outside the timed section. Without
+    this method, hil reports the peak resident memory of the worker's process.
+
+    **Device memory**::
+
+        def get_peak_device_memory(self) -> int | None
+
+    Return the peak memory of the device in bytes, as the runtime reports it for this process; None if unknown. hil
+    calls this after runs, outside the timed section. If the runtime does not report it, hil reads the statistics of
+    the kernel's GPU driver.
+
     **Placement**::
 
         def placement(self) -> hil.core.results.Placement | None

@@ -20,7 +20,7 @@ from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
 from hil.errors import ErrorCode, LoadFailed, RunFailed, did_you_mean
 from hil.formats.gpu_programs import find_mismatch, read_targets
-from hil.formats.iree_buffers import make_shared_view, read_array, view_of
+from hil.formats.iree_buffers import counts_memory, make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
@@ -181,6 +181,7 @@ class IreeProgram:
         # Indices of inputs with device copies that a run changed; None before the first run with them.
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
+        self._counts_memory: bool | None = None  # None if not tested
 
     def __del__(self) -> None:
         """Release the buffers before the device. IREE's Vulkan driver crashes if a buffer outlives its device."""
@@ -284,6 +285,12 @@ class IreeProgram:
     def placement(self) -> Placement:
         """Return the opened device, by its IREE name, as the only part."""
         return (self._placed,)
+
+    def get_peak_device_memory(self) -> int | None:
+        """Return the peak of the device's allocator, if its statistics contain all memory."""
+        if self._counts_memory is None:
+            self._counts_memory = counts_memory(self._device)
+        return int(self._device.allocator.statistics["device_bytes_peak"]) if self._counts_memory else None
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile with IREE's command-line tool in a separate process, because the Python bindings cannot profile.

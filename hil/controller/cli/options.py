@@ -402,7 +402,9 @@ def add_project_settings(settings: S) -> S:
     project = click.get_current_context().meta.get(PROJECT)
     if project is None:
         return settings
-    given = list_given_options()
+    given = set(list_given_options())
+    if "flow" in given:  # a flow has a runtime
+        given.add("runtime")
     own = {
         pattern: {name: value for name, value in values.items() if name not in given}
         for pattern, values in project.models.items()

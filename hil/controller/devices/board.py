@@ -73,6 +73,8 @@ class Board:
         self._purpose = choice.purpose
         self._wait_s = choice.wait_s
         self._say = choice.say
+        self._timeout_s = choice.timeout_s
+        self.target = ""
         self._ours = False
         self._clock = BoardClock()
         self._there: set[str] = set()
@@ -92,10 +94,7 @@ class Board:
         self.client = make_client(self._link, self.name)
         try:
             self.info: dict[str, Any] = self._describe()
-            try:
-                self.config, self.target = fill_target(self.config, choice.runtime, self.info, choice.timeout_s)
-            except errors.UsageError as error:  # the board's description is wrong, not the user's input
-                raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
+            self.add_target(choice.runtime)
         except errors.BoardUnreachable as error:
             if self.shell is not None:
                 error.hint = "the agent's process runs but does not respond: `hil board clean --force` stops it"
@@ -111,13 +110,29 @@ class Board:
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
         lease = self.config.connection.lease
-        image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        image = self._link.image or read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        is_simulator = self.config.simulator is not None
         stack = StackReader(
-            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=self.config.is_simulator
+            self.name, self._stack_values, self.config.stack, self.shell, is_simulator=is_simulator
         ).read(found)
         more: dict[str, Any] = {"lease": lease, "image": image.to_json() if image else None}
         more["stack"] = [one.to_json() for one in stack]
         return {**found, **{name: value for name, value in more.items() if value}}
+
+    def add_target(self, runtime: str) -> None:
+        """Fill in the compile target of a runtime from the board's description, unless the config has the target.
+
+        Args:
+            runtime: "" means the config's runtime.
+
+        Raises:
+            BoardRefused: there is no target for this board.
+        """
+        try:
+            self.config, target = fill_target(self.config, runtime, self.info, self._timeout_s)
+        except errors.UsageError as error:  # the board's description is wrong, not the user's input
+            raise errors.BoardRefused(error.message, board=self.name, hint=error.hint) from error
+        self.target = ", ".join(filter(None, (self.target, target)))
 
     def runtime_version(self, runtime: str) -> str:
         """Return the version of one of the board's runtimes, or "" if unknown."""

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from hil.controller.records.base import Record
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.errors import UsageError
 
 _MAX_NAME_LENGTH = 40  # maximum characters in a job's name
@@ -25,8 +26,12 @@ PROBE_SECONDS = 60.0
 LONGEST = "longest"
 # Label of boards whose host runs commands of users.
 COMMANDS_LABEL = "commands"
+# Label of boards whose host runs commands with several boards. Hosts of older releases ignore the other boards.
+SEVERAL_BOARDS_LABEL = "several_boards"
 # Actions of `hil farm power`.
 POWER_ACTIONS = ("on", "off", "cycle")
+# Action that writes an image to a board.
+PROVISION = "provision"
 
 
 # Reserved user name for health jobs. No token can have it.
@@ -96,6 +101,7 @@ class Right(str, Enum):
 
     POWER = "power"  # switch the power of free boards, and of boards that the user leases
     COMMANDS = "commands"  # run any command on hosts that allow commands
+    PROVISION = "provision"  # write images to free boards, and to boards that the user leases
 
 
 @dataclass(frozen=True)
@@ -245,6 +251,8 @@ class BoardCard(Record):
     # Power actions that the host can do on request. Hosts of older releases can do none.
     power: list[str] = []
     access: BoardAccess = BoardAccess()
+    provisions: bool = False  # True if the host can write images to the board
+    image: ProvisionedImage | None = None  # image that hil wrote to the board
 
 
 def format_job_name(submission: int, number: int, of: int) -> str:

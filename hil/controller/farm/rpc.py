@@ -31,6 +31,7 @@ from hil.controller.farm.messages import (
     Kind,
     Submission,
 )
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.controller.records.lab.farm import FarmJob
 from hil.core import digest
 from hil.core.text import replace_surrogates
@@ -54,6 +55,9 @@ _BOARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,99}")
 # Maximum boards of a job, and maximum users and groups in the access list of a board.
 MAX_BOARDS, _MOST_NAMES = 16, 1000
 _KEY = re.compile(r"[\x21-\x7e]{8,200}")
+# SHA-256 in hex, and the latest time of an image in seconds since the epoch: the year 9999.
+_HEX_DIGEST, _MAX_SECONDS = re.compile(r"[0-9a-f]{64}"), 253_402_300_800
+_MAX_IMAGE_NAME = 200
 # PostgreSQL's jsonb rejects NUL and lone surrogates.
 _UNSTORABLE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})|\x00")
 
@@ -235,7 +239,9 @@ def encode_card(card: BoardCard) -> pb.BoardCard:
     with _convert_errors("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
         access = pb.BoardAccess(users=card.access.users, groups=card.access.groups)
-        return pb.BoardCard(**_copy_shared_fields(card, pb.BoardCard, "labels", "access"), labels=labels, access=access)
+        shared = _copy_shared_fields(card, pb.BoardCard, "labels", "access", "image")
+        image = None if card.image is None else pb.WrittenImage(**_copy_shared_fields(card.image, pb.WrittenImage))
+        return pb.BoardCard(**shared, labels=labels, access=access, image=image)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
@@ -256,8 +262,9 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     labels = {name: _label_of(label) for name, label in message.labels.items()}
     power = [action for action in message.power if action in POWER_ACTIONS]
     access = _decode_access(message.access)
-    same = _copy_shared_fields(message, pb.BoardCard, "labels", "power", "access")
-    card = BoardCard(**same, labels=labels, power=power, access=access)
+    same = _copy_shared_fields(message, pb.BoardCard, "labels", "power", "access", "image")
+    image = _decode_image(message.image) if message.HasField("image") else None
+    card = BoardCard(**same, labels=labels, power=power, access=access, image=image)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
     if len(card.config) > _MOST_CONFIG or "\0" in card.config:
         raise UsageError("the board card's config must be TOML of at most 1 MiB")
@@ -274,6 +281,20 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     if "\\u0000" in text or not all(math.isfinite(one) for one in labels.values() if isinstance(one, float)):
         raise UsageError(f"the labels of {card.name} contain NaN, infinity or a NUL character")
     return card
+
+
+def _decode_image(message: pb.WrittenImage) -> ProvisionedImage:
+    if not _HEX_DIGEST.fullmatch(message.sha256) or not 0 <= message.time_s < _MAX_SECONDS:
+        raise UsageError("the board card's image must have a SHA-256 in hex and a time")
+    if not is_image_name(message.file):
+        raise UsageError(f"invalid name of an image: {message.file[:100]!r}")
+    return ProvisionedImage(file=message.file, sha256=message.sha256, time_s=message.time_s)
+
+
+def is_image_name(name: str) -> bool:
+    """Return True for the name of an image: a file name of at most 200 printable characters."""
+    is_short = 0 < len(name.encode(errors="replace")) <= _MAX_IMAGE_NAME
+    return is_short and name.isprintable() and "/" not in name and name not in (".", "..")
 
 
 def _decode_access(message: pb.BoardAccess) -> BoardAccess:

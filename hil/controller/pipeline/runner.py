@@ -171,7 +171,7 @@ class Runner(Tools):
         pool: BoardPool,
         choice: BoardChoice,
         *,
-        runtime: str = "",
+        runtimes: Sequence[str] = ("",),
         faults: Sequence[str] = (),
     ) -> Iterator[Case]:
         """Run all remaining stages of imported cases. Yield each ended case, in order.
@@ -180,12 +180,16 @@ class Runner(Tools):
         the board knows the compile target. If the board is lost, the current case ends, and hil tries to reconnect for
         the next case. If the board is not available, all remaining cases end. Cases that already have an outcome are
         not changed.
+
+        Args:
+            runtimes: the runtimes of the cases; "" is the board's default.
+            faults: see :meth:`BoardPool.session`.
         """
         lost: errors.BoardError | None = None
         config = choice.config
 
         def open_session() -> BoardSession:
-            return pool.session(choice, runtimes=(runtime,), faults=faults)
+            return pool.session(choice, runtimes=runtimes, faults=faults)
 
         with concurrent.futures.ThreadPoolExecutor(
             self.context.isolated.workers, thread_name_prefix="prepare"

@@ -51,8 +51,8 @@ from hil.controller.storage.sources.packages import pick
 from hil.core import clock
 from hil.core.arithmetic import FLOAT32
 from hil.core.board_config import BoardConfig
-from hil.core.results import Artifact, RunResult, Stage
-from hil.core.runtimes import choose_compiler, choose_runtime
+from hil.core.results import Artifact, Model, RunResult, Stage
+from hil.core.runtimes import NO_COMPILER, choose_compiler, choose_runtime
 from hil.core.tensors import Array, TensorSpec, read_as
 
 
@@ -122,6 +122,18 @@ def _import_model(case: Case, tools: Tools) -> Iterator[Case]:
     yield case.with_timings(import_s=time.monotonic() - start)
 
 
+def choose_case_compiler(case: Case, model: Model, config: BoardConfig) -> str:
+    """Return the name of the compiler of a case's model."""
+    return case.options.compiler or choose_compiler(model.format, case.options.runtime or config.runtime)
+
+
+def needs_compiler(case: Case, config: BoardConfig) -> bool:
+    """Return whether a case still needs a compiler. Without one, the board loads the model's file."""
+    if case.outcome or case.artifact or case.model is None:
+        return False
+    return choose_case_compiler(case, case.model, config) != NO_COMPILER
+
+
 def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     """Compile the model on the host. The log shows if the program came from the cache."""
     model, config, context = case.model, tools.config, tools.context
@@ -130,7 +142,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     _check_device_is_used(case.options.device, config, runtime)
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
-    compiler = case.options.compiler or choose_compiler(model.format, runtime)
+    compiler = choose_case_compiler(case, model, config)
     start = time.monotonic()
     order: dict[str, Any] = {
         "compiler": compiler,

@@ -24,6 +24,7 @@ from hil.core.config_keys import KeyInfo, list_keys
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
 from hil.core.meter_config import MeterConfig
+from hil.core.peak_config import PeakConfig
 
 # Type of a value in a JSON schema -> text for people.
 Schema = Mapping[str, Any]
@@ -69,7 +70,7 @@ _FORMS: Mapping[tuple[type, str], Schema] = {
         for name in ("delay", "boot_s", "timeout_s")
     },
     **{(Microcontroller, name): _COMMAND for name in ("flash", "reset")},
-    **{(Microcontroller, name): {"type": ["string", "integer"]} for name in ("tick_hz", "stack", "baud")},
+    **{(Microcontroller, name): {"type": ["string", "integer"]} for name in ("tick_hz", "uart_irq", "stack", "baud")},
     (Microcontroller, "defines"): {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     **{(Microcontroller, name): _MAX_DAY for name in ("boot_s", "watchdog_s")},
 }
@@ -211,14 +212,21 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
-        ConfigTable("meter", "[Meter](energy.md) of the board's power.", list_dataclass_keys(MeterConfig)),
+        ConfigTable("meter", "[Meter](meters.md) of the board's power.", list_dataclass_keys(MeterConfig)),
+        ConfigTable(
+            "peak",
+            "Peaks from the board's data sheet, for a [roofline](roofline.md) without measured peaks.",
+            list_dataclass_keys(PeakConfig),
+        ),
         ConfigTable(
             "console",
             "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "
             "is required.",
             list_dataclass_keys(ConsoleConfig),
         ),
-        ConfigTable("provision", "[Image](console.md#write-an-image) of the board.", list_dataclass_keys(Provision)),
+        ConfigTable(
+            "provision", "[Image](board-images.md#write-an-image) of the board.", list_dataclass_keys(Provision)
+        ),
         ConfigTable(
             "access",
             "Users and groups of a farm. Without this table, all users may use the board.",

@@ -21,7 +21,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.given_inputs import describe_inputs_file
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import STAGES, choose_board
+from hil.controller.pipeline.stages import STAGES, choose_board, needs_compiler
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
@@ -112,7 +112,7 @@ def run_job(
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
             check_accepted_outputs((case.options.accept, case.model) for case in cases)
-        runtime = _find_common_runtime((case.options.runtime for case in cases if not case.outcome), job.runtime)
+        runtimes = [case.options.runtime for case in cases if not case.outcome] or [job.runtime]
         title = planned[0].model if len(job.models) == 1 else f"{len(job.models)}-models"
         stored = run or store.create(title, convert_to_json(asdict(job)), run_id)
         search = FailureSearch(planned)
@@ -131,7 +131,7 @@ def run_job(
             context,
             screen,
             order=list(dict.fromkeys([*(one.name for one in planned), *kept])),
-            runtime=runtime,
+            runtimes=runtimes,
             purpose=f"hil run {stored.id}",
             resumable=not run_id,
             after=lambda case: _write_profiles(case, job, stored, context),
@@ -192,15 +192,6 @@ def _write_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iter
             yield replace(case, profiles=profiles)
 
 
-def _find_common_runtime(runtimes: Iterable[str], wanted: str) -> str:
-    """Return the runtime that all cases share, or ``wanted`` if there are no cases. "" is the board's default."""
-    needed = sorted(set(runtimes))
-    if len(needed) > 1:
-        names = " and ".join(name or "the board's default" for name in needed)
-        raise UsageError(f"the models require different runtimes: {names}", hint="run each runtime separately")
-    return needed[0] if needed else wanted
-
-
 def run_cases(
     run: Run,
     job: Job,
@@ -210,7 +201,7 @@ def run_cases(
     screen: Progress,
     *,
     order: Sequence[str] = (),
-    runtime: str,
+    runtimes: Sequence[str],
     purpose: str,
     most_loaded: int = 0,
     resumable: bool = False,
@@ -222,7 +213,7 @@ def run_cases(
 
     Args:
         order: all case names in the run, including those that ended before. Empty means the names of ``cases``.
-        runtime: the runtime to open the connection for; "" is the board's default.
+        runtimes: the runtimes of the cases; "" is the board's default.
         purpose: text shown to other users who wait for the board.
         most_loaded: maximum number of programs that stay loaded on the board between cases.
         resumable: whether an interrupted run can be resumed.
@@ -255,7 +246,7 @@ def run_cases(
             recorder.write_soon(case)
 
     def note_board(board: Board) -> None:
-        if board.target and not all(case.artifact for case in cases):
+        if board.target and any(needs_compiler(case, board.config) for case in cases):
             screen.note(f"compiling for {board.target}")
         run.record.board = record_board(board)
 
@@ -273,7 +264,7 @@ def run_cases(
     try:
         with pool:
             while True:
-                for case in runner.run(cases, pool, choice, runtime=runtime, faults=job.faults):
+                for case in runner.run(cases, pool, choice, runtimes=runtimes, faults=job.faults):
                     screen.end(case.name, case.outcome.value if case.outcome else "", case.reason)
                     run.record.consoles = [*earlier, *pool.save_consoles()]
                     # Store the outcome first: ``after`` may be slow or interrupted by Ctrl-C.

@@ -212,7 +212,7 @@ class CasesQuestion(_message.Message):
     def __init__(self, name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DoRequest(_message.Message):
-    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve", "webhook")
+    __slots__ = ("cancel", "priority", "drain", "resume", "forget", "token", "revoke", "gc", "power", "reserve", "unreserve", "webhook", "provision")
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class DoRequest(_message.Message):
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     UNRESERVE_FIELD_NUMBER: _ClassVar[int]
     WEBHOOK_FIELD_NUMBER: _ClassVar[int]
+    PROVISION_FIELD_NUMBER: _ClassVar[int]
     cancel: NameQuestion
     priority: PriorityAction
     drain: DrainAction
@@ -237,7 +238,8 @@ class DoRequest(_message.Message):
     reserve: ReserveAction
     unreserve: ReservationAction
     webhook: WebhookAction
-    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ..., webhook: _Optional[_Union[WebhookAction, _Mapping]] = ...) -> None: ...
+    provision: ProvisionAction
+    def __init__(self, cancel: _Optional[_Union[NameQuestion, _Mapping]] = ..., priority: _Optional[_Union[PriorityAction, _Mapping]] = ..., drain: _Optional[_Union[DrainAction, _Mapping]] = ..., resume: _Optional[_Union[NameQuestion, _Mapping]] = ..., forget: _Optional[_Union[NameQuestion, _Mapping]] = ..., token: _Optional[_Union[TokenAction, _Mapping]] = ..., revoke: _Optional[_Union[RevokeAction, _Mapping]] = ..., gc: _Optional[_Union[GcAction, _Mapping]] = ..., power: _Optional[_Union[PowerAction, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAction, _Mapping]] = ..., unreserve: _Optional[_Union[ReservationAction, _Mapping]] = ..., webhook: _Optional[_Union[WebhookAction, _Mapping]] = ..., provision: _Optional[_Union[ProvisionAction, _Mapping]] = ...) -> None: ...
 
 class PriorityAction(_message.Message):
     __slots__ = ("name", "priority")
@@ -296,6 +298,16 @@ class PowerAction(_message.Message):
     switch: str
     detach: bool
     def __init__(self, name: _Optional[str] = ..., switch: _Optional[str] = ..., detach: _Optional[bool] = ...) -> None: ...
+
+class ProvisionAction(_message.Message):
+    __slots__ = ("name", "file", "image")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    file: str
+    image: str
+    def __init__(self, name: _Optional[str] = ..., file: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
 
 class ReserveAction(_message.Message):
     __slots__ = ("selector", "begin", "seconds")
@@ -454,7 +466,7 @@ class Grant(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ..., more: _Optional[_Iterable[_Union[LeaseGranted, _Mapping]]] = ...) -> None: ...
 
 class BoardCard(_message.Message):
-    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access")
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access", "provisions", "image")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +486,8 @@ class BoardCard(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     POWER_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     site: str
     host: str
@@ -486,7 +500,19 @@ class BoardCard(_message.Message):
     machine: str
     power: _containers.RepeatedScalarFieldContainer[str]
     access: BoardAccess
-    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ...) -> None: ...
+    provisions: bool
+    image: WrittenImage
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ..., provisions: _Optional[bool] = ..., image: _Optional[_Union[WrittenImage, _Mapping]] = ...) -> None: ...
+
+class WrittenImage(_message.Message):
+    __slots__ = ("file", "sha256", "time_s")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    sha256: str
+    time_s: float
+    def __init__(self, file: _Optional[str] = ..., sha256: _Optional[str] = ..., time_s: _Optional[float] = ...) -> None: ...
 
 class BoardAccess(_message.Message):
     __slots__ = ("users", "groups")
@@ -605,16 +631,20 @@ class ToBoard(_message.Message):
     def __init__(self, standing: _Optional[_Union[Standing, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., dial: _Optional[_Union[DialIn, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., power: _Optional[_Union[SwitchPower, _Mapping]] = ...) -> None: ...
 
 class SwitchPower(_message.Message):
-    __slots__ = ("id", "action", "lease", "force")
+    __slots__ = ("id", "action", "lease", "force", "file", "image")
     ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     id: str
     action: str
     lease: int
     force: bool
-    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., lease: _Optional[int] = ..., force: _Optional[bool] = ...) -> None: ...
+    file: str
+    image: str
+    def __init__(self, id: _Optional[str] = ..., action: _Optional[str] = ..., lease: _Optional[int] = ..., force: _Optional[bool] = ..., file: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("owner", "beat_s")

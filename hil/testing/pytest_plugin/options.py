@@ -296,6 +296,8 @@ def read_settings(config: pytest.Config) -> dict[str, Any]:
         return spec.of_text(value, option) if spec.of_text else value
 
     found = {name: read_setting(name, spec) for name, spec in list_specs(CaseSettings).items()}
+    if config.getoption("hil_runtime") or config.getoption("hil_flow") or config.getini(FLOW):
+        given.add("runtime")
     models = project.models if project is not None else {}
     per_model = {
         pattern: {name: value for name, value in values.items() if name not in given}

@@ -275,11 +275,13 @@ class PluginSession:
         ]
 
     def list_model_flows(self, key: FlowKey, flow: Flow) -> list[Flow]:
-        """Return the flows of the models: the requested flow, and those of models with only one runtime."""
+        """Return the flows of the models: the requested flow, and those of models with another runtime."""
         paths = [path for folder in self.folders for path in folder.models]
-        if not paths or not self._yields_flow(key):
+        if not paths:
             return [flow]
-        found = {own.name: own for own in (choose_model_flow(flow, path) for path in paths)}
+        settings, yields = self.request.settings, self._yields_flow(key)
+        flows = (choose_model_flow(flow, path, settings, is_default_flow=yields) for path in paths)
+        found = {own.name: own for own in flows}
         return sorted(found.values(), key=lambda own: own != flow)
 
     def _yields_flow(self, key: FlowKey) -> bool:

@@ -1,9 +1,11 @@
-"""`power` through a gateway: the request reaches the board's worker, and its reply reaches the user."""
+"""`power` and `provision` through a gateway: the request reaches the board's worker, and its reply the user."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from support.waiting import eventually
 
 from hil.controller.farm.client.client import FarmClient
 from hil.controller.farm.messages import Right, Role
-from hil.errors import AccessRefused, BoardError
+from hil.errors import AccessRefused, BoardError, FarmError, ProvisionFailed, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 Client = Callable[..., FarmClient]
@@ -24,7 +26,7 @@ class Switched(BareBoard):
     def __init__(self, farm: FarmClient, name: str, error: str = "", **card: Any) -> None:
         self.requests: list[pb.SwitchPower] = []
         self._reply = error
-        super().__init__(farm, name, power=["on", "off", "cycle"], **card)
+        super().__init__(farm, name, **{"power": ["on", "off", "cycle"], **card})
         threading.Thread(target=self._answer, daemon=True).start()
 
     def _answer(self) -> None:
@@ -88,3 +90,37 @@ def test_power_fails_when_host_is_lost(client: Client, anna: FarmClient) -> None
     threading.Timer(0.5, board.leave).start()
     with pytest.raises(BoardError, match="the host was lost during the action"):
         anna.do("power", name="rpi", switch="cycle")
+
+
+@pytest.mark.parametrize("error", ["", "the provision command failed"])
+def test_image_reaches_worker_and_is_audited(client: Client, farm_db: str, tmp_path: Path, error: str) -> None:
+    image = tmp_path / "card.img"
+    image.write_bytes(b"system")
+    digest = "sha256:" + hashlib.sha256(b"system").hexdigest()
+    user = client("anna", Role.SUBMITTER, rights={Right.PROVISION})
+    board = Switched(client("lab", Role.HOST), "rpi", error, power=[], provisions=True).online()
+    wanted = {"name": "rpi", "file": "card.img", "image": digest}
+    try:
+        for change, kind, message in (
+            ({}, FarmError, "not found in the farm's store"),
+            ({"file": "../card.img"}, UsageError, "invalid name of an image"),
+            ({"image": "blake3:" + "0" * 64}, UsageError, "must begin with sha256:"),
+        ):
+            with pytest.raises(kind, match=message):
+                user.do("provision", **{**wanted, **change})
+        user.upload({digest: image})
+        if error:
+            with pytest.raises(ProvisionFailed, match=r"writing card\.img failed: the provision command failed"):
+                user.do("provision", **wanted)
+        else:
+            assert user.do("provision", **wanted).state in ("suspect", "online")
+        assert [(one.action, one.file, one.image, one.force) for one in board.requests] == [
+            ("provision", "card.img", digest, False)
+        ]
+        eventually(lambda: user.ask("boards")[0].state == "online")
+    finally:
+        board.leave()
+    audit = rows(farm_db, "select user_name, object, detail from hil.audit where action = 'Farm.Do provision'")
+    assert [(one["user_name"], one["object"], one["detail"]) for one in audit] == [
+        ("anna", "rpi", {"file": "card.img", "image": digest})
+    ]

@@ -131,7 +131,7 @@ def answer(program: CountingProgram, op: str, tmp_path: Path) -> dict[str, Any]:
     worker.program, worker._folder = program, tmp_path
     order = {"inputs": entries, "bytes": size, "warmup": 1, "iterations": 4, "tool": "", "limit": 1 << 20}
     found: dict[str, Any] = getattr(worker, f"do_{op}")(order)
-    return found
+    return {**found, "peak": worker.numbers[2]}
 
 
 @pytest.mark.parametrize("op", ["invoke", "profile"])
@@ -148,3 +148,18 @@ def test_worker_accepts_profile_without_reported_outputs(tmp_path: Path):
 def test_worker_rejects_profile_with_outputs_of_some_runs(reported: int, tmp_path: Path):
     with pytest.raises(RunFailed, match=f"reported the outputs of {reported} runs, expected 5"):
         answer(CountingProgram(reported), "profile", tmp_path)
+
+
+@pytest.mark.parametrize("op", ["invoke", "profile"])
+def test_worker_reports_peak_memory_of_device(op: str, tmp_path: Path):
+    class Device(CountingProgram):
+        def get_peak_memory(self) -> int:
+            return 1234
+
+    class Faulty(CountingProgram):
+        def get_peak_memory(self) -> int:
+            raise RuntimeError("no statistics")
+
+    programs = (CountingProgram(), Device(), Faulty())
+    own, device, unknown = (answer(program, op, tmp_path)["peak"] for program in programs)
+    assert (device, unknown) == (1234, 0) and own > 1 << 20

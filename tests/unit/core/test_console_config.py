@@ -10,7 +10,8 @@ import pytest
 
 from hil.core.board_parser import parse_board
 from hil.core.boards import LoadedBoard
-from hil.core.console_config import BUILT_IN_PATTERNS, MATCHED_CHARACTERS, check_pattern
+from hil.core.console_config import BUILT_IN_PATTERNS
+from hil.core.line_pattern import MATCHED_CHARACTERS, LinePattern, check_pattern
 from hil.errors import UsageError
 
 
@@ -115,3 +116,27 @@ def test_program_is_part_of_trusted_digest(tmp_path, table):
     before = LoadedBoard(config, config.path, True).digest
     program.write_text("echo 2")
     assert LoadedBoard(config, config.path, True).digest != before
+
+
+def test_pattern_with_repetitions_is_fast_for_hostile_line() -> None:
+    for pattern, length in ((".*a.*b.*c", 158), ("a.*b.*c", 158), ("a.*b", MATCHED_CHARACTERS), ("a.*b?c", 1414)):
+        check_pattern(pattern, "here")
+        expression = LinePattern(pattern)
+        assert expression.max_characters == min(length, MATCHED_CHARACTERS)
+        start = time.process_time()
+        for _ in range(10):
+            expression.matches("ab" * 300)
+        assert time.process_time() - start < 1.0
+
+
+def test_line_pattern_matches_start_of_line() -> None:
+    assert LinePattern(".*a.*b.*c").matches("1 a 2 b 3 c")
+    assert LinePattern("(?i).*PANIC").matches("kernel panic")
+    assert not LinePattern("a.*b.*c").matches("a" * 150 + "b" * 100 + "c")
+    assert LinePattern("c", is_fast=True).max_characters == MATCHED_CHARACTERS
+
+
+@pytest.mark.parametrize("pattern", [".*a.*b.*c.*d", "a?a?a?a?a?a?.*a.*z", "(a|b)?(a|b)?.*b.*z"])
+def test_pattern_for_too_short_part_of_line_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"allow only [0-9]+ characters of a line; the minimum is 64"):
+        check_pattern(pattern, "here")

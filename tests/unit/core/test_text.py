@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 from rich.text import Text
+from support.sources import iter_trees
 
 import hil
 import tools
@@ -113,10 +114,9 @@ def around(tree: ast.AST) -> list[int]:
 @pytest.mark.ci
 def test_output_uses_only_wrapped_streams_and_console():
     """Text reaches a terminal through sys.stdout and sys.stderr, which commands wrap, and through hil's Console."""
-    root = Path(hil.__file__).parent
-    checks = Path(tools.__file__).parent.glob("*.py")
-    sources = [path for path in (*root.rglob("*.py"), *checks) if path.name not in APART]
-    found = {path.name: lines for path in sources if (lines := around(ast.parse(path.read_text())))}
+    pattern = r"__stdout__|__stderr__|(stdout|stderr)\.buffer|from rich|os\.write\([12],|/dev/tty"
+    trees = iter_trees(pattern, Path(tools.__file__).parent.glob("*.py"))
+    found = {name: lines for name, tree in trees if Path(name).name not in APART and (lines := around(tree))}
     assert not found
     assert around(ast.parse("import sys\ndef f():\n  sys.stdout.buffer.write(b'')")) == [3]
 

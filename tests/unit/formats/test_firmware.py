@@ -14,7 +14,17 @@ from support.elf_files import make_elf
 from hil.core.tensors import TensorSpec
 from hil.errors import LoadFailed
 from hil.formats.elf32 import Elf32
-from hil.formats.firmware import Firmware, FirmwareStep, Symbol, read_firmware, write_firmware
+from hil.formats.firmware import (
+    DESCRIPTION,
+    ELF,
+    FLAT,
+    Firmware,
+    FirmwareStep,
+    Symbol,
+    name_firmware,
+    read_firmware,
+    write_firmware,
+)
 
 SPEC = TensorSpec("x", "float32", (1, 4))
 FIRMWARE = Firmware(
@@ -61,6 +71,20 @@ def test_elf_with_distant_segments_is_an_error() -> None:
 def test_other_files_are_not_elf_files() -> None:
     with pytest.raises(ValueError, match="not a 32-bit little-endian ELF file"):
         Elf32(b"\x7fELF\x02\x01" + bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("digits.elf", ["digits.elf", "digits.json", "digits.bin"]),
+        ("digits.bin", ["digits.elf", "digits.json", "digits.bin"]),
+        ("digits", ["digits", "digits.json", "digits.bin"]),
+        ("net.v2", ["net.v2", "net.v2.json", "net.v2.bin"]),
+    ],
+)
+def test_files_of_firmware_have_selected_name(name: str, files: list[str]) -> None:
+    named = name_firmware(name)
+    assert [named[file] for file in (ELF, DESCRIPTION, FLAT)] == files
 
 
 def test_description_survives_the_file(tmp_path: Path) -> None:

@@ -33,6 +33,13 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
     assert chip.flash == CHIPS["mps2-an386"].flash
 
 
+@pytest.mark.parametrize(
+    ("values", "number"), [({}, 0), ({"uart": "own.c"}, None), ({"uart": "own.c", "uart_irq": "5"}, 5)]
+)
+def test_another_uart_file_has_no_interrupt_by_default(values: dict[str, str], number: int | None) -> None:
+    assert parse_chip({"chip": "mps2-an386", **values}).uart_irq == number
+
+
 def test_an_unknown_chip_is_described_completely() -> None:
     chip = parse_chip({"chip": "stm32f407", **OWN})
     assert (chip.name, chip.core.name, chip.flash) == ("stm32f407", "cortex-m4", MemoryRegion(0x08000000, 1 << 20))
@@ -52,6 +59,8 @@ def test_an_unknown_chip_is_described_completely() -> None:
         ),
         ({**OWN, "baud": "4294967295"}, "[mcu] tick_hz must be at least 1000"),
         ({**OWN, "baud": "0"}, "[mcu] tick_hz must be at least 1000"),
+        ({**OWN, "uart_irq": "240"}, "[mcu] uart_irq must be from 0 to 239, got 240"),
+        ({**OWN, "core": "riscv32", "uart_irq": "1"}, "[mcu] uart_irq on riscv32 needs the address of the interrupt"),
         ({**OWN, "stack": "300K"}, "the stack of 307200 bytes must be a multiple of 8"),
     ],
 )

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from hil.errors import BoardLost, ProtocolBroken
-from hil.mcu.client import HELLO, READ, RUN, WRITE, BoardRestarted, SerialClient
+from hil.mcu.client import SerialClient
 from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
+from hil.mcu.messages import HELLO, READ, RUN, WRITE, BoardRestarted
 
 GREETING = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 0, 2, 99)
 
@@ -110,7 +111,9 @@ def test_a_late_answer_to_an_earlier_request_is_ignored() -> None:
     assert client.run(6, 1.0).status == 0
 
 
-def test_a_silent_board_is_lost() -> None:
+def test_a_silent_board_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hil.mcu.exchange._SILENT_S", 0.5)
+    monkeypatch.setattr("hil.mcu.exchange._MARGIN_S", 0.1)
     client = connect(board := Board())
     board.answer = lambda frame: None  # type: ignore[method-assign]
     with pytest.raises(BoardLost, match="does not answer"):

@@ -11,8 +11,10 @@ import pytest
 
 from hil.errors import BoardLost
 from hil.mcu import client as client_module
-from hil.mcu.client import HELLO, OK, OUTPUTS, READ, RUN, WRITE, SerialClient
+from hil.mcu import exchange as exchange_module
+from hil.mcu.client import SerialClient
 from hil.mcu.frames import SerialFrame, decode_frame, encode_frame
+from hil.mcu.messages import HELLO, OK, OUTPUTS, READ, RUN, WRITE
 
 _HELLO = struct.pack("<HH32sIIIII", 1, 1024, bytes(32), 1000, 0, 0, 2, 99)
 _SIZE = 200
@@ -110,7 +112,8 @@ def test_damaged_frames_give_no_wrong_answer(count: int, monkeypatch: pytest.Mon
     while damaged < count:
         line = Line(rng, rng.choice([0.02, 0.3, 0.6]))
         clock = SimpleNamespace(monotonic=lambda line=line: line.now, sleep=line.wait)
-        monkeypatch.setattr(client_module, "time", clock)
+        for module in (client_module, exchange_module):
+            monkeypatch.setattr(module, "time", clock)
         client = SerialClient(line, 1_000_000)
         try:
             client.greet(60.0)

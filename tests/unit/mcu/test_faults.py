@@ -6,8 +6,8 @@ import pytest
 
 from hil.core.chips import CHIPS
 from hil.formats.firmware import Firmware, FirmwareStep, Symbol
-from hil.mcu.client import FaultRecord
 from hil.mcu.faults import CPU_FAULT, WATCHDOG, explain_fault
+from hil.mcu.messages import FaultRecord
 
 FIRMWARE = Firmware(
     "chip",

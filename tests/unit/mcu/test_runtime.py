@@ -12,7 +12,7 @@ import pytest
 from hil.core.tensors import TensorSpec
 from hil.formats.firmware import Firmware, FirmwareStep
 from hil.formats.operations import read_operations
-from hil.mcu.client import OK, TICKS, BoardRunResult
+from hil.mcu.messages import OK, TICKS, BoardRunResult
 from hil.mcu.runtime import FirmwareProgram
 from hil.mcu.settings import ChipSettings
 

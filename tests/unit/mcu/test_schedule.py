@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hil.controller.backends.compilers.firmware.schedule import Fill, Schedule, ScheduleInterpreter
+from hil.controller.backends.compilers.firmware.schedule import Fill, Schedule
+from hil.controller.backends.compilers.firmware.schedule_interpreter import ScheduleInterpreter
 from hil.controller.models.importers.mlir import parse
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed

@@ -31,7 +31,8 @@ COMMAND = "run: .venv/bin/python -m tools.configuration"
 # Variables of other programs in the source: files that `hil init` writes, and shell completion.
 OTHERS = {"HIL_PACKAGE"}
 # Macros of the firmware.
-OTHERS |= {"HIL_BAUD", "HIL_CLINT", "HIL_RAM", "HIL_RESET", "HIL_RESET_VALUE", "HIL_TICK_HZ", "HIL_UART", "HIL_UART_HZ"}
+OTHERS |= {"HIL_BAUD", "HIL_CLINT", "HIL_PLIC", "HIL_RAM", "HIL_RESET", "HIL_RESET_VALUE", "HIL_TICK_HZ"}
+OTHERS |= {"HIL_UART", "HIL_UART_HZ", "HIL_UART_IRQ"}
 ALL_EXAMPLES = [(kind, text) for kind, texts in EXAMPLES.items() for text in texts.values()]
 
 

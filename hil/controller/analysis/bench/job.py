@@ -36,7 +36,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.given_inputs import add_inputs_file, describe_inputs_file
 from hil.controller.pipeline.settings.model_settings import apply_model_settings, refuse_functions
 from hil.controller.pipeline.settings.options import MAX_RUNS, SECONDS, Job, check_value, make_count_kind
-from hil.controller.pipeline.stages import STAGES, choose_board
+from hil.controller.pipeline.stages import STAGES, choose_board, needs_compiler
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.measurements.bench import BenchProgram, BenchRecord, SideLabel
 from hil.controller.storage.run_context import Progress, RunContext, open_context
@@ -240,7 +240,7 @@ class _BenchRun:
         self.screen.begin(case.name, len(STAGES))
         try:
             # Ask the board before compiling only if no other source knows the target.
-            if not (case.outcome or case.artifact or knows_target(config, runtime)):
+            if needs_compiler(case, config) and not knows_target(config, runtime):
                 board = self._open_session(pool, number).board
                 config, target = fill_target(board.config, runtime, board.info)
                 self.screen.note(f"compiling for {target or board.target or board.name}")
@@ -283,7 +283,7 @@ class _BenchRun:
         if self.bench.energy and not board.meter.is_set:
             raise UsageError(
                 f"--energy needs a meter, but the config of board {board.name} has no [meter]",
-                hint="add the table [meter] to the board's config: docs/energy.md",
+                hint="add the table [meter] to the board's config: docs/meters.md",
             )
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:
@@ -355,6 +355,7 @@ class _BenchRun:
                     outputs=side.case.result.outputs,  # the outputs that were compared with the references
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
+                    peak_device_memory_bytes=side.peak_device_memory_bytes,
                     cold=False,
                     repetition=side.repetition,
                 )

@@ -212,7 +212,7 @@ class _TrialRunner:
         # Free judged cases, because there may be hundreds of layers.
         trials.clear()
         try:
-            for case in runner.run(cases, self.pool, self.choice, runtime=self.runtime, faults=self.faults):
+            for case in runner.run(cases, self.pool, self.choice, runtimes=(self.runtime,), faults=self.faults):
                 cases.clear()
                 if not ended and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error

@@ -44,7 +44,7 @@ def find_wrong_call(
         (folder / "logs").mkdir(parents=True, exist_ok=True)
     for prompt in read_spec(options.generate).prompt:
         begun = runner.begin(path, make_prompt_options(options, prompt.name), folder, name=prompt.name)
-        (case,) = runner.run([begun], pool, choice, runtime=options.runtime, faults=faults)
+        (case,) = runner.run([begun], pool, choice, runtimes=(options.runtime,), faults=faults)
         if case.error is not None:
             raise case.error
         if case.outcome is not Outcome.PASS:

@@ -101,7 +101,7 @@ def check_dispatches(
         runner = Runner(context, sink=ProgressSink(watch))
         try:
             cases = [_begin(dispatch, options, folder, runner) for dispatch in can_run]
-            ended = runner.run(cases, pool, choice, runtime=options.runtime, faults=faults)
+            ended = runner.run(cases, pool, choice, runtimes=(options.runtime,), faults=faults)
             for dispatch, case in zip(can_run, ended, strict=True):
                 if not found and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error

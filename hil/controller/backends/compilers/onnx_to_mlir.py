@@ -14,11 +14,12 @@ from hil.controller.models.compiling import (
 from hil.controller.models.importers.mlir import declare
 from hil.controller.models.importers.onnx import make_light_copy
 from hil.controller.models.importers.onnx_data import read_raw
-from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
+from hil.controller.models.importers.onnx_nodes import iter_nodes
 from hil.controller.models.onnx_files.onnx_model import is_heavy, load_model
 from hil.controller.models.onnx_files.onnx_rewrites import name_nodes, rewrite_model
 from hil.controller.storage.screen.texts import get_first_line
 from hil.errors import CompileFailed
+from hil.formats.onnx_file import iter_subgraphs
 
 
 def convert(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ from hil.errors import UsageError
 if TYPE_CHECKING:
     from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.settings.options import Options
+    from hil.controller.records.decisions.stack_search import TriedBoard
+    from hil.controller.records.lab.farm import BoardPermission, FarmBoard
 
 
 @make_command(
@@ -149,6 +151,8 @@ def bisect(
     return answer(as_json, found, *lines, show=lambda: print_bisection(Console(), found))
 
 
+# States in which a board of a farm runs jobs, now or after its check.
+_AVAILABLE = ("online", "suspect")
 # Options for layers, which --over does not use.
 _OF_LAYERS = ("plot", "artifact_model", "isolated", "cumulative", "group", "flow", "generate")
 
@@ -173,7 +177,8 @@ def _search_stack(
 
     for name in ("isolated", "cumulative", "artifact_model", "group", "flow"):
         settings.pop(name)
-    boards, hw_types = settings.pop("board"), settings.pop("hw_type")
+    boards, unavailable = list_boards(settings.pop("board"))
+    hw_types = settings.pop("hw_type")
     ssh = {name: settings.pop(name) for name in SSH}
     if len(hw_types) > 1:
         raise UsageError("--over uses one hardware type", option="--runtime-hw-type")
@@ -187,7 +192,8 @@ def _search_stack(
     search = StackSearch(
         over=over.strip(),
         model=model,
-        choices=make_choices(list_boards(boards), choose_with_device),
+        choices=make_choices(boards, choose_with_device),
+        unavailable=unavailable,
         options=options,
         faults=faults,
         wait_s=wait_s,
@@ -202,12 +208,18 @@ def _search_stack(
     return answer(as_json, found, *lines, show=lambda: print_search(Console(), found))
 
 
-def list_boards(boards: Sequence[str]) -> list[str]:
+def list_boards(boards: Sequence[str]) -> tuple[list[str], list[TriedBoard]]:
     """Return the values of --board, with ``farm:SELECTOR`` replaced by each matching board of the farm.
 
-    Raises UsageError if no board matches.
+    The second list contains the matching boards that run no jobs now, with their state as the reason. A suspect board
+    runs jobs after its check.
+
+    Raises UsageError if no matching board runs jobs.
     """
+    from hil.controller.records.decisions.stack_search import TriedBoard
+
     found: list[str] = []
+    unavailable: dict[str, TriedBoard] = {}
     for board in boards:
         prefix, separator, text = board.partition(":")
         if prefix != "farm" or not separator:
@@ -215,11 +227,29 @@ def list_boards(boards: Sequence[str]) -> list[str]:
             continue
         wanted = selector.parse(text.strip())
         with connect_farm() as farm:
-            names = [one.name for one in farm.ask("boards") if wanted.matches(one.labels) and one.state == "online"]
-        if not names:
-            raise UsageError(f"no online board matches {board}", hint="hil farm boards", option="--board")
-        found += [f'farm:name="{name}"' for name in names]
-    return found
+            matching: list[FarmBoard] = [one for one in farm.ask("boards") if wanted.matches(one.labels)]
+            permissions: list[BoardPermission] = farm.ask("access")
+        forbidden = {one.board for one in permissions if not one.allowed}
+        problems = {one.name: _explain_unavailable(one, forbidden) for one in matching}
+        for name, reason in problems.items():
+            request = f'farm:name="{name}"'
+            if reason:
+                unavailable[request] = TriedBoard(request=request, name=name, answer="board error", reason=reason)
+            else:
+                found.append(request)
+        if all(problems.values()):
+            reasons = "".join(f"; {name}: {reason}" for name, reason in problems.items())
+            raise UsageError(f"no online board matches {board}{reasons}", hint="hil farm boards", option="--board")
+    return found, list(unavailable.values())
+
+
+def _explain_unavailable(board: FarmBoard, forbidden: Collection[str]) -> str:
+    """Return why a board of the farm runs no jobs of the user now; "" if it does."""
+    if board.name in forbidden:
+        return "you may not use the board (hil farm access)"
+    if board.state in _AVAILABLE:
+        return ""
+    return f"the board is {board.state}" + (f": {board.reason}" if board.reason else "")
 
 
 def read_board_values(settings: dict[str, Any]) -> dict[str, Any]:

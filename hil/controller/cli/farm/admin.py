@@ -71,7 +71,7 @@ def token() -> None:
     "rights",
     multiple=True,
     type=click.Choice([one.value for one in Right]),
-    help="Also allow: power of boards, or any command on hosts with --allow-commands. Repeatable.",
+    help="Also allow: power of boards, images, or any command on hosts with --allow-commands. Repeatable.",
 )
 @click.option(
     "--group",

@@ -25,6 +25,7 @@ _COMMANDS = {
     "forget": ("admin", "Remove a board that no host serves any more."),
     "power": ("operate.power", "Switch the power of a board on or off, or cycle it."),
     "console": ("operate.console", "Print the console of a board."),
+    "provision": ("operate.provision", "Write an image to a board, and check the board."),
     "host": ("serve", "Serve the boards of this machine to a farm."),
     "gateway": ("serve", "Run a gateway for users and hosts."),
     "token": ("admin", "Create, list and revoke tokens."),

@@ -45,6 +45,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     from hil.controller.records.commands.models import CompiledProgram
     from hil.controller.storage.run_context import open_context
     from hil.controller.storage.runs import convert_write_errors
+    from hil.formats.firmware import DESCRIPTION, ELF, name_firmware
     from hil.formats.xla_program import VALUES, make_values_name
 
     profile = {"compile": settings["compile_time_profile"]} if settings["compile_time_profile"] else {}
@@ -72,10 +73,13 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     assert artifact is not None
     for note in (note for profile in profiles for note in profile.notes):
         print_message(f"note: {note}")
-    target = output or Path(f"{model.stem}{Path(artifact.main).suffix}")
+    target = output or Path(f"{model.stem}{Path(ELF if artifact.main == DESCRIPTION else artifact.main).suffix}")
+    # Name all files after the program: other programs may be in the same directory.
     named = {artifact.main: target.name}
-    if artifact.runtime == XLA_AOT:  # name the variables after the program: other programs may be in the same directory
+    if artifact.runtime == XLA_AOT:
         named |= dict.fromkeys((VALUES, make_values_name(artifact.main)), make_values_name(target.name))
+    elif artifact.main == DESCRIPTION:
+        named = name_firmware(target.name)
     with convert_write_errors(target.parent.absolute(), "-o"):
         target.parent.mkdir(parents=True, exist_ok=True)
         if artifact.runtime == XLA_AOT:  # remove variables from an older program with this name

@@ -80,7 +80,7 @@ def notify(
     """
     try:
         from hil.controller.web.announce.announcing import NAME, Announcer
-        from hil.controller.web.announce.news import read_news
+        from hil.controller.web.announce.news import MAX_CASES, read_news
         from hil.controller.web.announce.receivers import Receiver, make_github_receiver, make_webhook_receiver
     except ModuleNotFoundError as error:
         raise UsageError(f"hil notify requires {error.name}", hint="pip install 'hil[web]'") from error
@@ -110,6 +110,9 @@ def notify(
 
     announcer = Announcer(receiver, state or roots[0] / NAME)
     report = announcer.announce(news, is_digest=digest, dry_run=dry_run, show=show)
+    if report.is_cut:
+        text = f"warning: hil read only the newest {MAX_CASES:,} changed cases: select a newer baseline with --since"
+        click.echo(text, err=True)
     return answer(as_json, report, show=lambda: _print_report(report))
 
 

@@ -80,9 +80,10 @@ def web(
     if context.invoked_subcommand:
         return
     try:
-        from hil.controller.web.access.security import SHORTEST_TOKEN, AccessRules, is_loopback
+        from hil.controller.web.access.security import SHORTEST_TOKEN, AccessRules
         from hil.controller.web.publish.published import PUBLISHED, PublishedStore
         from hil.controller.web.server.server import serve
+        from hil.core.loopback import is_loopback
     except ModuleNotFoundError as error:
         raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
 

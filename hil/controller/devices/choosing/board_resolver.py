@@ -6,6 +6,7 @@ without the colon. The value is a function ``(address, config) -> Link``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +24,9 @@ from hil.controller.devices.links.ssh import COMMAND_KIND, SSH_KIND
 from hil.controller.devices.ssh.aliases import list_aliases
 from hil.controller.storage.paths import locate
 from hil.core.board_config import BoardConfig
-from hil.core.boards import is_file, list_boards, load_board
+from hil.core.boards import is_file, list_boards, load_board, read_board
 from hil.core.installed import list_entry_points
+from hil.core.serial_device import PREFIX, is_same_line
 from hil.errors import UsageError
 
 
@@ -162,6 +164,8 @@ def _refuse_ambiguous(board: str, choice: BoardChoice) -> None:
 
 def _choose_config(board: str, hw_type: str, *, typed: bool) -> BoardChoice:
     name = _name_config(board, hw_type)
+    if name == GENERIC and not hw_type and (found := _find_config_by_line(board)):
+        return BoardChoice(load_board(found, others=list_aliases).config, board)
     config = load_board(name, typed=typed or name != board, others=list_aliases).config
     if is_provider_address(board):
         return _choose_farm_board(board, hw_type, config)
@@ -179,6 +183,28 @@ def _name_config(board: str, hw_type: str) -> str:
     if is_provider_address(board):
         return GENERIC
     return hw_type or GENERIC if is_address(board) else board
+
+
+def _find_config_by_line(address: str) -> str:
+    """Return the name of the board config with this serial line, or "" if there is none.
+
+    Raises:
+        UsageError: several configs have this line.
+    """
+    if not address.startswith(PREFIX):
+        return ""
+    found = []
+    for name, path in list_boards().items():
+        with contextlib.suppress(UsageError):  # an invalid config of another board
+            config = read_board(path).config
+            if config.mcu is not None and is_same_line(config.connection.address, address):
+                found.append(name)
+    if len(found) > 1:
+        raise UsageError(
+            f"several board configs have the address {address}: {', '.join(found)}",
+            hint=f"use --board {found[0]}, or add --runtime-hw-type CONFIG",
+        )
+    return found[0] if found else ""
 
 
 def get_named_board(hw_type: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from hil.controller.devices.console.sources import ConsoleSource, open_source
 from hil.controller.devices.console.spool import Spool, SpoolFollower, find_spool
 from hil.core import clock
 from hil.core.board_config import BoardConfig
-from hil.core.console_config import MATCHED_CHARACTERS
+from hil.core.line_pattern import LinePattern
 from hil.errors import BoardBusy, BoardUnreachable, HilError, StorageError
 
 LineSink = Callable[[Sequence[ConsoleLine]], None]
@@ -101,14 +100,14 @@ class ConsoleReader:
 
     def wait_for(self, pattern: str, position: int, timeout_s: float) -> ConsoleLine | None:
         """Return the first line after a position that matches a regular expression, or None after the timeout."""
-        expression = re.compile(pattern)
+        expression = LinePattern(pattern)
         deadline = time.monotonic() + timeout_s
         while True:
             with self._changed:
                 lines = self.get_lines(position)
                 position = self._count
             for line in lines:
-                if line.kind == "output" and expression.search(line.text[:MATCHED_CHARACTERS]):
+                if line.kind == "output" and expression.matches(line.text):
                     return line
             with self._changed:
                 left = deadline - time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from hil.controller.devices.console.spool import encode_entry, make_entry
 from hil.controller.records.console import ConsoleQuoteRecord, StoredConsole
 from hil.controller.storage.runs import convert_write_errors
 from hil.core.clock import ClockFit
-from hil.core.console_config import BUILT_IN_PATTERNS, MATCHED_CHARACTERS, ConsolePattern
+from hil.core.console_config import BUILT_IN_PATTERNS, ConsolePattern
 from hil.core.files import write_atomic
+from hil.core.line_pattern import MATCHED_CHARACTERS, LinePattern
 from hil.errors import ConsoleQuote
 
 # Maximum bytes of text in the first and the last part.
@@ -33,7 +33,10 @@ class ConsoleRecording:
     """
 
     def __init__(self, patterns: Sequence[ConsolePattern] = ()) -> None:
-        self._patterns = [(one, re.compile(one.pattern)) for one in (*patterns, *BUILT_IN_PATTERNS)]
+        self._patterns = [
+            *((one, LinePattern(one.pattern)) for one in patterns),
+            *((one, LinePattern(one.pattern, is_fast=True)) for one in BUILT_IN_PATTERNS),
+        ]
         self._mutex = threading.Lock()
         self._first: list[ConsoleLine] = []
         self._last: deque[ConsoleLine] = deque()
@@ -68,7 +71,7 @@ class ConsoleRecording:
         if line.kind != "output":
             return None
         for pattern, expression in self._patterns:
-            if expression.search(text):
+            if expression.matches(text):
                 return ConsoleQuote(pattern.name, pattern.meaning, text, line.host_ns)
         return None
 

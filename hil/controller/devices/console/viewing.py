@@ -18,7 +18,7 @@ from hil.controller.devices.console.reader import ConsoleReader
 from hil.controller.devices.console.spool import find_spool
 from hil.controller.devices.power_control.power import is_silent
 from hil.core.board_config import BoardConfig
-from hil.core.console_config import MATCHED_CHARACTERS
+from hil.core.line_pattern import MATCHED_CHARACTERS
 from hil.core.text import TextSink
 from hil.errors import BoardError, StorageError, UsageError
 

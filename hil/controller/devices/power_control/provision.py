@@ -9,7 +9,8 @@ from pathlib import Path
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.console.board_console import BoardConsole
 from hil.controller.devices.power_control.power import run_command
-from hil.controller.devices.power_control.provisioned_image import ProvisionedImage, forget_image
+from hil.controller.devices.power_control.provisioned_image import forget_image
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import Command
 from hil.core.console_config import IMAGE
 from hil.core.files import digest_file

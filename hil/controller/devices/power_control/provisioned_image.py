@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Literal
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.records.base import Record, note, read_record
+from hil.controller.records.base import read_record
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.config_files import get_user_folder
 from hil.core.digest import digest_of
 from hil.core.files import write_atomic
@@ -16,16 +16,6 @@ from hil.errors import StorageError, UsageError
 
 _FOLDER = "images"
 _MAX_BYTES = 1 << 16
-
-
-class ProvisionedImage(Record, kw_only=True):
-    """Image that `hil board provision` wrote to a board."""
-
-    schema: Literal[1] = 1
-    file: Annotated[str, note("name of the file")]
-    sha256: Annotated[str, note("digest of the file, in hex")]
-    time_s: Annotated[float, note("seconds since the epoch")]
-    board_id: Annotated[str, note("board's id after the command; empty if unknown")] = ""
 
 
 def remember_image(choice: BoardChoice, image: ProvisionedImage) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -22,6 +22,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # A host splits lines at 4 KiB, which JSON can escape to six times the size.
 _MAX_LINE = 1 << 16
+# Maximum seconds for the stored lines.
+_STORED_SECONDS = 10.0
 _decoder = msgspec.json.Decoder(ConsoleEntry)
 
 
@@ -31,14 +33,24 @@ class FarmConsole:
     Args:
         since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
         held: the user's lease of the board, for :meth:`send_line`.
+        follows: False for the stored lines only. The host does not open the console.
     """
 
     def __init__(
-        self, farm: FarmClient, board: str, since_s: float | None, seconds: float | None, held: GrantedLease | None
+        self,
+        farm: FarmClient,
+        board: str,
+        since_s: float | None,
+        seconds: float | None,
+        held: GrantedLease | None,
+        *,
+        follows: bool = True,
     ) -> None:
-        self._farm, self._board, self._seconds, self._held = farm, board, seconds, held
+        # A host of an older release continues after the stored lines.
+        self._seconds = seconds if follows else _STORED_SECONDS
+        self._farm, self._board, self._held, self._follows = farm, board, held, follows
         self._outgoing: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
-        self._outgoing.put({"since_s": since_s})
+        self._outgoing.put({"since_s": since_s, "follow": follows})
         self._is_ended = threading.Event()
         self._call: Any = None
 
@@ -67,7 +79,9 @@ class FarmConsole:
             timer.start()
         try:
             with convert_grpc_errors():
-                yield from _parse_pieces(call, self._board)
+                is_complete = yield from _parse_pieces(call, self._board)
+            if is_complete:
+                return
         except FarmError:
             if not self._is_ended.is_set():
                 raise
@@ -91,8 +105,11 @@ class FarmConsole:
             yield pb.Piece(data=json.dumps(request).encode() + b"\n")
 
 
-def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
-    """Yield the lines of a stream. Another host is not trusted: ignore invalid lines."""
+def _parse_pieces(call: object, board: str) -> Generator[ConsoleLine, None, bool]:
+    """Yield the lines of a stream. Another host is not trusted: ignore invalid lines.
+
+    Returns True if the host has sent all stored lines.
+    """
     rest = b""
     for piece in call:  # type: ignore[attr-defined]
         *lines, rest = (rest + piece.data).split(b"\n")
@@ -101,14 +118,18 @@ def _parse_pieces(call: object, board: str) -> Iterator[ConsoleLine]:
             try:
                 found = _decoder.decode(data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                _raise_reported_error(data, board)
+                if _check_end(data, board):
+                    return True
                 continue
             yield ConsoleLine(found.host_ns, found.time_s, found.text, found.kind)
+    return False
 
 
-def _raise_reported_error(data: bytes, board: str) -> None:
-    """Raise UsageError if the host sent an error."""
+def _check_end(data: bytes, board: str) -> bool:
+    """Return True if the host reports the end of the stored lines. Raise UsageError if the host sent an error."""
     with contextlib.suppress(ValueError, AttributeError):
         found = parse_json(data)
         if text := found.get("error"):
             raise UsageError(str(text)[:500], board=board, hint=str(found.get("hint", ""))[:500])
+        return found.get("end") is True
+    return False

@@ -495,7 +495,9 @@ class FarmProvider:
                 return AgentEndpoint(lease.address)
 
             over = partial(lease.ended, _REASON_SECONDS)
-            return Link(AgentEndpoint(lease.address), lease.close, lease.log, renew, config=config, over=over)
+            image = lease.held.card.image
+            target = AgentEndpoint(lease.address)
+            return Link(target, lease.close, lease.log, renew, config=config, image=image, over=over)
         except BaseException:
             lease.close()
             raise

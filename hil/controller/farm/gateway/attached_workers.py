@@ -183,6 +183,8 @@ class Dispatcher:
                         owner.request_dial(change["id"], change["lease"], change["gateway"], console=console)
                     elif change["kind"] == "power" and (owner := self.find_owner(change["board"])) is not None:
                         about = {name: change[name] for name in ("id", "action", "lease", "force")}
+                        # Absent in changes of an older gateway.
+                        about |= {name: change.get(name, "") for name in ("file", "image")}
                         owner.outgoing.put_nowait(pb.ToBoard(power=pb.SwitchPower(**about)))
 
     async def measure(self) -> None:

@@ -244,7 +244,7 @@ _MAY: Mapping[Role, tuple[str, ...]] = {
     ),
     Role.SUBMITTER: (
         *("Farm.Submit", "Farm.Do cancel", "Farm.Do priority", "Farm.Do power", "Farm.Lease", "Farm.Dial"),
-        *("Farm.Dial console", "Farm.Do reserve", "Farm.Do unreserve"),
+        *("Farm.Dial console", "Farm.Do reserve", "Farm.Do unreserve", "Farm.Do provision"),
         *("Artifacts.Lacks", "Artifacts.Upload"),
     ),
     Role.HOST: ("Hosts.Attend", "Hosts.Report", "Hosts.Accept"),

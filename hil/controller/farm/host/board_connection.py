@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,12 +13,24 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.choosing.board_resolver import open_link, read_capabilities
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.measuring.board_stack import StackReader
+from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
 from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
-from hil.controller.farm.messages import COMMANDS_LABEL, MAX_FENCE, POWER_ACTIONS, BoardAccess, BoardCard, Grant
+from hil.controller.farm.messages import (
+    COMMANDS_LABEL,
+    MAX_FENCE,
+    POWER_ACTIONS,
+    SEVERAL_BOARDS_LABEL,
+    BoardAccess,
+    BoardCard,
+    Grant,
+)
+from hil.controller.farm.rpc import is_image_name
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilError, SessionEnded
@@ -25,6 +38,7 @@ from hil.errors import BoardBusy, BoardError, BoardLost, BoardUnreachable, HilEr
 T = TypeVar("T")
 
 _HOLD_SECONDS = 3.0
+_HOST_LABELS = (COMMANDS_LABEL, SEVERAL_BOARDS_LABEL)
 _BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 
@@ -35,6 +49,8 @@ class BoardConnection:
     post: BoardEntry
     site: HostInfo
     say: TextSink
+    # Called with the reason, in another thread, when the board's labgrid place was released by others.
+    on_place_lost: TextSink = lambda why: None
     config: BoardConfig = field(init=False)  # board config; includes labgrid's settings if borrowed
     info: dict[str, Any] = field(default_factory=dict)  # last Describe reply of the agent; empty if unknown
 
@@ -46,6 +62,7 @@ class BoardConnection:
         self._watch: PlaceWatch | None = None
         self._link: Link | None = None
         self._client: BoardClient | None = None
+        self._is_changed = threading.Event()
 
     @property
     def has_sessions(self) -> bool:
@@ -71,11 +88,22 @@ class BoardConnection:
             power=[action for action in POWER_ACTIONS if self.config.power.can(action)],
             machine=get_machine_id(),
             access=BoardAccess(self.config.access.users, self.config.access.groups),
+            provisions=bool(self.config.provision.command),
+            image=self._read_image(),
         )
+
+    def _read_image(self) -> ProvisionedImage | None:
+        """Return the image on the board; None if unknown, or if the farm refuses its name."""
+        image = read_image(self.post.name, self.config.path, str(self.info.get("board_id", "")))
+        return image if image is not None and is_image_name(image.file) else None
+
+    def mark_changed(self) -> None:
+        """Read the board's description again before the next job: the board has a new system. Thread-safe."""
+        self._is_changed.set()
 
     def _list_host_labels(self) -> dict[str, Any]:
         """Return the labels of the host's permissions, which a board's config cannot change."""
-        return {COMMANDS_LABEL: True} if self.site.allow_commands else {}
+        return {label: True for label in _HOST_LABELS} if self.site.allow_commands else {}
 
     @property
     def target(self) -> AgentEndpoint | None:
@@ -101,6 +129,19 @@ class BoardConnection:
                 board=self.post.name,
                 hint=f"reset the fence with hil board reset-fence {self.post.name}",
             )
+
+    def read_stack(self) -> None:
+        """Run the commands of ``[stack]``, so that the card contains the versions. Call :meth:`take` first.
+
+        Raises BoardError if the board does not respond.
+        """
+        commands = {name: one for name, one in self.config.stack.items() if not one.text}
+        if not commands:
+            return
+        shell = self._link.shell if self._link else None
+        reader = StackReader(self.post.name, commands, {}, shell, is_simulator=self.config.simulator is not None)
+        versions = {one.name: one.version for one in reader.read({}) if one.name in commands}
+        self._public = format_public_config(self.config, versions)
 
     def _call_with_reconnect(self, call: Callable[[], T]) -> T:
         """Call the board, and retry once on a new connection if the old one broke."""
@@ -141,6 +182,9 @@ class BoardConnection:
             )
 
         self._ensure_place()
+        if self._is_changed.is_set():
+            self._is_changed.clear()
+            self.hang_up()
         if self._link is None:
             self.refresh()
         if not self.has_sessions:
@@ -200,7 +244,7 @@ class BoardConnection:
             self._borrowed = True
             if self.is_borrowed:
                 place = LabgridPlace(self.config.labgrid, self.site.host, self.post.name)
-                self._watch = self._held.enter_context(PlaceWatch(place, self.say))
+                self._watch = self._held.enter_context(PlaceWatch(place, self.say, on_lost=self.on_place_lost))
 
     def _ensure_place(self) -> None:
         """Acquire the board's labgrid place, also if a user or a restart of the coordinator released the place."""
@@ -252,4 +296,4 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         **{name: one.get("version") for name, one in runtimes.items()},
     }
     labels = {**{key: value for key, value in found.items() if value}, **config.labels}
-    return {key: value for key, value in labels.items() if key != COMMANDS_LABEL}
+    return {key: value for key, value in labels.items() if key not in _HOST_LABELS}

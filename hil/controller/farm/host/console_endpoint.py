@@ -11,6 +11,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -38,6 +39,19 @@ MAX_USERS = 16
 _MAX_WAITING = 20_000
 # Maximum bytes of a request or a line of input.
 _MAX_INPUT = 1 << 16
+
+
+@dataclass(frozen=True)
+class _ConsoleRequest:
+    """First message of a user.
+
+    Attributes:
+        since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
+        follows: False for the stored lines only.
+    """
+
+    since_s: float | None
+    follows: bool
 
 
 class ConsoleEndpoint:
@@ -81,7 +95,7 @@ class ConsoleEndpoint:
         except HilError as error:
             return self._say(f"console connection failed: {error}")
         ended = threading.Event()
-        asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        asked: queue.SimpleQueue[_ConsoleRequest] = queue.SimpleQueue()
         try:
             metadata = [*self._farm.metadata, (DIAL_KEY, dial.id)]
             pieces = self._iter_pieces(asked, ended)
@@ -101,7 +115,7 @@ class ConsoleEndpoint:
             ended.set()
             grpc_calls.close_channel(channel)
 
-    def _read_input(self, call: Any, asked: queue.SimpleQueue[float | None], may_write: Callable[[], bool]) -> None:
+    def _read_input(self, call: Any, asked: queue.SimpleQueue[_ConsoleRequest], may_write: Callable[[], bool]) -> None:
         """Read the user's request and input until the user ends the connection."""
         rest, is_first = b"", True
         for piece in call:
@@ -113,7 +127,9 @@ class ConsoleEndpoint:
                     request = parse_json(line)
                     if is_first:
                         since_s = request["since_s"]
-                        asked.put(None if since_s is None else float(since_s))
+                        # Absent in requests of older clients.
+                        follows = request.get("follow", True) is not False
+                        asked.put(_ConsoleRequest(None if since_s is None else float(since_s), follows))
                         is_first = False
                     elif may_write():
                         self._write_input(str(request["input"]))
@@ -129,10 +145,16 @@ class ConsoleEndpoint:
             except HilError as error:
                 self._say(f"console input failed: {error.message}")
 
-    def _iter_pieces(self, asked: queue.SimpleQueue[float | None], ended: threading.Event) -> Iterator[pb.Piece]:
+    def _iter_pieces(self, asked: queue.SimpleQueue[_ConsoleRequest], ended: threading.Event) -> Iterator[pb.Piece]:
         """Yield the lines for a user. Yield an error if the console cannot be read."""
         try:
-            since_s = asked.get(timeout=_FIRST_SECONDS)
+            request = asked.get(timeout=_FIRST_SECONDS)
+            since_s = request.since_s
+            if not request.follows:
+                _check_console(config := self._get_config())
+                yield from _encode_pieces(read_stored_lines(config, since_s or 0.0))
+                yield pb.Piece(data=json.dumps({"end": True}).encode() + b"\n")
+                return
             with self._open_lines() as lines:
                 known: list[ConsoleLine] = [] if since_s is None else read_stored_lines(self._get_config(), since_s)
                 yield from _encode_pieces(known)
@@ -152,8 +174,7 @@ class ConsoleEndpoint:
         lines: queue.Queue[ConsoleLine] = queue.Queue(_MAX_WAITING)
         with self._lock:
             config = self._get_config()
-            if not config.console.is_set:
-                raise UsageError(f"{config.name} has no console", hint="add [console] to its config on the host")
+            _check_console(config)
             if len(self._users) >= MAX_USERS:
                 raise UsageError(f"{MAX_USERS} users already read the console of {config.name}")
             # Before the reader starts, so that this user gets the first line.
@@ -181,6 +202,12 @@ class ConsoleEndpoint:
             with contextlib.suppress(queue.Full):  # a slow user loses lines
                 for line in found:
                     lines.put_nowait(line)
+
+
+def _check_console(config: BoardConfig) -> None:
+    """Raise UsageError if a board has no console."""
+    if not config.console.is_set:
+        raise UsageError(f"{config.name} has no console", hint="add [console] to its config on the host")
 
 
 def _take_lines(lines: queue.Queue[ConsoleLine]) -> list[ConsoleLine]:

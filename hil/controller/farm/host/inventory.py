@@ -8,9 +8,10 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomlkit
@@ -25,6 +26,8 @@ from hil.core.variables import check_variables
 from hil.errors import UsageError
 
 SIMULATOR = "sim"
+# Maximum characters of a version in a public config: clients limit the size of a config with up to 100 parts.
+_MAX_PUBLIC_VERSION = 300
 _NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
@@ -204,15 +207,20 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
     return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": patterns}
 
 
-def format_public_config(config: BoardConfig) -> str:
-    """Return the config without connection, keys, and commands and settings of this host, as TOML."""
+def format_public_config(config: BoardConfig, versions: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the config without connection, keys, and commands and settings of this host, as TOML.
+
+    Args:
+        versions: part of the stack -> output of its command.
+    """
     document = _read_document(config)
     for table in ("connection", "power", "recover", "measure", "meter", "console", "provision", "access"):
         document.pop(table, None)
     # Commands would run on the user's machine.
     document.pop("stack", None)
-    if texts := {name: one.text for name, one in config.stack.items() if one.text}:
-        document["stack"] = texts
+    texts = {name: (one.text or versions.get(name, ""))[:_MAX_PUBLIC_VERSION] for name, one in config.stack.items()}
+    if known := {name: text for name, text in texts.items() if text}:
+        document["stack"] = known
     return tomlkit.dumps(document)
 
 

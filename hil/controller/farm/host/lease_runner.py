@@ -125,9 +125,10 @@ class LeaseRunner:
                 timings["open"] = (time.monotonic_ns() - begun) / 1e9
                 begun = time.monotonic_ns()
                 with self._serve_holder(grant):
-                    attendance.report_start(grant.lease, self.serving.address if self.serving else "")
+                    # Before the start: the holder of a lease gets the card with the board's current stack.
                     if self.way.read_card().replace(fence=before.fence) != before:
                         attendance.send_card()
+                    attendance.report_start(grant.lease, self.serving.address if self.serving else "")
                     return self._run_on_board(
                         replace(grant, trace=span.traceparent), report_output, report_case, timings
                     )
@@ -196,6 +197,8 @@ class LeaseRunner:
             self.way.take(grant)
             if self.way.deploy_runtime(str(grant.spec.options.get("needs", "")), tell):
                 self.way.take(grant)
+            if grant.spec.kind in (Kind.LEASE, Kind.HEALTH):
+                self.way.read_stack()
         except UsageError as error:
             # The board's config or one of its files is invalid, so report a board error, not a job error.
             raise BoardError(error.message, board=self.way.post.name, hint=error.hint) from error

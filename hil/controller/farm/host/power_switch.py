@@ -1,4 +1,4 @@
-"""Switch a board's power for users of the farm, in a separate thread of the board's worker."""
+"""Switch a board's power, or write an image, for users of the farm, in a separate thread of the board's worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from hil.controller.devices.board import make_client
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_resolver import open_link
 from hil.controller.devices.power_control.power import connect_with_retry, switch
+from hil.controller.farm.messages import PROVISION
 from hil.core.board_config import BoardConfig
 from hil.errors import HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
 _REMEMBERED = 16
+# Maximum characters of the output of a failed command.
+_MAX_OUTPUT = 300
 
 
 class PowerSwitch:
@@ -27,6 +30,7 @@ class PowerSwitch:
         list_leases: returns the running and the waiting leases.
         report: called with an action's id and its error, "" after success.
         probe: connects to a board and disconnects. Raises BoardError while the board does not respond.
+        write_image: writes the image of a request to the board.
     """
 
     def __init__(
@@ -36,9 +40,11 @@ class PowerSwitch:
         list_leases: Callable[[], Collection[int]],
         report: Callable[[str, str], None],
         probe: Callable[[BoardConfig], None] | None = None,
+        write_image: Callable[[pb.SwitchPower], None] | None = None,
     ) -> None:
         self._board, self._get_config, self._list_leases, self._report = board, get_config, list_leases, report
         self._probe = probe or probe_board
+        self._write_image = write_image
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._results: OrderedDict[str, str | None] = OrderedDict()  # id -> error; None while the action runs
@@ -52,7 +58,7 @@ class PowerSwitch:
                     self._report(request.id, known)
                 return
             if None in self._results.values():
-                self._report(request.id, "a different power action is running")
+                self._report(request.id, "a different power action or image is running")
                 return
             self._results[request.id] = None
             while len(self._results) > _REMEMBERED:
@@ -69,7 +75,9 @@ class PowerSwitch:
         try:
             error = self._switch(request)
         except HilError as failed:
-            error = failed.message
+            # The output of a power command may contain passwords. The user chose the image that the command writes.
+            output = " ".join(failed.detail.split())[-_MAX_OUTPUT:] if request.action == PROVISION else ""
+            error = f"{failed.message}: {output}" if output else failed.message
         except Exception as failed:
             error = f"{type(failed).__name__}: {failed}"
         with self._lock:
@@ -80,6 +88,11 @@ class PowerSwitch:
         others = set(self._list_leases()) - {request.lease}
         if others and not request.force:
             return "a job has started on the board"
+        if request.action == PROVISION:
+            if self._write_image is None:
+                return "the host cannot write images"
+            self._write_image(request)
+            return ""
         config = self._get_config()
         switch(config.power, request.action, board=self._board)
         # A user who leases the board connects to it, and a job of a different user fails in any case.

@@ -19,14 +19,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from hil.controller.farm import telemetry
 from hil.controller.farm.client.client import AGAIN_SECONDS, FarmClient
 from hil.controller.farm.host.board_connection import BoardConnection
+from hil.controller.farm.host.cancellable_task import CancellableTask
 from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.host.gateway_link.gateway_stream import GatewayStream
 from hil.controller.farm.host.gateway_link.uplink_call import ask
+from hil.controller.farm.host.image_writer import ImageWriter
 from hil.controller.farm.host.inventory import BoardEntry, HostInfo
 from hil.controller.farm.host.lease_runner import Attempt, LeaseRunner, empty_folder
 from hil.controller.farm.host.power_switch import PowerSwitch
@@ -35,7 +36,7 @@ from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobRes
 from hil.controller.farm.rpc import encode_result
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
-from hil.errors import EXIT_STAGE, FarmUnreachable, HilError
+from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
 from hil.protocol.v1 import farm_pb2 as pb
 
 # Time in seconds for a cancelled job to end. If the job does not end in time, this process kills itself, which frees
@@ -66,7 +67,7 @@ class BoardWorker:
     def __init__(self, post: BoardEntry, site: HostInfo, use: Callable[[Attempt], JobResult]) -> None:
         self.post, self.site = post, site
         self.id = f"{site.host}/{post.name}/{secrets.token_hex(6)}"
-        self._way = BoardConnection(post, site, self.print_message)
+        self._way = BoardConnection(post, site, self.print_message, self._handle_lost_place)
         self._duty = LeaseRunner(self._way, self._get_client, max(1, (os.cpu_count() or 1) // site.boards), use)
         self._work = CancellableTask(_END_SECONDS, self._give_up)
         self._grants: queue.SimpleQueue[Grant | None] = queue.SimpleQueue()
@@ -74,10 +75,19 @@ class BoardWorker:
         self._held: set[int] = set()
         self._over: collections.OrderedDict[int, str] = collections.OrderedDict()
         self._stopping = False
+        # Lease of the running job, and lease whose board was lost to another user of labgrid; 0 for none.
+        self._running_lease = self._lost_lease = 0
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
         self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
-        self._power = PowerSwitch(post.name, lambda: self._way.config, self.list_leases, self._attendance.report_power)
+        images = ImageWriter(site, lambda: self._way.config, self.print_message, self._handle_image)
+        self._power = PowerSwitch(
+            post.name,
+            lambda: self._way.config,
+            self.list_leases,
+            self._attendance.report_power,
+            write_image=images.write,
+        )
 
     def serve(self) -> None:
         """Attach to the farm and run jobs."""
@@ -144,8 +154,19 @@ class BoardWorker:
             serving.open_dial(dial, gateway)
 
     def switch_power(self, request: pb.SwitchPower) -> None:
-        """Switch the board's power for a user of the farm."""
+        """Switch the board's power, or write an image, for a user of the farm."""
         self._power.handle(request)
+
+    def _handle_image(self) -> None:
+        """Publish the board's new image. The next job opens a new connection."""
+        self._way.mark_changed()
+        self._attendance.send_card()
+
+    def _handle_lost_place(self, why: str) -> None:
+        """End the running job: another user of labgrid may use the board."""
+        if lease := self._running_lease:
+            self._lost_lease = lease
+            self._work.end(lease, why)
 
     def print_message(self, text: str) -> None:
         """Print a message for the operator of the host."""
@@ -177,7 +198,9 @@ class BoardWorker:
             return
         if grant is None:
             return
+        self._running_lease = grant.lease
         result = self._work.run(grant.lease, lambda: self._run_job(grant))
+        self._running_lease = 0
         if self._work.why:
             result = self._handle_cancelled(grant)
         if result is not None:
@@ -236,7 +259,11 @@ class BoardWorker:
         # A frozen holder may keep the session: the fence of the next lease ends it.
         if grant.spec.kind is not Kind.LEASE and not self._duty.clear_away(grant.fence):
             self._give_up()
-        return None if self._stopping else JobResult(EXIT_STAGE, "TIMEOUT", why)
+        if self._stopping:
+            return None
+        if self._lost_lease == grant.lease:
+            return JobResult(EXIT_BOARD, Outcome.BOARD_LOST.value, why, infrastructure=True)
+        return JobResult(EXIT_STAGE, Outcome.TIMEOUT.value, why)
 
     def _report_result(self, grant: Grant, result: JobResult) -> None:
         """Report a job's result, with retries while the lease lasts."""
@@ -295,74 +322,6 @@ class BoardWorker:
 def _probe_key(lease: int) -> int:
     """Return the task key of the board check after a lease's job. The key differs from the job's key."""
     return -lease
-
-
-T = TypeVar("T")
-
-
-class CancellableTask:
-    """Runs cancellable tasks in sequence. Create this object, and run the tasks, in the main thread.
-
-    If a cancelled task has not ended after ``patience_s`` seconds, a timer thread calls ``give_up``.
-    """
-
-    def __init__(self, patience_s: float, give_up: Callable[[], None]) -> None:
-        self._patience_s, self._give_up = patience_s, give_up
-        self._lock = threading.Lock()
-        self._key: int | None = None
-        self._last: int | None = None
-        # Key of the cancelled task and the reason. The key prevents a late cancellation from ending a newer task.
-        self._ended: tuple[int | None, str] = (None, "")
-        self._raised = False
-        signal.signal(signal.SIGUSR1, lambda *_: self.raise_if_ended())
-
-    @property
-    def why(self) -> str:
-        """Reason for the cancellation of the current or last task; "" if the task was not cancelled."""
-        key, why = self._ended
-        return why if key == self._last else ""
-
-    def run(self, key: int, work: Callable[[], T]) -> T | None:
-        """Run a task, identified by a key. Returns None if the task was cancelled (see :attr:`why`)."""
-        self._last, self._raised = key, False
-        try:
-            try:
-                self._key = key
-                return work()
-            finally:
-                self._key = None
-        except KeyboardInterrupt:
-            self._key = None
-            if not self.why:
-                raise  # Ctrl-C by a user
-            return None
-
-    def end(self, key: int, why: str) -> None:
-        """Cancel the task with this key, if the task runs. Do not call this method from the main thread."""
-        with self._lock:
-            if self._key != key or self.why:
-                return
-            self._ended = (key, why)
-        watch = threading.Timer(self._patience_s, self._give_up_if_running, [key])
-        watch.daemon = True
-        watch.start()
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    def end_here(self, why: str) -> None:
-        """Cancel the running task, if any. Call this method from a signal handler."""
-        if self._key is not None:
-            self._ended = (self._key, self.why or why)
-            self.raise_if_ended()
-
-    def raise_if_ended(self) -> None:
-        """Raise KeyboardInterrupt once in a cancelled task. Call this method from a signal handler."""
-        if self._key is not None and self.why and not self._raised:
-            self._raised = True
-            raise KeyboardInterrupt
-
-    def _give_up_if_running(self, key: int) -> None:
-        if self._key == key:
-            self._give_up()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from hil.controller.farm.leasing.transitions import finish, queue_jobs
 from hil.controller.farm.messages import (
     COMMANDS_LABEL,
     LONGEST,
+    SEVERAL_BOARDS_LABEL,
     BoardRequest,
     JobResult,
     JobState,
@@ -204,7 +205,8 @@ def _restrict_commands(who: Principal, order: Submission) -> Submission:
             hint=f"an admin creates such a token: hil farm token add {who.user} --role submitter --right commands",
         )
     # The command runs on the host of the first board.
-    return replace(order, selector=f"({order.selector}), {COMMANDS_LABEL}" if order.selector else COMMANDS_LABEL)
+    needed = f"{COMMANDS_LABEL}, {SEVERAL_BOARDS_LABEL}" if order.more else COMMANDS_LABEL
+    return replace(order, selector=f"({order.selector}), {needed}" if order.selector else needed)
 
 
 def _check_board_count(who: Principal, order: Submission, limits: UserLimits) -> None:
@@ -318,6 +320,12 @@ def _check_request(order: Submission, request: BoardRequest, known: Iterable[Boa
     if order.specs[0].kind is Kind.COMMAND and not any(labels.get(COMMANDS_LABEL) for labels in boards.values()):
         raise NoSuchBoard(
             "no host of the farm allows commands", hint="start a board's host with hil farm host --allow-commands"
+        )
+    old = [name for name, labels in boards.items() if selector.matches({**labels, SEVERAL_BOARDS_LABEL: True})]
+    if old and order.more:
+        raise NoSuchBoard(
+            f"the hosts of {', '.join(old[:_MAX_SHOWN])} cannot run a command with several boards",
+            hint="update hil on these hosts, or use a first board on another host",
         )
     if not boards:
         raise NoSuchBoard("the farm has no boards yet", hint="add a machine's boards with hil farm host --site S")

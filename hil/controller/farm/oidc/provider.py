@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
 from hil.core.bounded_http import HttpResponse, send_request, split_url
 from hil.core.bounded_json import parse_json
+from hil.core.loopback import is_loopback
 from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, UsageError
 
@@ -30,16 +30,9 @@ def check_provider_url(url: str, what: str) -> str:
         parts = split_url(url)
     except ValueError as error:
         raise UsageError(f"invalid {what} {url[:_SHOWN]!r}: {error}") from error
-    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise UsageError(f"invalid {what} {url[:_SHOWN]!r}: unencrypted", hint="use https://")
     return url
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def fetch_configuration(issuer: str) -> dict[str, Any]:

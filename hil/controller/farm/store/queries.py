@@ -21,6 +21,7 @@ from hil.controller.farm.store.records import JOBS, NAME, fetch_rows, make_stora
 from hil.controller.farm.webhooks.outbox import list_webhooks
 from hil.controller.farm.webhooks.webhook_settings import FarmWebhook
 from hil.controller.records.base import make_record
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.controller.records.lab.farm import (
     AuditEntry,
     BoardUsers,
@@ -262,11 +263,15 @@ async def boards(tx: Tx) -> list[FarmBoard]:
         select board.name, board.site, board.host, board.hw_type, {_BOARD_REASON} as reason, board.labels,
             board.failures, board.warm, {_BOARD_STATE} as state, coalesce({NAME}, '') as job,
             coalesce(submission.user_name, '') as user, lease.granted_at as since, board.checked_at,
-            coalesce(board.card -> 'power', '[]') as power, coalesce(board.card -> 'access', '{{}}') as access
+            coalesce(board.card -> 'power', '[]') as power, coalesce(board.card -> 'access', '{{}}') as access,
+            coalesce(board.card -> 'provisions', 'false') as provisions, board.card -> 'image' as image
         from {_BOARDS} left join ({JOBS}) on job.id = lease.job where not board.forgotten order by board.name
     """
     rows = await fetch_rows(tx, query)
-    return [FarmBoard(**{**_format_row(row), "access": _make_users(row["access"])}) for row in rows]
+    return [
+        FarmBoard(**{**_format_row(row), "access": _make_users(row["access"]), "image": _make_image(row["image"])})
+        for row in rows
+    ]
 
 
 async def events(tx: Tx, board: str = "", job: str = "", limit: int = _USUAL) -> list[FarmEvent]:
@@ -421,6 +426,10 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_users(access: Any) -> BoardUsers:
     return make_record(access, BoardUsers)
+
+
+def _make_image(image: Any) -> ProvisionedImage | None:
+    return None if image is None else make_record(image, ProvisionedImage)
 
 
 _CANDIDATE_BOARDS = """

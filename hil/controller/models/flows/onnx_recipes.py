@@ -9,7 +9,7 @@ from typing import Any
 
 from hil.controller.models.importers.onnx import describe
 from hil.controller.models.importers.onnx_data import embed_all
-from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
+from hil.controller.models.importers.onnx_nodes import iter_nodes
 from hil.controller.models.inputs import make_inputs
 from hil.controller.models.onnx_files.rewrite_check import find_difference, run_plainly
 from hil.controller.storage.screen.texts import line
@@ -17,7 +17,7 @@ from hil.controller.storage.tensor_files import load_tensors
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import ImportFailed
-from hil.formats.onnx_file import load_onnx
+from hil.formats.onnx_file import iter_subgraphs, load_onnx
 
 
 def to_float16(model: str, output: str, external: bool, samples: Sequence[str]) -> None:

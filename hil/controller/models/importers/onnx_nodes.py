@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hil.formats.onnx_file import iter_subgraphs
 from hil.formats.ort_values import ONNX_TYPES
 
 _WIDE = (ONNX_TYPES["float64"], ONNX_TYPES["complex128"])
@@ -80,13 +81,6 @@ def read_constants(graph: Any) -> dict[str, Any]:
         if node.op_type == "Constant" and node.output and node.attribute and node.attribute[0].HasField("t"):
             found[node.output[0]] = node.attribute[0].t
     return found
-
-
-def iter_subgraphs(node: Any) -> Iterator[Any]:
-    """Yield the subgraphs of a node."""
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
 
 
 def label_node(node: Any) -> str:

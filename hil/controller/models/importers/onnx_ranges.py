@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs, read_constants
+from hil.controller.models.importers.onnx_nodes import iter_nodes, read_constants
+from hil.formats.onnx_file import iter_subgraphs
 
 # Operators that only copy values -> the inputs with these values.
 _TRANSPARENT = {

@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hil.controller.models.importers.onnx_nodes import (
-    iter_nodes,
-    iter_subgraphs,
-    label_node,
-    list_nodes,
-    read_constants,
-)
+from hil.controller.models.importers.onnx_nodes import iter_nodes, label_node, list_nodes, read_constants
 from hil.controller.models.onnx_files.onnx_contrib import OLDEST_OPSET, expand_contrib, find_contrib
 from hil.controller.storage.screen.texts import get_first_line, make_unique_name
+from hil.formats.onnx_file import iter_subgraphs
 from hil.formats.onnx_functions import inline_functions
 
 # Oldest opset that IREE's importer supports.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hil.controller.models.importers.onnx_nodes import iter_subgraphs, read_constants
+from hil.controller.models.importers.onnx_nodes import read_constants
+from hil.formats.onnx_file import iter_subgraphs
 
 # Operators of ONNX's standard domain that always draw.
 DRAWING = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())

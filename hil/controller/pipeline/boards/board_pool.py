@@ -211,6 +211,8 @@ class BoardPool:
         try:
             for runtime in entry.runtimes if self._needs_device else ():
                 refuse_missing_device(board.config, runtime, board.info, board.name)
+            for runtime in entry.runtimes:
+                board.add_target(runtime)
             self._opened(board)
         except BaseException:
             board.close()

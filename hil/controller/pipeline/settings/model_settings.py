@@ -53,7 +53,7 @@ def apply_model_settings(settings: T, path: Path) -> T:
     """Return the settings, updated by the project file's settings for a model. Later patterns take precedence.
 
     Sizes of dimensions are merged by name. Settings that the class does not have are ignored. For example, a suite has
-    one runtime for all models.
+    no runtime, because its flow has the runtime; see :func:`find_model_runtime`.
     """
     if not settings.per_model:
         return settings
@@ -70,6 +70,12 @@ def apply_model_settings(settings: T, path: Path) -> T:
         # The constructor splits the merged sizes again, because a size may have replaced a range.
         found[_RANGES] = {}
     return dataclasses.replace(settings, per_model={}, **{name: found[name] for name in own & found.keys()})
+
+
+def find_model_runtime(settings: CaseSettings, path: Path) -> str:
+    """Return the runtime in the project file's settings for a model, or "". For settings without a runtime."""
+    shared = RunSettings(per_model=settings.per_model)
+    return apply_model_settings(shared, path).runtime
 
 
 def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:

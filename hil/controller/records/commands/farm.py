@@ -212,6 +212,18 @@ class BoardPower(Record, kw_only=True):
     state: Annotated[str, note("state of the board after the action")]
 
 
+class FarmProvisionReport(Record, kw_only=True):
+    """Output of `hil farm provision`."""
+
+    board: str
+    file: Annotated[str, note("name of the image")]
+    sha256: Annotated[str, note("digest of the image, in hex")]
+    seconds: Annotated[float, note("from the upload to the end of the check")]
+    state: Annotated[str, note("state of the board after the check")]
+    reason: Annotated[str, note("reason for the state; empty if the board passed the check")] = ""
+    exit_code: Annotated[int, note("0, or 4 if the board did not pass the check")]
+
+
 class BoardRemoval(Record, kw_only=True):
     """Output of `hil farm forget`."""
 

@@ -40,6 +40,7 @@ class NotifyReport(Record, kw_only=True):
     sent: Annotated[list[str], note("titles of the messages; with --dry-run, the messages that hil would send")]
     announced: Annotated[int, note("causes that earlier messages contained")]
     known: Annotated[int, note("causes whose cases are all known failures by triage")]
+    is_cut: Annotated[bool, note("true if there are more changed cases than hil reads; older cases are left out")]
 
 
 class AnnouncedCause(Record, kw_only=True):

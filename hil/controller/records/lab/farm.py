@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType, field
 
 from hil.controller.records.base import Record, make_record, note
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.controller.records.lab.fields import (
     Finite,
     Integer,
@@ -28,7 +29,7 @@ PriorityName = Annotated[str, list_values("high", "normal", "low")]
 JobStateName = Annotated[str, list_values("queued", "running", "done", "cancelled")]
 BoardStateName = Annotated[str, list_values("online", "draining", "maintenance", "suspect", "quarantined", "offline")]
 RoleName = Annotated[str, list_values("viewer", "submitter", "host", "admin")]
-RightName = Annotated[str, list_values("power", "commands")]
+RightName = Annotated[str, list_values("power", "commands", "provision")]
 Label = str | bool | Integer | Finite | list[str | bool | Integer | Finite]
 
 
@@ -170,6 +171,8 @@ class FarmBoard(Record, kw_only=True):
     checked_at: Annotated[Time | None, note("last successful check")]
     power: Annotated[list[str], note("power actions that the host can do: on, off, cycle")] = []
     access: BoardUsers = field(default_factory=BoardUsers)
+    provisions: Annotated[bool, note("whether the host can write images to the board")] = False
+    image: Annotated[ProvisionedImage | None, note("image that hil wrote to the board; null if unknown")] = None
 
     def __post_init__(self) -> None:
         check_times(self, "since", "checked_at")
@@ -328,6 +331,12 @@ class SwitchedPower(Record, kw_only=True):
     state: Annotated[BoardStateName, note("state of the board after the action")]
 
 
+class ProvisionedBoard(Record, kw_only=True):
+    """Reply to the action `provision`."""
+
+    state: Annotated[BoardStateName, note("state of the board after the action")]
+
+
 class CancelledJobs(Record, kw_only=True):
     """Reply to the action `cancel`."""
 
@@ -382,6 +391,7 @@ ANSWERS: dict[str, Any] = {
     "revoke": RevokedToken,
     "gc": CleanedFarm,
     "power": SwitchedPower,
+    "provision": ProvisionedBoard,
     "reservations": list[FarmReservation],
     "access": list[BoardPermission],
     "webhooks": list[WebhookStatus],

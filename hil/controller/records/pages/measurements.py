@@ -100,6 +100,7 @@ class CasePoint(Record, kw_only=True):
     branch: str
     commit: str
     compilers: str
+    stack: Annotated[dict[str, str] | None, note("versions of the board's driver, firmware and other parts")]
     outcome: Annotated[str, note("before expectations")]
     message: str
     value: Number

@@ -8,7 +8,6 @@ from pages of this server, so that a foreign page in the same browser cannot cha
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hil.controller.farm.messages import Role
 from hil.controller.web.access.peers import find_peer_of
 from hil.controller.web.access.visitors import Visitor, VisitorLookup, Visitors
+from hil.core.loopback import is_loopback
 from hil.errors import AccessRefused
 
 COOKIE = "hil_token"
@@ -95,16 +95,6 @@ class AccessRules:
             user: user from :class:`.Peer`.
         """
         return hmac.new(self.secret, f"{user} {login}".encode(errors="replace"), "sha256").hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class RequestGuard:

@@ -81,6 +81,7 @@ class Announcer:
             sent=sent,
             announced=len(news.causes) - len(fresh),
             known=news.known,
+            is_cut=news.is_cut,
         )
 
     def _list_announced(self, message: NightMessage) -> list[AnnouncedCause]:

@@ -22,6 +22,8 @@ from hil.errors import UsageError
 
 # Maximum seconds to analyse the histories of cases, and maximum cases to name in a message.
 _ANALYSIS_SECONDS, MAX_NAMES = 600.0, 20
+# Maximum changed cases to read, newest first. A page shows fewer.
+MAX_CASES = 20_000
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class NightNews:
     causes: Sequence[NotifiedCause]  # without known failures
     known: int  # causes whose cases are all known failures
     url: str  # home page of these causes, or ""
+    is_cut: bool = False  # whether there are more changed cases than :data:`MAX_CASES`
 
 
 def read_news(roots: Sequence[Path], since: str, triage: TriageList, web_url: str = "") -> NightNews:
@@ -58,7 +61,7 @@ def read_news(roots: Sequence[Path], since: str, triage: TriageList, web_url: st
     url = f"{address}/?{urlencode({'since': changes.baseline.text})}" if address else ""
     found = [_make_cause(one, changes, triage, address) for one in shown]
     baseline = BaselineName(kind=changes.baseline.kind, value=changes.baseline.value)
-    return NightNews(baseline, found, len(changes.causes) - len(shown), url)
+    return NightNews(baseline, found, len(changes.causes) - len(shown), url, changes.is_cut)
 
 
 def _read_changes(roots: Sequence[Path], since: str) -> NewChanges:
@@ -71,7 +74,7 @@ def _read_changes(roots: Sequence[Path], since: str) -> NewChanges:
             # A running hil web with the same directories writes the index instead.
             with reader.open_snapshot() as database:
                 now = indexer.find_unread(database)
-                changes = read_new_changes(database, find_baseline_of(database, since))
+                changes = read_new_changes(database, find_baseline_of(database, since), MAX_CASES)
             # A running suite changes all the time: wait only until each session was read once.
             unread = {
                 place: stamp

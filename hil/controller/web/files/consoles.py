@@ -12,8 +12,9 @@ import msgspec
 
 from hil.controller.records.console import ConsoleEntry
 from hil.controller.web.files.kept import own
-from hil.core.console_config import BUILT_IN_PATTERNS, MATCHED_CHARACTERS
+from hil.core.console_config import BUILT_IN_PATTERNS
 from hil.core.files import read_file
+from hil.core.line_pattern import MATCHED_CHARACTERS
 from hil.core.text import escape_controls
 
 FOLDER = "consoles"

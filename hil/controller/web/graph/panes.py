@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from hil.controller.analysis.graphs.values import NodeValue, find_worst
 from hil.controller.storage.screen.texts import format_count, format_seconds
 from hil.controller.web.graph.graphs import GraphSide
 from hil.controller.web.templating import number
-from hil.controller.web.text.entries import find_worst_kind
+from hil.controller.web.text.entries import is_failure
 from hil.controller.web.text.parameters import InvalidParameter
 from hil.core.text import escape_controls
 
@@ -249,12 +248,7 @@ def _list_names(side: GraphSide) -> list[str]:
 
 def is_failing(value: NodeValue) -> bool:
     """Return True if a node's outcome is a failure."""
-    return bool(value.outcome) and value.outcome != "PASS" and _is_severe(value.outcome)
-
-
-@functools.lru_cache(maxsize=256)
-def _is_severe(outcome: str) -> bool:
-    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
+    return bool(value.outcome) and value.outcome != "PASS" and is_failure(value.outcome)
 
 
 def format_metric(metric: str, value: NodeValue | None) -> str:

@@ -26,7 +26,7 @@ _WORDS = ("name", "board", "flow", "runtime", "model", "op", "outcome", "ended",
 _QUERY = (
     "select changes.what, changes.created, changes.before, changes.after, changes.session, now.id, now.root, now.kind,"
     " now.suite, now.boards, now.title, now.commit_id, was.commit_id as earlier_commit,"
-    " now.versions, was.versions as earlier,"
+    " now.versions, was.versions as earlier, now.stack, was.stack as earlier_stack,"
     + ", ".join(f" (select word from words where words.key = cases.{name}) as {name}" for name in _WORDS)
     + " from changes join sessions now on now.key = changes.session"
     " left join sessions was on was.key = changes.earlier"
@@ -149,7 +149,10 @@ def _make_row(
         op=row["op"],
         layer=next((one.name for one in wrong if one.explains(row["op"], outcome, row["created"])), ""),
         outcome=outcome,
-        tools=list_changed_tools(row["earlier"], row["versions"]),
+        tools=(
+            *list_changed_tools(row["earlier"], row["versions"]),
+            *list_changed_tools(row["earlier_stack"], row["stack"]),
+        ),
         ratio=ratio,
         timed=timed.get((row["session"], row["board"]), 0),
         number=number,
@@ -174,7 +177,7 @@ def list_changed_tools(earlier: str | None, now: str | None) -> tuple[str, ...]:
     return tuple(
         f"{name} {was[name]} -> {versions[name]}"
         for name in sorted(was.keys() & versions.keys() - _NO_TOOLS)
-        if was[name] != versions[name]
+        if was[name] != versions[name] and was[name] and versions[name]
     )
 
 

@@ -21,7 +21,13 @@ from hil.controller.web.history.charts import make_plain_chart
 from hil.controller.web.index.series import find_flips_among
 from hil.controller.web.text.entries import find_worst_kind
 from hil.controller.workloads.gate.verdict_texts import COMMIT_DIGITS
-from hil.controller.workloads.history.entry_changes import convert_score, find_entry_changes, get_value
+from hil.controller.workloads.history.entry_changes import (
+    UNKNOWN_STACK,
+    convert_score,
+    describe_stacks,
+    find_entry_changes,
+    get_value,
+)
 from hil.controller.workloads.history.tables import describe_key
 from hil.core.cancellation import check_cancelled
 from hil.core.results import BOARD_OUTCOMES
@@ -67,6 +73,24 @@ class RunSeries:
     levels: Sequence[Level]  # levels with indices into ``judged``
     changes: Sequence[tuple[int, Change]]  # index of the first run with a new level, and the change
     flips: Sequence[int]  # indices of the runs that start to fail or to pass
+    stacks: Sequence[str] = ()  # of each run: changed parts of the stack, "" or "unknown"
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether a run has a stack."""
+        return any(text != UNKNOWN_STACK for text in self.stacks)
+
+    def is_stack_changed(self, index: int) -> bool:
+        """Return True if the stack of a run differs from the last known stack before it."""
+        return self.stacks[index] not in ("", UNKNOWN_STACK)
+
+    def has_text(self, index: int, text: str) -> bool:
+        """Return True if the commit, board, change of the stack, parts of the stack, or notes of a run have a text."""
+        entry = self.runs[index].entry
+        parts = [f"{name} {version}" for name, version in (entry.board.parts or {}).items()]
+        notes = [note.text for note in entry.annotations]
+        texts = [entry.source.commit, entry.run, entry.outcome, entry.board.name, self.stacks[index], entry.reason]
+        return any(text.lower() in one.lower() for one in (*texts, *parts, *notes))
 
     @property
     def score(self) -> EntryScore | None:
@@ -137,6 +161,7 @@ def judge_runs(summary: SeriesSummary, runs: Sequence[MeasuredRun]) -> RunSeries
         find_levels(found.values, [one.index for _, one in found.changes]),
         found.changes,
         sorted([*find_flips_among(known, fails), *find_flips_among(known, ~fails)]),
+        describe_stacks([one.entry for one in runs]),
     )
 
 
@@ -156,7 +181,7 @@ def chart_runs(found: RunSeries) -> dict[str, Any]:
         found.levels,
         -1 if score is not None and score.is_higher_better else 1,
         [find_worst_kind([one.entry.outcome], finished=True) for one in runs],
-        [index for index, one in enumerate(runs) if one.entry.annotations],
+        [index for index, one in enumerate(runs) if one.entry.annotations or found.is_stack_changed(index)],
         bars=[[low for low, _ in ends], [high for _, high in ends]],
         names=[escape_controls(" ".join(filter(None, (one.commit, one.entry.outcome)))) for one in runs],
         confirmed=[index for index, one in enumerate(runs) if one.entry.confirmed],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hil.controller.storage.runs import convert_write_errors
-from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind
+from hil.controller.web.text.entries import CaseEntry, SessionEntry, find_worst_kind, is_failure
 from hil.controller.web.text.names import escape_name
 from hil.controller.workloads.suites.reports.changes import ITERATIONS
 from hil.core.cancellation import is_cancelled
@@ -28,7 +28,7 @@ from hil.core.text import replace_surrogates
 
 T = TypeVar("T")
 # Increase this when a table changes. An index with a different version is rebuilt.
-VERSION = 17
+VERSION = 18
 _TABLES = """
 -- tells this index from one that is made anew
 create table made (seed integer);
@@ -36,7 +36,7 @@ insert into made values (random());
 create table sessions (
     key integer primary key, root integer, id text, folder text, kind text, title text, created real, finished integer,
     exit_code integer, suite text, flow text, boards text, runtimes text, compilers text, models text, labels text,
-    branch text, commit_id text, command text, versions text, digests text, place text,
+    branch text, commit_id text, command text, versions text, stack text, digests text, place text,
     planned integer, error text, lines text,
     -- of its cases: the gravest kind, outcome -> how many as JSON, and how many of each kind
     verdict text, outcomes text, cases integer, failing integer,
@@ -328,6 +328,7 @@ class IndexWriter:
             "boards": join_names(boards),
             "commit_id": session.commit,
             "versions": json.dumps(dict(session.versions)),
+            "stack": "" if session.stack is None else json.dumps(dict(session.stack)),
             "digests": json.dumps(dict(session.digests)),
             "planned": session.planned,
             "verdict": "error"
@@ -335,7 +336,7 @@ class IndexWriter:
             else find_worst_kind([*outcomes, session.outcome], finished=session.finished),
             "outcomes": json.dumps(dict(outcomes.most_common())),
             "cases": total,
-            "failing": sum(count for word, count in outcomes.items() if _is_failing(word)),
+            "failing": sum(count for word, count in outcomes.items() if is_failure(word)),
             **self._sum_device_times(key),
             "stamp": stamp,
             "read_bytes": read_bytes,
@@ -384,10 +385,6 @@ _STEPS = 100_000
 # Maximum texts to cache in the writer. Every failure reason may be different, so the number of texts is not limited
 # otherwise.
 _WORDS_HELD = 200_000
-
-
-def _is_failing(outcome: str) -> bool:
-    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
 def join_names(names: Iterable[str]) -> str:

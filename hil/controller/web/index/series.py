@@ -97,6 +97,7 @@ class Point:
     iterations: int
     grade: str  # of the times; "" without a grade
     comparable: int  # iterations of a time that can be compared, 0 for grade F
+    stack: Mapping[str, str] | None = None  # part of the board's stack -> version; None without a stack
 
     @property
     def link(self) -> str:
@@ -199,7 +200,7 @@ def read_series(
         " (select word from words where words.key = cases.ended),"
         " (select word from words where words.key = cases.message),"
         f" cases.{measure.column}, cases.iterations, cases.comparable,"
-        " (select word from words where words.key = cases.grade), count(*) over ()"
+        " (select word from words where words.key = cases.grade), count(*) over (), sessions.stack"
         f" from cases join sessions on sessions.key = cases.session where {where}"
         " order by sessions.created desc, sessions.key desc limit ?",
         (*values, MAX_SAMPLES),
@@ -212,6 +213,9 @@ def read_series(
 def judge(identity: Mapping[str, str], points: Sequence[Point], total: int, measure: HistoryMeasure) -> Series:
     """Find levels, steps and outcome changes in samples."""
     values = np.array([math.nan if point.value is None else point.value for point in points], np.float64)
+    if points and points[-1].stack is not None:
+        # Samples without a stack are not compared with the newest sample.
+        values[[point.stack is None for point in points]] = math.nan
     iterations = np.array([point.comparable for point in points], np.int64)
     judged, found, steps = find_series_steps(values, iterations, measure)
     return Series(identity, points, total, judged, found, steps, find_flips(points))
@@ -276,6 +280,13 @@ def find_flips_among(told: npt.NDArray[np.bool_], fails: npt.NDArray[np.bool_]) 
     return [int(place) for place in places[1:][failing[1:] & ~failing[:-1]]]
 
 
+def _parse_stack(text: str | None) -> dict[str, str] | None:
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return None
+
+
 def _make_point(row: Sequence[Any]) -> Point:
     compilers = ", ".join(one for one in (row[7] or "").split(SEPARATOR) if one)
     try:
@@ -298,6 +309,7 @@ def _make_point(row: Sequence[Any]) -> Point:
         iterations=row[13] or 0,
         comparable=row[14] or 0,
         grade=row[15] or "",
+        stack=_parse_stack(row[17]),
     )
 
 

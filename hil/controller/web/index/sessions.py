@@ -88,6 +88,7 @@ class IndexedSession:
     labels: Sequence[str] = ()
     outcomes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, str] | None = None  # part of the board's stack -> version; None without a stack
     digests: Mapping[str, str] = field(default_factory=dict)  # model -> digest of its file, if known
 
     @property
@@ -110,6 +111,7 @@ def _make_session(row: sqlite3.Row) -> IndexedSession:
     values = {name: row[name] for name in row.keys() if name not in ("commit_id", "stamp", "read_bytes")}  # noqa: SIM118 - iterating over a row gives its values
     values |= {name: [one for one in (row[name] or "").split(SEPARATOR) if one] for name in _LISTS}
     values |= {name: json.loads(row[name] or "{}") for name in ("outcomes", "versions", "digests")}
+    values["stack"] = json.loads(row["stack"]) if row["stack"] else None
     return IndexedSession(
         **{
             **values,
@@ -258,6 +260,7 @@ _CASE_ORDERS = {
     "outcome": _rank_outcomes(),
     "time": "device_p50_ns",
     "host": "host_s",
+    "energy": "joules",
     "abs": "max_abs",
     "ulp": "max_ulp",
     "sqnr": "sqnr_db",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import re
 import ssl
 import time
@@ -20,6 +19,7 @@ import tenacity
 
 from hil.core.bounded_http import BoundedSocket, get_seconds_left, open_socket
 from hil.core.bounded_json import parse_json
+from hil.core.loopback import is_loopback
 from hil.core.text import escape_controls
 from hil.errors import FarmUnreachable, UsageError
 
@@ -75,7 +75,7 @@ class WebClient:
         self._retry_hint = "then retry" + ("" if reads_only else ": the upload resumes")
         if not (self._token.isascii() and self._token.isprintable()):
             raise UsageError("invalid token: only printable ASCII characters are allowed")
-        if self._token and not (self._context or plain_http or _is_loopback(self._host)):
+        if self._token and not (self._context or plain_http or is_loopback(self._host)):
             raise UsageError(
                 f"the token would be sent to {self._host} unencrypted",
                 hint="use https://..., or ssh -L 8790:localhost:8790 and http://localhost:8790"
@@ -198,10 +198,3 @@ def _parse_document(data: bytes, status: int) -> Mapping[str, Any]:
 
 def _clean_text(value: Any) -> str:
     return escape_controls(value)[:_MAX_TEXT] if isinstance(value, str) else ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -24,6 +24,7 @@ from hil.controller.web.readers.fields import (
 )
 from hil.controller.web.text.entries import CaseEntry, SessionEntry, read_int, read_real, read_text, read_texts
 from hil.controller.web.text.names import escape_name
+from hil.core.stack_config import MAX_PARTS
 
 Found = tuple[SessionEntry, list[CaseEntry]]
 
@@ -98,6 +99,7 @@ def _make_session(
         compilers=read_texts([read_mapping(one.get("artifact")).get("compiler") for one in records]),
         models=read_texts(models),
         versions=_read_versions(document),
+        stack=_read_stack(document),
         digests=read_digests((one.get("name"), read_mapping(one.get("model")).get("digest")) for one in records),
         planned=max(len(read_list(read_mapping(document.get("request")).get("models"))), len(cases)),
     )
@@ -110,6 +112,12 @@ def _read_versions(document: Mapping[str, Any]) -> dict[str, str]:
     for one in read_mappings(info.get("runtimes"))[:32]:
         found[read_text(one.get("name"))] = read_text(one.get("version"))
     return {name: version for name, version in found.items() if version}
+
+
+def _read_stack(document: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the versions of the parts of the board's stack; None for a record without a stack."""
+    parts = read_mappings(read_mapping(read_mapping(document.get("board")).get("info")).get("stack"))[:MAX_PARTS]
+    return {read_text(one.get("name")): read_text(one.get("version")) for one in parts} or None
 
 
 def _read_run_cases(document: Mapping[str, Any]) -> list[CaseEntry]:

@@ -11,6 +11,7 @@ from hil.controller.web.index.sessions import IndexedSession
 from hil.controller.web.session.records import PLAIN_REFERENCES, CaseDetail, TensorFile
 from hil.core.file_tensor import FileTensor
 from hil.core.npy import is_raw, open_npy
+from hil.core.results import Outcome
 from hil.core.tensors import DTYPES, ML_DTYPES, get_dtype_name, parse_dtype
 from hil.errors import UsageError
 
@@ -135,10 +136,14 @@ def find_kept_tensors(session: IndexedSession, detail: CaseDetail) -> KeptTensor
     """Return the stored tensors of a case, or the reason why they are missing and a command that stores them."""
     if found := list_subjects(detail):
         return KeptTensors(found)
-    if session.kind == "suite":
+    if session.kind == "suite" and detail.record.get("outcome") == Outcome.PASS.value:
+        why = "A suite only stores tensors of cases that did not pass."
         command = detail.repeat or session.command
-        keep = f"{command} --keep-all" if command and "--keep-all" not in command else command
-        return KeptTensors((), "A suite only stores tensors of cases that did not pass. To store all tensors:", keep)
+        if not command:
+            return KeptTensors((), why)
+        option = "--hil-keep-all" if command.startswith("pytest ") else "--keep-all"
+        keep = command if option in command else f"{command} {option}"
+        return KeptTensors((), f"{why} To store all tensors:", keep)
     if session.kind == "bisect":
         return KeptTensors((), "A bisection only stores tensors of layers that did not pass.")
     return KeptTensors((), "No tensors stored: the case ended early, or the files were deleted.")

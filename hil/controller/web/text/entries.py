@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ class SessionEntry:
     commit: str = ""
     command: str = ""  # command that repeats the session; "" if unknown
     versions: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, str] | None = None  # part of the board's stack -> version, "" if unknown; None without a stack
     digests: Mapping[str, str] = field(default_factory=dict)  # model -> file digest, if known
     planned: int = 0  # planned cases; 0 if unknown
     error: str = ""  # reason why the record is unreadable
@@ -109,6 +111,12 @@ def find_worst_kind(outcomes: Iterable[str], *, finished: bool) -> str:
     if not finished:
         found.add("unfinished")
     return next((kind for kind in KINDS if kind in found), "quiet")
+
+
+@functools.lru_cache(maxsize=256)
+def is_failure(outcome: str) -> bool:
+    """Return True if an outcome is a mismatch, an error, or a failure of the board."""
+    return find_worst_kind([outcome], finished=True) in ("board", "error", "fail")
 
 
 def read_text(value: Any) -> str:

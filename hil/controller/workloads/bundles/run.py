@@ -84,7 +84,7 @@ def run_bundle(
             runs,
             RunContext(Cache(), workers),
             screen,
-            runtime=job.runtime,
+            runtimes=(job.runtime,),
             purpose=f"hil bundle run {run.id}",
             most_loaded=1,  # all cases of a method run in the worker that loaded the method
         )

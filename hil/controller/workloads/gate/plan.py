@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 from hil.controller.pipeline.instructions import compare_counts
+from hil.controller.pipeline.records.energy_text import compare_energies
 from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.measurements.energy import EnergyComparison
 from hil.controller.records.measurements.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.workloads.gate.comparing.energies import compare_energies
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError, did_you_mean
 
@@ -44,9 +44,18 @@ class GateCase:
 
     @property
     def has_more_energy(self) -> bool:
-        """Whether the stored energies show that a different program needs more energy."""
+        """Whether the stored energies show that a different program, or the same with new tools, needs more energy."""
         is_same = self.old is not None and self.new.program == self.old.program != ""
-        return self.energy is not None and self.energy.verdict == "more" and not is_same
+        return self.energy is not None and self.energy.verdict == "more" and (not is_same or self.has_new_tools)
+
+    @property
+    def has_new_tools(self) -> bool:
+        """Whether the version of the compiler or of the runtime changed."""
+        if self.old is None:
+            return False
+        old, new = self.old.tools, self.new.tools
+        pairs = ((old.compiler, new.compiler), (old.runtime, new.runtime))
+        return any(before and after and before != after for before, after in pairs)
 
     @property
     def has_more_instructions(self) -> bool:
@@ -136,7 +145,7 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     is_stored = bool(choices) and store.program(new.program) is not None
-    energy = compare_energies(old, new, min_effect)
+    energy = compare_energies(old.energy, new.energy, min_effect)
     return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new), energy)
 
 
@@ -148,11 +157,16 @@ def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionCo
 
 
 def _has_comparable_times(baseline: Sequence[HistoryEntry], points: Sequence[SeriesPoint], new: HistoryEntry) -> bool:
-    """Return False if grade F prevents a comparison: of the new time, or of all times of the baseline."""
+    """Return False if grade F or a missing stack prevents a comparison: of the new time, or of all earlier times."""
     if not is_comparable(new.grade):
         return False
     is_known = any(point.value is not None for point in points[:-1])
-    return new.p50_ns is None or is_known or all(is_comparable(entry.grade) for entry in baseline)
+    return new.p50_ns is None or is_known or all(_is_comparable_time(entry, new) for entry in baseline)
+
+
+def _is_comparable_time(entry: HistoryEntry, new: HistoryEntry) -> bool:
+    """Return False for grade F, and for an entry without a stack if the new entry has one."""
+    return is_comparable(entry.grade) and (entry.board.parts is not None or new.board.parts is None)
 
 
 def _is_repetition(entry: HistoryEntry, new: HistoryEntry) -> bool:
@@ -184,6 +198,6 @@ def _is_good(entry: HistoryEntry) -> bool:
 
 def _make_point(entry: HistoryEntry, new: HistoryEntry) -> SeriesPoint:
     outcome = Outcome(entry.outcome) if entry.outcome in Outcome.__members__ else Outcome.RUN_ERROR
-    value = entry.p50_ns if entry.clock == new.clock and is_comparable(entry.grade) else None
+    value = entry.p50_ns if entry.clock == new.clock and _is_comparable_time(entry, new) else None
     is_time = value is not None and math.isfinite(value) and value > 0
     return SeriesPoint(value if is_time else None, outcome)

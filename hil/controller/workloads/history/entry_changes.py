@@ -12,6 +12,9 @@ from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.measurements.history import HistoryEntry, SeriesChange
 from hil.core.results import BOARD_OUTCOMES
 
+# Description of a missing stack.
+UNKNOWN_STACK = "unknown"
+
 
 @dataclass(frozen=True)
 class EntryChanges:
@@ -50,11 +53,15 @@ def describe_stacks(entries: Sequence[HistoryEntry]) -> list[str]:
 
     The text is "" if no part has changed, and "unknown" for an entry without a stack.
     """
+    return describe_changed_stacks([one.board.parts for one in entries])
+
+
+def describe_changed_stacks(stacks: Sequence[Mapping[str, str] | None]) -> list[str]:
+    """Return how each stack differs from the last known stack before it, as :func:`describe_stacks`."""
     found, last = [], None
-    for entry in entries:
-        parts = entry.board.parts
+    for parts in stacks:
         if parts is None:
-            found.append("unknown")
+            found.append(UNKNOWN_STACK)
             continue
         found.append(", ".join(list_changed_parts(last, parts)) if last is not None else "")
         last = parts

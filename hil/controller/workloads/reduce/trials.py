@@ -225,7 +225,7 @@ class Trials:
         """Run a case. After a board error, repeat the run, because the error gives no information about the model."""
         for _ in range(_ATTEMPTS):
             runtime = case.options.runtime
-            (ended,) = runner.run([case], self.pool, self.choice, runtime=runtime, faults=self.faults)
+            (ended,) = runner.run([case], self.pool, self.choice, runtimes=(runtime,), faults=self.faults)
             if ended.outcome not in BOARD_OUTCOMES:
                 break
         if ended.outcome in BOARD_OUTCOMES and ended.error is not None:

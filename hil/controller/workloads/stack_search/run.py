@@ -42,6 +42,7 @@ class StackSearch:
         runs: runs per board.
         out: directory for the record and logs; None stores nothing.
         resume: True to keep the results of boards in ``out``.
+        unavailable: boards that match the request but run no jobs now, for the record.
     """
 
     over: str
@@ -54,6 +55,7 @@ class StackSearch:
     request: dict[str, Any]
     out: Path | None = None
     resume: bool = False
+    unavailable: Sequence[TriedBoard] = ()
 
     def run(self, context: RunContext, screen: Progress) -> StackSearchRecord:
         """Run the program on all boards, and conclude.
@@ -65,8 +67,9 @@ class StackSearch:
             StageError: the model cannot be imported or compiled.
         """
         if len({request for request, _ in self.choices}) < 2:
+            excluded = "".join(f"; {one.name}: {one.reason}" for one in self.unavailable)
             raise UsageError(
-                "--over requires at least two boards",
+                f"--over requires at least two boards{excluded}",
                 hint="repeat --board, or use --board farm:SELECTOR",
                 option="--over",
             )
@@ -75,6 +78,10 @@ class StackSearch:
         record = self._open_record()
         known = {one.request: one for one in record.boards if one.answer in _FINAL}
         record.boards = [known[request] for request, _ in self.choices if request in known]
+        record.boards += [known.get(one.request, one) for one in self.unavailable]
+        for one in self.unavailable:
+            if one.request not in known:
+                screen.note(f"{one.name}: not used: {one.reason}")
         earlier = list(record.consoles)
         with make_temporary_folder("hil-stack-") as scratch:
             folder = self.out or Path(scratch)
@@ -178,7 +185,7 @@ class _BoardTrials:
         sink = ProgressSink(self._show_stage)
         found, program = [], ""
         runner = replace(self.runner, sink=sink)
-        for case in runner.run(cases, self.pool, choice, runtime=search.options.runtime, faults=search.faults):
+        for case in runner.run(cases, self.pool, choice, runtimes=(search.options.runtime,), faults=search.faults):
             _raise_compile_error(case)
             program = _digest_program(case.artifact) if case.artifact else program
             found.append(_record_run(case))

@@ -41,7 +41,9 @@ def record_of(
     """
     case, own = task.answered, spec.flow or flow
     # The command selects the flow, so it must also select the runtime of a model that replaced the flow's.
-    asked = replace(request, runtime=own.runtime) if request.yields_flow and own.name != request.flow else request
+    has_runtimes = any("runtime" in values for values in request.settings.per_model.values())
+    is_replaced = own.name != request.flow and (request.yields_flow or has_runtimes)
+    asked = replace(request, runtime=own.runtime) if is_replaced else request
     ended = case.outcome or Outcome.RUN_ERROR
     kept = _store_tensors(case, run, ended is not Outcome.PASS or request.keep_all)
     artifact, plain = case.artifact, case.plain_verdict

@@ -79,7 +79,7 @@ def run_trace(
             cases,
             context,
             screen,
-            runtime=job.runtime,
+            runtimes=(job.runtime,),
             purpose=f"hil trace run {run.id}",
             most_loaded=MAX_LOADED,
             after=replay.store_call,

@@ -18,10 +18,11 @@ from hil.controller.backends.references.runners.onnx import make_evaluator
 from hil.controller.models.generation.roles import detect_roles
 from hil.controller.models.generation.spec import GenerateSpec, Prompt
 from hil.controller.models.importers.onnx import make_value_spec
-from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs
+from hil.controller.models.importers.onnx_nodes import iter_nodes
 from hil.controller.storage.tensor_files import load_tensors, save_tensors
 from hil.core.tensors import Array
 from hil.errors import ReferenceFailed
+from hil.formats.onnx_file import iter_subgraphs
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "decoder"
 NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}

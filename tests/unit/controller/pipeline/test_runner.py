@@ -247,3 +247,10 @@ def test_boards_with_other_faults_are_separate(fake_boards: FakeBoards) -> None:
         assert one is not other and pool.session(fake_choice()).board is one
         pool.give_back(fake_choice())
         assert [board.closed for board in fake_boards.opened] == [True, False]
+
+
+def test_board_gets_compile_targets_of_all_runtimes(context, fake_boards):
+    with BoardPool("a test") as pool:
+        cases = Runner(context).run([fake_case("a")], pool, fake_choice(), runtimes=("tflite", "iree", "tflite"))
+        assert outcomes(list(cases)) == ["PASS"]
+    assert fake_boards.opened[-1].targets == ["tflite", "iree"]

@@ -72,6 +72,14 @@ def test_board_page_shows_leases_and_events(client: TestClient) -> None:
     assert client.get("/board?name=none").status_code == 404
 
 
+def test_board_page_shows_image(client: TestClient, farm: FakeFarm) -> None:
+    assert "<dt>Image</dt>" not in client.get("/board?name=pi").text
+    image = {"schema": 1, "file": "<card>.img", "sha256": "ab" * 32, "time_s": 0.0}
+    farm.boards = [board("pi", "online", image=image)]
+    text = client.get("/board?name=pi").text
+    assert f"<dt>Image</dt><dd>&lt;card&gt;.img, written 1970-01-01 00:00:00 UTC, SHA-256 <code>{'ab' * 32}" in text
+
+
 def test_queue_page_shows_position_and_reason(client: TestClient) -> None:
     text = client.get("/queue").text
     assert [tuple(row[:3]) for row in rows(text, "Waiting jobs")] == [

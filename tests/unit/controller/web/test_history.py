@@ -330,3 +330,27 @@ def test_history_separates_equal_suite_names_by_directory(tmp_path):
         assert "3 sessions" in page and "in 2 directories" in page
         page = client.get("/history?suite=nets&place=/a/nets").text
         assert "2 sessions" in page and "id=s1" not in page
+
+
+def test_case_history_marks_changed_stack_and_compares_known_stacks(tmp_path):
+    drivers = [None, "1.2", "1.2", "1.3", ""]
+    for number, driver in enumerate(drivers):
+        case = {"device": {"p50_ns": 1e5, "iterations": 20}}
+        stack = [] if driver is None else [{"name": "driver", "version": driver, "source": "config"}]
+        info = {"board_id": "x", "stack": stack} if stack else {}
+        board = {"name": "sim", "info": info}
+        write_run(tmp_path / "hil-runs", f"r{number}", [case], created=1.7e9 + number * DAY, board=board)
+    with asking(tmp_path) as client:
+        text = client.get("/history?case=model").text
+        rows = client.get("/history.csv?case=model").text.splitlines()
+        document = client.get("/api/v1/history?case=model").json()
+    assert text.count("driver 1.2 -&gt; 1.3") == text.count("driver 1.3 -&gt; unknown") == 1
+    assert "1 of them have no usable value (fewer than 5 iterations, or grade F), or no stack of the board" in text
+    assert [row.rpartition(",")[2] for row in rows[1:]] == [
+        "driver 1.3 -> unknown",
+        "driver 1.2 -> 1.3",
+        "",
+        "",
+        "unknown",
+    ]
+    assert [one["stack"] for one in document["points"]][-2:] == [{"driver": "1.2"}, None]

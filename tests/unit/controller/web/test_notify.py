@@ -17,6 +17,7 @@ from support.webhooks import WebhookReceiver, receive_webhooks
 
 from hil.controller.cli.main import cli
 from hil.controller.notify.delivery import sign_body
+from hil.controller.web.announce import news
 from hil.controller.web.index.folders import index_path
 from hil.controller.web.index.index import IndexWriter
 from hil.controller.web.index.indexer import Indexer
@@ -87,6 +88,15 @@ def test_each_cause_is_sent_once(runs: Path, receiver: WebhookReceiver, monkeypa
         changed = [{**case, "outcome": outcome}]
         write_suite(runs, f"other-{number}", changed, suite="other", started=FIRST_NIGHT + number * 86400)
     assert len(send()["sent"]) == 1 and receiver.messages[-1].document["causes"][0]["names"] == ["new"]
+
+
+def test_limit_of_changed_cases_is_reported(
+    runs: Path, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not send("--dry-run")["is_cut"] and "newest" not in notify("--dry-run").stderr
+    monkeypatch.setattr(news, "MAX_CASES", 1)
+    assert send("--dry-run")["is_cut"]
+    assert "warning: hil read only the newest" in notify("--dry-run").stderr
 
 
 def test_digest_is_one_message_per_receiver(

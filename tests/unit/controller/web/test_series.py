@@ -242,3 +242,24 @@ def test_series_page_shows_instructions_only_if_counted(tmp_path: Path) -> None:
         assert '<td class="number">1,234,567</td>' in client.get(f"/series?id={found}").text
         rows = list(csv.DictReader(io.StringIO(client.get(f"/series.csv?id={found}").text)))
     assert [(row["instructions"], row["counter"]) for row in rows] == [("1234567.0", "perf_event"), ("", "")]
+
+
+def test_series_page_marks_and_finds_changed_stack(tmp_path: Path) -> None:
+    drivers = ["", *["1.2"] * 20, *["1.3"] * 11]
+    entries = [
+        one.replace(board=one.board.replace(parts={"driver": driver} if driver else None))
+        for one, driver in zip(nightly_entries(), drivers, strict=True)
+    ]
+    series_id = write_history(tmp_path / "history", entries)
+    with asking(tmp_path, history=HistoryPlace(tmp_path / "history")) as client:
+        text = client.get(f"/series?id={series_id}").text
+        assert re.findall(r"changed part of the board[^>]*>([^<]*)<", text) == ["driver 1.2 -&gt; 1.3"]
+        assert '<span class="quiet">unknown</span>' in text
+        chart = json.loads(unescape(re.findall(r'data-history="([^"]*)"', text)[0]))
+        assert 21 in chart["remarks"]
+        for query, count in (("driver 1.2 -> 1.3", 1), ("driver 1.3", 11), ("Driver 1", 31), ("1.4", 0)):
+            asked = {"id": series_id, "q": query}
+            found = list(csv.DictReader(io.StringIO(client.get("/series.csv", params=asked).text)))
+            assert len(found) == count, query
+            page = client.get("/series", params=asked).text
+            assert page.count('<td class="time">') == count

@@ -236,6 +236,21 @@ def test_case_page_suggests_option_to_keep_tensors(tmp_path):
     assert "only stores tensors of cases that did not pass" in text and "--filter =case --keep-all" in text
 
 
+@pytest.mark.parametrize(
+    ("case", "present", "missing"),
+    [
+        ({"outcome": "PASS"}, "only stores tensors of cases that did not pass", "To store all tensors"),
+        ({"outcome": "FAIL", "repeat": "hil suite run @models"}, "No tensors stored: the case ended", "--keep-all"),
+        ({"outcome": "PASS", "repeat": "pytest x.onnx"}, "pytest x.onnx --hil-keep-all", " --keep-all"),
+    ],
+)
+def test_case_page_without_tensors_names_reason(tmp_path, case, present, missing):
+    write_suite(tmp_path, "suite", [{"id": "case", "repeat": "", **case}])
+    with asking(tmp_path) as client:
+        text = client.get("/case?id=suite&case=case").text
+    assert present in text and missing not in text
+
+
 def test_tensor_page_loads_large_tensors_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "AT_ONCE", 10)
     a = np.arange(100, dtype=np.float32)

@@ -41,6 +41,9 @@ class Board:
         self.config = BoardConfig("fake", "fake")
         self.info = {"runtimes": [{"name": "iree", "devices": []}]}
 
+    def add_target(self, runtime: str) -> None:
+        """The fake has no compile target."""
+
     def take(self) -> None:
         """The fake has no other users."""
 

@@ -19,7 +19,9 @@ from hil.controller.backends.compilers.firmware.linking import (
     list_symbols,
     read_elf,
 )
-from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule, ScheduleInterpreter
+from hil.controller.backends.compilers.firmware.local_memory import check_local_memory
+from hil.controller.backends.compilers.firmware.schedule import DispatchStep, Fill, Schedule
+from hil.controller.backends.compilers.firmware.schedule_interpreter import ScheduleInterpreter
 from hil.controller.backends.compilers.firmware.source import write_linker_script, write_model
 from hil.controller.backends.compilers.iree import convert_for_iree
 from hil.controller.backends.compilers.iree_program import (
@@ -49,6 +51,7 @@ from hil.core.results import Artifact, Model
 from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import TensorSpec
 from hil.errors import CompileFailed, UsageError
+from hil.formats.elf32 import Elf32
 from hil.formats.firmware import DESCRIPTION, ELF, FLAT, Firmware, FirmwareStep, read_firmware, write_firmware
 
 if TYPE_CHECKING:
@@ -172,7 +175,10 @@ def build(
         report_phase("link")
         elf_path = Path(folder) / ELF
         link_firmware(chip, [model, *library], script, elf_path, Path(zig_cache), Path(log))
-        _describe(chip, digest, schedule, Path(folder))
+        elf = read_elf(elf_path)
+        if query:
+            check_local_memory(elf, query)
+        _describe(chip, digest, schedule, elf, Path(folder))
 
 
 def _compile_library(
@@ -209,8 +215,7 @@ def _drop_warning(printed: str) -> str:
     return "\n".join(line for line in printed.splitlines() if "Resolution of CPU to CPU-features" not in line)
 
 
-def _describe(chip: Chip, digest: bytes, schedule: Schedule, folder: Path) -> None:
-    elf = read_elf(folder / ELF)
+def _describe(chip: Chip, digest: bytes, schedule: Schedule, elf: Elf32, folder: Path) -> None:
     _, image = elf.make_image(range(chip.flash.start, chip.flash.start + chip.flash.size))
     (folder / FLAT).write_bytes(image)
     ram = find_address(elf, "hil_bss_end") - find_address(elf, "hil_stack_bottom")

@@ -47,6 +47,8 @@ def link_firmware(chip: Chip, objects: Sequence[Path], script: Path, out: Path, 
         CompileFailed: the build failed, or the program does not fit into the chip's memory.
     """
     macros = {**chip.defines, "HIL_TICK_HZ": chip.tick_hz, "HIL_BAUD": chip.baud, "HIL_RAM": chip.ram.start}
+    if chip.uart_irq is not None:
+        macros["HIL_UART_IRQ"] = chip.uart_irq
     command = [
         str(find_package_folder(PACKAGE, EXTRA) / "zig"),
         "cc",

@@ -17,10 +17,11 @@ import numpy as np
 
 from hil.controller.backends.references.runners.onnx import open_exact_session
 from hil.controller.backends.references.value_rounding import Exact
-from hil.controller.models.importers.onnx_nodes import iter_nodes, iter_subgraphs, list_graphs
+from hil.controller.models.importers.onnx_nodes import iter_nodes, list_graphs
 from hil.controller.storage.screen.texts import get_first_line
 from hil.core.tensors import Array, get_dtype_name
 from hil.errors import ReferenceFailed, UsageError
+from hil.formats.onnx_file import iter_subgraphs
 from hil.formats.ort_values import ONNX_TYPES, copy_from_ort, parse_type, to_ort
 
 Env = dict[str, Array]

@@ -21,7 +21,7 @@ from hil.controller.farm.database.notifications import Change, drain_queue
 from hil.controller.farm.gateway.calls import NOTHING, GatewayCall
 from hil.controller.farm.gateway.context import GatewayContext
 from hil.controller.farm.gateway.services.lease_holder import LeaseHolder, list_more_boards
-from hil.controller.farm.gateway.services.power_service import switch_power
+from hil.controller.farm.gateway.services.power_service import switch_power, write_image
 from hil.controller.farm.job_files import KEEP_PROGRAMS
 from hil.controller.farm.leasing import boards, leases, reservations, submissions, sweeper
 from hil.controller.farm.messages import ENDED, BoardAccess, Priority, Right, Role, parse_job
@@ -186,6 +186,7 @@ class AdminActions:
         # Actions that take longer than a transaction. They write the audit themselves.
         self._long: dict[str, Callable[[Any, GatewayCall], Awaitable[Any]]] = {
             "power": self._switch_power,
+            "provision": self._write_image,
             "webhook": self._test_webhook,
         }
 
@@ -230,6 +231,10 @@ class AdminActions:
     async def _switch_power(self, request: pb.PowerAction, call: GatewayCall) -> Any:
         name, action = _read_text(request, "name"), _read_text(request, "switch")
         return await switch_power(self._context, call, name, action, detach=request.detach)
+
+    async def _write_image(self, request: pb.ProvisionAction, call: GatewayCall) -> Any:
+        name, file, image = (_read_text(request, key) for key in ("name", "file", "image"))
+        return await write_image(self._context, call, name, file, image)
 
     async def _test_webhook(self, request: pb.WebhookAction, call: GatewayCall) -> Any:
         name, context = _read_text(request, "name"), self._context

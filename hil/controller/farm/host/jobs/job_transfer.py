@@ -51,6 +51,11 @@ class FileCache:
         if fetched:
             self.evict_files()
 
+    def fetch(self, digest: str, target: Path, client: FarmClient) -> None:
+        """Copy a file of the farm's store. Raises FarmError if the store does not have the file."""
+        if self._put_file(digest, target, client):
+            self.evict_files()
+
     def _put_file(self, digest: str, target: Path, client: FarmClient) -> bool:
         """Copy a file. Returns True if the file was downloaded."""
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ from hil.controller.web.templating import format_time
 from hil.controller.web.text.csv_answer import AT_A_TIME, MAX_ROWS, Rows, respond_with_pages, respond_with_rows
 from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter, parse_number
+from hil.controller.workloads.history.entry_changes import describe_changed_stacks
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -91,6 +92,8 @@ def _render_case(
         remarks=remarks,
         flakiness=measure_flakiness([one.outcome for one in found.points]),
         chart=charts.make_case_chart(found, measure, wanted, remarks),
+        stacks=describe_changed_stacks([one.stack for one in found.points]),
+        has_stack=any(one.stack is not None for one in found.points),
         rows=rows,
         paging=paging,
         unit=charts.UNITS.get(measure.column, ""),
@@ -232,6 +235,7 @@ def _make_case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.H
         raise UsageError(f"case {wanted.case!r} not found with that kind, suite, flow, runtime, board and model")
     found = series.read_series(database, wanted.case, choices[0][0], measure)
     remarks, steps = _find_remarks(site, found.points, wanted.case), {one.index for one in found.steps}
+    stacks = describe_changed_stacks([one.stack for one in found.points])
     rows = [
         (
             *_list_session_columns(one),
@@ -242,10 +246,11 @@ def _make_case_csv(site: WebSite, database: sqlite3.Connection, wanted: series.H
             one.grade,
             one.compilers,
             _join_remarks(remarks, index),
+            stacks[index],
         )
         for index, one in reversed(list(enumerate(found.points)))
     ]
-    columns = ("outcome", measure.column, "level_begins", "iterations", "grade", "compilers", "remarks")
+    columns = ("outcome", measure.column, "level_begins", "iterations", "grade", "compilers", "remarks", "stack")
     return respond_with_rows(f"history of {wanted.case}", (*_WHERE, *columns), rows)
 
 

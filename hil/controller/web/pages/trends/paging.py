@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from fastapi import Request
@@ -14,15 +14,16 @@ T = TypeVar("T")
 
 
 def choose_newest(
-    request: Request, page: int, items: Sequence[T], usual: int
+    request: Request, page: int, items: Sequence[T], usual: int, is_shown: Callable[[int], bool] = lambda index: True
 ) -> tuple[Sequence[tuple[int, T]], Mapping[str, int]]:
     """Return a page of (index, item) pairs, newest first, and the page count and total for the template.
 
     Args:
         items: oldest first.
         usual: number of rows of a page that is not saved.
+        is_shown: returns False for the index of an item to leave out.
     """
     rows = count_rows(request, usual)
-    first, pages = choose_page(page, len(items), rows)
-    newest = list(reversed(list(enumerate(items))))
-    return newest[first : first + rows], {"pages": pages, "total": len(items)}
+    newest = [(index, item) for index, item in reversed(list(enumerate(items))) if is_shown(index)]
+    first, pages = choose_page(page, len(newest), rows)
+    return newest[first : first + rows], {"pages": pages, "total": len(newest)}

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.pipeline.records.energy_text import ENERGY_COLUMNS, list_energy
 from hil.controller.records.pages.measurements import SeriesDocument, SeriesListDocument, SeriesRun
 from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
 from hil.controller.web.index.sessions import link_runs
@@ -19,7 +20,6 @@ from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import respond_with_rows
 from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
-from hil.controller.workloads.history.tables import list_energy
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -44,7 +44,8 @@ _RUN = (
         "run",
     ),
     *("confirmed", "level_begins", "notes", "reason", "instructions", "counter", "grade", "grade_reasons"),
-    *("joules", "joules_low", "joules_high", "average_w", "idle_w"),
+    *ENERGY_COLUMNS,
+    "stack",
 )
 
 
@@ -53,7 +54,7 @@ class SeriesFilter(PageQuery):
     """Query parameters of the series. Without ``id``, the page lists the series."""
 
     id: str = ""
-    q: str = ""  # text in the description of the series
+    q: str = ""  # text in the description of the series; with ``id``, in a run or its stack
     page: int = 1
 
 
@@ -81,7 +82,7 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
     found = read_run_series(site.history, wanted.id)
     with site.reader.open_snapshot() as database:
         links = link_runs(database, {one.entry.run for one in found.runs})
-    rows, paging = choose_newest(request, wanted.page, found.runs, _ROWS)
+    rows, paging = choose_newest(request, wanted.page, found.runs, _ROWS, lambda index: found.has_text(index, wanted.q))
     return site.render_page(
         request,
         "series.html",
@@ -93,6 +94,8 @@ def _render_series(site: WebSite, request: Request, wanted: SeriesFilter) -> Res
         links=links,
         has_energy=any(one.entry.energy is not None for one in found.runs),
         has_counts=any(one.entry.instructions is not None for one in found.runs),
+        stacks=found.stacks,
+        has_stack=found.has_stack,
         rows=rows,
         paging=paging,
     )
@@ -133,9 +136,11 @@ def series_csv(request: Request) -> Response:
                 one.entry.reason,
                 *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
                 *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
-                *list_energy(one.entry),
+                *list_energy(one.entry.energy),
+                found.stacks[index],
             )
             for index, one in reversed(list(enumerate(found.runs)))
+            if found.has_text(index, wanted.q)
         ],
     )
 

@@ -26,6 +26,7 @@ from hil.controller.analysis.layers import (
 )
 from hil.controller.models.default_inputs import add_given_defaults, list_default_specs, override_defaults
 from hil.controller.models.flows.flow import Flow
+from hil.controller.models.flows.flow_registry import check_flow
 from hil.controller.models.flows.recipe import apply_recipe
 from hil.controller.models.generation.decode import choose_importer
 from hil.controller.models.generation.spec import read_spec
@@ -34,7 +35,7 @@ from hil.controller.models.inputs import CALIBRATION, OpenDimensions, make_input
 from hil.controller.models.sizing.dimensions import check_known, find_symbols, own_sizes
 from hil.controller.models.sizing.size_hints import suggest_sizes
 from hil.controller.models.sizing.sizes import format_sized_name, sweep
-from hil.controller.pipeline.settings.model_settings import apply_model_settings
+from hil.controller.pipeline.settings.model_settings import apply_model_settings, find_model_runtime
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS, CaseSettings, RunSettings, split_dims
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.paths import make_sibling_path, path_exists
@@ -104,7 +105,7 @@ def make_cases(
         StorageError: the cache cannot be written.
     """
     sized = models if dims is None else size_models(models, dims, context, settings)
-    flows = [choose_model_flow(flow, model.path) if is_default_flow else flow for model in sized]
+    flows = [choose_model_flow(flow, model.path, settings, is_default_flow=is_default_flow) for model in sized]
     wholes = [
         _PreparedModel(model, own, context, _resolve_settings(model, settings))
         for model, own in zip(sized, flows, strict=True)
@@ -119,12 +120,25 @@ def make_cases(
     )
 
 
-def choose_model_flow(flow: Flow, path: Path) -> Flow:
-    """Return the flow of a model if the user selected no flow.
+def choose_model_flow(flow: Flow, path: Path, settings: CaseSettings, *, is_default_flow: bool) -> Flow:
+    """Return the flow of a model.
 
-    A format with only one runtime, such as TFLite, replaces the runtime of the default flow.
+    The project file's runtime for the model replaces the flow's runtime. If the user selected no flow, so does the
+    only runtime of a format, such as TFLite.
+
+    Args:
+        settings: the project file's settings for models. They have no runtime if the command line selects a flow or a
+            runtime.
+        is_default_flow: whether the user selected no flow.
+
+    Raises:
+        UsageError: the project file's runtime does not exist.
     """
-    return flow.with_runtime(choose_runtime(path.suffix[1:].lower(), ""))
+    wanted = find_model_runtime(settings, path)
+    own = flow.with_runtime(choose_runtime(path.suffix[1:].lower(), wanted) if is_default_flow else wanted)
+    if wanted:
+        check_flow(own, f"runtime of {path.name} in the project file")
+    return own
 
 
 def size_models(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.backends.compilers.firmware.schedule import Buffer, _place
+from hil.controller.backends.compilers.firmware.schedule import Buffer, place_buffers
 
 
 def _make_buffer(values: tuple[int, int, int | None]) -> Buffer:
@@ -24,7 +24,7 @@ def _list_steps(buffer: Buffer) -> set[int]:
 
 @given(BUFFERS)
 def test_buffers_in_use_at_the_same_time_do_not_overlap(buffers: list[Buffer]) -> None:
-    size = _place(buffers)
+    size = place_buffers(buffers)
     for buffer in buffers:
         assert buffer.offset % 64 == 0
         assert buffer.offset + buffer.size <= size
@@ -36,9 +36,9 @@ def test_buffers_in_use_at_the_same_time_do_not_overlap(buffers: list[Buffer]) -
 
 def test_memory_of_a_freed_buffer_is_used_again() -> None:
     buffers = [Buffer("transient", 1024, first=0, last=2), Buffer("transient", 1024, first=2, last=None)]
-    assert _place(buffers) == 1024
+    assert place_buffers(buffers) == 1024
 
 
 @given(BUFFERS)
 def test_the_arena_is_not_larger_than_all_buffers(buffers: list[Buffer]) -> None:
-    assert _place(buffers) <= sum(-(-one.size // 64) * 64 for one in buffers)
+    assert place_buffers(buffers) <= sum(-(-one.size // 64) * 64 for one in buffers)

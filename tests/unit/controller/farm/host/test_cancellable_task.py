@@ -9,7 +9,7 @@ import pytest
 
 START = """
 import os, signal, sys, threading, time
-from hil.controller.farm.host.worker import CancellableTask
+from hil.controller.farm.host.cancellable_task import CancellableTask
 gave_up = threading.Event()
 work = CancellableTask(0.3, gave_up.set)
 def after(seconds, call, *args):

@@ -129,3 +129,16 @@ def test_public_config_contains_no_commands_of_stack(tmp_path: Path):
     leased = parse_board(format_leased_config(config, "unix:b", 3, ""), tmp_path / "elsewhere" / "b.toml")
     assert leased.stack == config.stack
     assert leased.stack["id"].command == (str(tmp_path / "id.sh"),)
+
+
+def test_public_config_contains_versions_instead_of_commands(tmp_path: Path) -> None:
+    path = tmp_path / "pi.toml"
+    text = '[board]\n[stack]\ncarrier = "rev B"\ndriver = ["modinfo", "npu"]\nfirmware = {command = ["./fw.sh"]}\n'
+    config = parse_board(text, path)
+    public = format_public_config(config, {"driver": "1.3", "carrier": "rev C", "other": "2"})
+    assert {name: one.text for name, one in parse_board(public, path).stack.items()} == {
+        "carrier": "rev B",
+        "driver": "1.3",
+    }
+    long = parse_board(format_public_config(config, {"driver": "x" * 2000}), path).stack["driver"].text
+    assert len(long) == 300

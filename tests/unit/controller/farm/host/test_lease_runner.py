@@ -38,6 +38,9 @@ class BoardConnection:
         self.holder, self.taken, self.released = 0, 0, 0
         self.brought = ""
 
+    def read_stack(self) -> None:
+        self.shown = self.shown.replace(config=f"{self.shown.config}stack\n")
+
     def deploy_runtime(self, runtime: str, say: Callable[[str], None]) -> None:
         self.brought = runtime
 
@@ -123,7 +126,15 @@ def test_runner_presents_board_after_labels_change(do, tmp_path):
         way.shown = way.shown.replace(labels={"kernel": "6.6"})
 
     way.take = look
-    assert do(way)[1] == ["started 5 ", "present"]
+    assert do(way)[1] == ["present", "started 5 "]
+
+
+@pytest.mark.parametrize(("kind", "reads"), [(Kind.HEALTH, True), (Kind.RUN, False)])
+def test_check_reads_stack_before_start(do, tmp_path, kind: Kind, reads: bool) -> None:
+    way = BoardConnection(tmp_path)
+    way.config = load_board("generic").config
+    told = do(way, grant=replace(GRANT, spec=JobSpec(kind)))[1]
+    assert told == (["present"] if reads else []) + ["started 5 "]
 
 
 def test_runner_brings_runtime_of_job(do, tmp_path):
@@ -166,7 +177,7 @@ def test_lease_serves_connections_before_reporting_start(tmp_path):
     attendance.report_start = lambda lease, direct: attendance.told.append((made.serving.lease, direct))
     result = made.do(replace(GRANT, spec=JobSpec(Kind.LEASE), timeout_s=0.05), attendance)
     assert (attendance.told, result.reason, made.serving) == (
-        [(5, f"unix:{tmp_path}/lease-5.sock")],
+        ["present", (5, f"unix:{tmp_path}/lease-5.sock")],
         "time limit reached",
         None,
     )

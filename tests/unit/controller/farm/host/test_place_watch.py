@@ -82,3 +82,20 @@ def test_watch_thread_reports_lost_place_once(place: Any) -> None:
         eventually(lambda: place.owner == "hil")
     checks = place.checks
     assert len(messages) == 2 and place.checks == checks
+
+
+@pytest.mark.parametrize(("owner", "why"), [("", "was released by another user"), ("bob", "is in use by bob")])
+def test_watch_thread_reports_each_loss_once(place: Any, owner: str, why: str) -> None:
+    losses: list[str] = []
+    with PlaceWatch(place, print, every_s=0.01, recent_s=0, on_lost=losses.append):
+        eventually(lambda: place.checks > 3)
+        assert losses == []
+        for count in (1, 2):
+            place.owner = owner
+            eventually(lambda count=count: len(losses) == count)
+            checks = place.checks
+            eventually(lambda checks=checks: place.checks > checks + 3)
+            assert len(losses) == count and why in losses[-1]
+            place.owner = "hil"
+            checks = place.checks
+            eventually(lambda checks=checks: place.checks > checks + 2)

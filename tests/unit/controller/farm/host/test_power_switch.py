@@ -11,7 +11,7 @@ from support.waiting import eventually
 
 from hil.controller.farm.host.power_switch import PowerSwitch
 from hil.core.board_config import Command, Power
-from hil.errors import BoardUnreachable
+from hil.errors import BoardUnreachable, ProvisionFailed
 from hil.protocol.v1 import farm_pb2 as pb
 
 
@@ -34,7 +34,13 @@ class Worker:
             lambda: self.leases,
             lambda *one: self.reports.append(one),
             self.probe,
+            self.write_image,
         )
+
+    def write_image(self, request: pb.SwitchPower) -> None:
+        self.log.write_text(f"{request.file} {request.image}")
+        if "bad" in request.file:
+            raise ProvisionFailed("the provision command failed", detail="line 1\nno space left\n")
 
     def probe(self, config: Any) -> None:
         self.probed += 1
@@ -95,7 +101,16 @@ def test_second_action_is_refused_while_first_runs(tmp_path: Path) -> None:
         off=hook(f"import time, pathlib\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)"),
     )
     worker.switch.handle(pb.SwitchPower(id="1", action="off"))
-    assert worker.ask("on", "2") == "a different power action is running"
+    assert worker.ask("on", "2") == "a different power action or image is running"
     (tmp_path / "go").touch()
     worker.switch.close(10)
     assert worker.reports[-1] == ("1", "")
+
+
+def test_image_is_written_unless_job_has_started(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    assert (worker.ask("provision", file="card.img", image="sha256:1"), worker.done()) == ("", "card.img sha256:1")
+    assert worker.ask("provision", "2", file="bad.img") == "the provision command failed: line 1 no space left"
+    worker.leases = {7}
+    assert worker.ask("provision", "3", file="x.img") == "a job has started on the board"
+    assert worker.done() == "bad.img "

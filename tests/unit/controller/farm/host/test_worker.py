@@ -130,3 +130,24 @@ def test_worker_skips_probe_after_wrong_output() -> None:
     working = Working(None)
     wrong = JobResult(1, "FAIL", "y differs")
     assert working._check_after_job(GRANT, wrong) is wrong and working.calls == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "outcome", "infrastructure"), [(5, "BOARD_LOST", True), (4, "TIMEOUT", False), (0, "TIMEOUT", False)]
+)
+def test_job_with_lost_place_ends_as_board_lost(lost: int, outcome: str, infrastructure: bool) -> None:
+    ended: list[tuple[int, str]] = []
+    one: Any = SimpleNamespace(
+        _work=SimpleNamespace(why="labgrid place rpi5 is in use by bob", end=lambda *told: ended.append(told)),
+        _duty=SimpleNamespace(clear_away=lambda fence: True),
+        _close_client=lambda: None,
+        _stopping=False,
+        _running_lease=lost,
+        _lost_lease=0,
+        print_message=lambda text: None,
+    )
+    BoardWorker._handle_lost_place(one, "labgrid place rpi5 is in use by bob")
+    assert ended == ([(lost, "labgrid place rpi5 is in use by bob")] if lost else [])
+    found = BoardWorker._handle_cancelled(one, GRANT)
+    assert found is not None
+    assert (found.outcome, found.infrastructure, found.reason) == (outcome, infrastructure, one._work.why)

@@ -12,7 +12,7 @@ from hil.errors import AccessRefused, NoSuchBoard, UsageError
 
 CAROL = Principal("carol", Role.SUBMITTER, rights=frozenset({Right.COMMANDS}))
 DAVE = Principal("dave", Role.SUBMITTER, rights=frozenset({Right.COMMANDS}))
-LABELS = {"commands": True}
+LABELS = {"commands": True, "several_boards": True}
 A, B, C = (BoardRequest(board=name) for name in "abc")
 
 
@@ -239,3 +239,14 @@ def test_new_restriction_ends_waiting_jobs(desk: Desk) -> None:
     assert desk.jobs() == {running: "running", waiting: "done"}
     assert desk.result(waiting)["result"]["reason"].startswith("the user may no longer use a")
     assert ("board.access", "open to bert") in desk.events(board="a")
+
+
+def test_older_host_of_first_board_is_refused(desk: Desk) -> None:
+    desk.online("a", labels={"commands": True})
+    desk.online("b", labels=LABELS)
+    for first, board in (("a", "a"), ("", "a")):
+        with pytest.raises(NoSuchBoard, match=f"the hosts of {board} cannot run a command with several boards"):
+            submit(desk, first, B, selector="" if first else "name=a")
+    # Such a host can serve the other boards.
+    name = submit(desk, "b", A)
+    assert used(desk) == {"a": name, "b": name}

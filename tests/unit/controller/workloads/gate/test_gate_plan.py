@@ -380,3 +380,22 @@ def test_accepted_commit_of_branch_is_baseline_of_later_commits(store: HistorySt
     store.accept("acce97ed")
     (case,) = plan_gate(store, baseline="main", commit="fade", min_effect=0.02, ancestors=ancestors).cases
     assert case.old is not None and case.old.source.commit == "acce97ed"
+
+
+def test_list_changes_names_parts_once() -> None:
+    old, new = (
+        history_entry(
+            board={"name": "orin", "stack": {"kernel": kernel}, "parts": {"kernel": kernel, "runtime": kernel, **parts}}
+        )
+        for kernel, parts in (("6.1", {"driver": "1.2", "pci": "a"}), ("6.6", {"driver": "1.3", "pci": "a"}))
+    )
+    assert list_changes(old, new) == ["kernel: 6.1 -> 6.6", "driver 1.2 -> 1.3"]
+
+
+@pytest.mark.parametrize(("parts", "suspect"), [({"driver": "1.2"}, None), (None, "grade")])
+def test_times_without_stack_are_not_compared(store: HistoryStore, parts: dict[str, str] | None, suspect: str) -> None:
+    old = baseline_entries(board={"name": "orin", "parts": parts})
+    case = planned(store, new_entry(board={"name": "orin", "parts": {"driver": "1.3"}}), old)
+    assert (case.suspect and case.suspect.kind) == suspect
+    if suspect:
+        assert judge_case(case, None).reason.endswith("has no stack of the board")

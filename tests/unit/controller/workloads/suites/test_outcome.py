@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sources import iter_trees
 
-from hil import errors
 from hil.compare.verdict import compare
 from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.case import Case
@@ -112,12 +112,12 @@ def test_hint_with_unavailable_option_names_it_in_a_field():
     """Suites replace such hints by the field. Commands and bundles have these options themselves."""
     option = re.compile(r"--(function|expected|input|runtime)\b(?!-)")
     found = []
-    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
-        name = path.relative_to(Path(errors.__file__).parent).as_posix()
+    for name, tree in iter_trees(option.pattern):
         if name.startswith(("controller/cli/", "controller/workloads/bundles/")):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            given = {one.arg: ast.unparse(one.value) for one in getattr(node, "keywords", ())}
-            if option.search(re.sub(r"hil (board|compile) .*", "", given.get("hint", ""))) and "option" not in given:
+        for node in ast.walk(tree):
+            given = {one.arg: one.value for one in getattr(node, "keywords", ())}
+            hint = ast.unparse(given["hint"]) if "hint" in given else ""
+            if option.search(re.sub(r"hil (board|compile) .*", "", hint)) and "option" not in given:
                 found.append(f"{name}:{node.lineno}")
     assert not found

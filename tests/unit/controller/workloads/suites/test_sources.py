@@ -206,6 +206,24 @@ def test_project_file_sets_size_range_of_models(tmp_path, context):
     assert ids(open_suite(request, PLAIN, context)) == ["net_full_model"]
 
 
+@pytest.mark.parametrize("is_default", [True, False])
+def test_project_file_sets_runtime_of_model(tmp_path, context, is_default):
+    for name in ("net", "other"):
+        two_layers(tmp_path / f"{name}.onnx", batch=2)
+    settings = Settings(per_model={"net.*": {"runtime": "onnxruntime"}})
+    request = SuiteRequest(str(tmp_path), layers=False, settings=settings, is_default_flow=is_default)
+    suite = open_suite(request, load_flow("iree-O3"), context)
+    flows = {case.id: case.flow and (case.flow.name, case.flow.runtime) for case in suite.cases}
+    assert flows == {"net_full_model": ("iree-O3-onnxruntime", "onnxruntime"), "other_full_model": ("iree-O3", "iree")}
+
+
+def test_suite_rejects_unknown_runtime_of_model(tmp_path, context):
+    two_layers(tmp_path / "net.onnx", batch=2)
+    settings = Settings(per_model={"net.*": {"runtime": "onnxrt"}})
+    with pytest.raises(UsageError, match=r"runtime of net\.onnx in the project file: runtime 'onnxrt' not found"):
+        open_suite(SuiteRequest(str(tmp_path), settings=settings), load_flow("iree"), context)
+
+
 def test_suite_rejects_unknown_dimension(tmp_path, context):
     path = str(two_layers(tmp_path / "net.onnx", batch="N"))
     with pytest.raises(UsageError, match="dimension not found in ") as caught:

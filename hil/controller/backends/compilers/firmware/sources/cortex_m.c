@@ -1,4 +1,4 @@
-// Start, faults and ticks of Arm Cortex-M. The ticks are those of SysTick, at the clock of the CPU.
+// Start, interrupts, faults and ticks of Arm Cortex-M. The ticks are those of SysTick, at the clock of the CPU.
 
 #include "hil.h"
 
@@ -6,6 +6,7 @@
 #define SYSTICK_CONTROL REGISTER(0xe000e010)
 #define SYSTICK_RELOAD REGISTER(0xe000e014)
 #define SYSTICK_VALUE REGISTER(0xe000e018)
+#define INTERRUPT_ENABLE(number) REGISTER(0xe000e100 + (number) / 32 * 4)
 #define INTERRUPT_CONTROL REGISTER(0xe000ed04)
 #define RESET_CONTROL REGISTER(0xe000ed0c)
 #define FAULT_STATUS REGISTER(0xe000ed28)
@@ -41,6 +42,9 @@ void hil_cpu_init(void) {
   SYSTICK_RELOAD = PERIOD - 1;
   SYSTICK_VALUE = 0;
   SYSTICK_CONTROL = 7;  // clock of the CPU, interrupt, on
+#ifdef HIL_UART_IRQ
+  INTERRUPT_ENABLE(HIL_UART_IRQ) = 1u << HIL_UART_IRQ % 32;
+#endif
 }
 
 uint64_t hil_ticks(void) {
@@ -118,8 +122,17 @@ __attribute__((naked, noreturn)) static void on_reset(void) {
       "b start\n");
 }
 
-__attribute__((section(".vectors"), used)) const uintptr_t hil_vectors[16] = {
+// The CPU requires an alignment of the table's size, rounded up to a power of two, and of at least 128 bytes.
+#ifdef HIL_UART_IRQ
+#define ALIGNMENT (HIL_UART_IRQ < 16 ? 128 : HIL_UART_IRQ < 48 ? 256 : HIL_UART_IRQ < 112 ? 512 : 1024)
+#else
+#define ALIGNMENT 128
+#endif
+__attribute__((section(".vectors"), used, aligned(ALIGNMENT))) const uintptr_t hil_vectors[] = {
     (uintptr_t)hil_stack_top, (uintptr_t)on_reset, (uintptr_t)on_fault, (uintptr_t)on_fault,
     (uintptr_t)on_fault,      (uintptr_t)on_fault, (uintptr_t)on_fault, (uintptr_t)on_fault,
     [15] = (uintptr_t)on_systick,
+#ifdef HIL_UART_IRQ
+    [16 + HIL_UART_IRQ] = (uintptr_t)hil_on_uart,
+#endif
 };

@@ -5,6 +5,23 @@
 #define HEADER 5
 #define MAX_FRAME (HEADER + HIL_DATA + 16 + 4)
 
+#ifdef HIL_UART_IRQ
+_Static_assert((HIL_RING & (HIL_RING - 1)) == 0, "HIL_RING must be a power of two");
+static volatile uint8_t ring[HIL_RING];
+volatile uint32_t hil_received;
+static volatile uint32_t taken;
+
+// Store the received bytes. If the ring is full, they are lost, and the checksum of their frame is wrong.
+void hil_on_uart(void) {
+  for (int byte; (byte = hil_uart_read()) >= 0;)
+    if (hil_received - taken < HIL_RING) ring[hil_received++ % HIL_RING] = byte;
+}
+
+static int next_byte(void) { return taken == hil_received ? -1 : ring[taken++ % HIL_RING]; }
+#else
+#define next_byte hil_uart_read
+#endif
+
 static uint8_t received[MAX_FRAME];
 static uint32_t filled, block;  // decoded bytes; bytes until the next code byte
 static bool is_zero_due, is_bad;
@@ -56,7 +73,7 @@ static bool finish(struct hil_frame *frame) {
 
 // Read the available bytes. Returns true once a valid frame is complete; its body is valid until the next call.
 bool hil_receive(struct hil_frame *frame) {
-  for (int byte; (byte = hil_uart_read()) >= 0;) {
+  for (int byte; (byte = next_byte()) >= 0;) {
     if (byte == 0) {
       if (finish(frame)) return true;
     } else if (block == 0) {

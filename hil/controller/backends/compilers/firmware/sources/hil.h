@@ -12,9 +12,19 @@ void *memset(void *target, int value, size_t length);
 int strcmp(const char *left, const char *right);
 
 // ---- Board support: a file per UART (uart_*.c), or the file that a board config names.
+// If HIL_UART_IRQ is defined, hil_uart_init enables the UART's receive interrupt with this number, and hil_uart_read
+// acknowledges it. Without the interrupt, the firmware loses bytes that arrive during a run.
 void hil_uart_init(void);
 int hil_uart_read(void);  // the next received byte, or -1
 void hil_uart_write(uint8_t byte);
+
+// ---- Received bytes: frames.c.
+// Bytes between the interrupt and the firmware: a power of two, and more than the host sends before it waits.
+#ifndef HIL_RING
+#define HIL_RING 4096u
+#endif
+void hil_on_uart(void);  // called by the interrupt
+extern volatile uint32_t hil_received;  // bytes since start
 
 // ---- CPU support: cortex_m.c or riscv.c.
 void hil_cpu_init(void);

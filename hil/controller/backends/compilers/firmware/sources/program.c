@@ -50,7 +50,7 @@ volatile bool hil_has_deadline;
 static uint32_t dispatch(const struct hil_step *step) {
   struct dispatch_state state = {1, 1, 1, step->constant_count, step->size_x, step->size_y, step->size_z,
                                  1, step->binding_count, step->constants, step->bindings, step->lengths};
-  struct workgroup_state group = {0};  // no local memory
+  struct workgroup_state group = {0};  // no local memory: hil refuses dispatches that need some
   hil_function function = hil_program.functions[step->function];
   for (group.id_z = 0; group.id_z < step->size_z; group.id_z++)
     for (group.id_y = 0; group.id_y < step->size_y; group.id_y++)

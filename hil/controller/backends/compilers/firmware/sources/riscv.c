@@ -1,4 +1,4 @@
-// Start, traps and ticks of RISC-V in machine mode. The ticks are those of the core-local interruptor (CLINT).
+// Start, interrupts, faults and ticks of RISC-V in machine mode. The ticks are those of the core-local interruptor (CLINT).
 
 #include "hil.h"
 
@@ -8,6 +8,13 @@
 #define COMPARE_HIGH (*(volatile uint32_t *)(HIL_CLINT + 0x4004))
 #define PERIOD (HIL_TICK_HZ / 100)
 #define TIMER_INTERRUPT 0x80000007u
+#define EXTERNAL_INTERRUPT 0x8000000bu
+// Platform-level interrupt controller (PLIC), for the machine mode of the first core.
+#define PLIC(offset) (*(volatile uint32_t *)(HIL_PLIC + (offset)))
+#define PLIC_PRIORITY PLIC(4 * HIL_UART_IRQ)
+#define PLIC_ENABLE PLIC(0x2000 + HIL_UART_IRQ / 32 * 4)
+#define PLIC_THRESHOLD PLIC(0x200000)
+#define PLIC_CLAIM PLIC(0x200004)
 
 int main(void);
 extern uint32_t hil_data_start[], hil_data_end[], hil_bss_start[], hil_bss_end[];
@@ -29,8 +36,15 @@ static void set_timer(void) {
 }
 
 void hil_cpu_init(void) {
+  uint32_t enabled = 1 << 7;
   set_timer();
-  __asm__ volatile("csrs mie, %0\ncsrs mstatus, %1" ::"r"(1 << 7), "r"(1 << 3));
+#ifdef HIL_UART_IRQ
+  PLIC_PRIORITY = 1;
+  PLIC_THRESHOLD = 0;
+  PLIC_ENABLE = 1u << HIL_UART_IRQ % 32;
+  enabled |= 1 << 11;
+#endif
+  __asm__ volatile("csrs mie, %0\ncsrs mstatus, %1" ::"r"(enabled), "r"(1 << 3));
 }
 
 void hil_cpu_reset(void) {
@@ -40,6 +54,14 @@ void hil_cpu_reset(void) {
 }
 
 __attribute__((used)) static void on_trap(uint32_t cause, uint32_t pc, uint32_t lr, uint32_t sp) {
+#ifdef HIL_UART_IRQ
+  if (cause == EXTERNAL_INTERRUPT) {
+    uint32_t number = PLIC_CLAIM;
+    hil_on_uart();
+    PLIC_CLAIM = number;
+    return;
+  }
+#endif
   bool is_timer = cause == TIMER_INTERRUPT;
   if (is_timer) set_timer();
   if (is_timer && !(hil_has_deadline && hil_ticks() > hil_deadline)) return;

@@ -12,6 +12,9 @@ void hil_uart_init(void) {
   REGISTER(1) = divider >> 8;
   REGISTER(3) = 3;  // 8 bits, no parity, 1 stop bit
   REGISTER(2) = 1;  // FIFO
+#ifdef HIL_UART_IRQ
+  REGISTER(1) = 1;  // interrupt for each received byte
+#endif
 }
 
 int hil_uart_read(void) { return REGISTER(5) & 1 ? REGISTER(0) : -1; }
