@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, fill_target, refuse_missing_device, use_device
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.models.torch_module import export_program, is_torch, save_program
 from hil.controller.pipeline.boards.board_pool import BoardPool
@@ -17,13 +17,13 @@ from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.option_names import format_keyword, rename_in_error, rename_options
-from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, check_value, make_options
+from hil.controller.pipeline.settings.options import PATH, SECONDS, TEXT, TEXTS, Options, check_value, make_options
 from hil.controller.pipeline.stages import check_options
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.storage.run_context import RunContext, open_context
 from hil.core.results import Stage
 from hil.core.scratch import make_temporary_folder
-from hil.errors import HilError, ImportFailed, UsageError
+from hil.errors import BoardError, HilError, ImportFailed, UsageError
 
 
 def connect(
@@ -51,7 +51,7 @@ def connect(
     """
     where = check_value("board", board, ("a board's name, address or config file", PATH[1]))
     choice = choose(board if isinstance(board, str) else str(where), check_value("hw_type", hw_type, TEXT))
-    pool = BoardPool("hil.connect", wait_s=check_value("wait_s", wait_s, SECONDS))
+    pool = BoardPool("hil.connect", wait_s=check_value("wait_s", wait_s, SECONDS), needs_device=False)
     connected = pool.session(
         choice,
         runtimes=(check_value("runtime", runtime, TEXT),),
@@ -140,4 +140,21 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         runner = Runner(context, lasting=False)
         case = runner.begin(path, chosen, folder)
         check_accepted_outputs([(chosen.accept, case.model)])
+        try:
+            stack.enter_context(_use_device(board, case.options))
+        except BoardError as error:
+            return case.with_error(error, Stage.LOAD)
         return runner.run_on_board(case, BoardSession(board))
+
+
+@contextlib.contextmanager
+def _use_device(board: Board, options: Options) -> Iterator[None]:
+    """Use the device of the options on a connected board, with a target for this device."""
+    before, runtime = board.config, options.runtime
+    config = use_device(BoardChoice(before, board.name), runtime, options.device).config
+    refuse_missing_device(config, runtime, board.info, board.name)
+    board.config, _ = fill_target(config, runtime, board.info)
+    try:
+        yield
+    finally:
+        board.config = before

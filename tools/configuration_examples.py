@@ -206,6 +206,12 @@ before = [{ board = ["cpupower", "frequency-set", "-g", "performance"] }, "fan-c
 after = [{ board = ["cpupower", "frequency-set", "-g", "ondemand"] }]
 timeout_s = 20
 
+[peak]
+f32_gflops = 76.8
+f16_gflops = 153.6
+int8_gops = 307.2
+memory_gb_s = 12.8
+
 [meter]
 kind = "command"
 command = ["joulescope-stream", "--csv"]
@@ -312,6 +318,7 @@ address = "hil@pi5-2.lab"
 [meter]
 kind = "hwmon"
 path = "/sys/class/hwmon/hwmon3"
+where = "host"
 channel = 2
 """,
         "boards/emulated.toml": """\

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from hil.controller.records.base import Record
-from hil.controller.records.commands import boards, bundles, farm, models, plugins, projects, stored
+from hil.controller.records.commands import boards, bundles, farm, models, npu, plugins, projects, stored
 from hil.controller.records.commands.errors import ErrorDocument
 from hil.controller.records.decisions.bisect import BisectRecord
 from hil.controller.records.decisions.evaluation import EvaluatedSample, EvaluationRecord
@@ -30,6 +30,7 @@ from hil.controller.records.measurements import history
 from hil.controller.records.measurements.bench import BenchRecord
 from hil.controller.records.measurements.dispatches import DispatchList
 from hil.controller.records.measurements.rerun import RerunRecord
+from hil.controller.records.measurements.roofline import ModelWork, PeakReport, RooflineReport
 from hil.controller.records.pages.common import PageErrorDocument
 from hil.controller.records.run import RunRecord
 from hil.controller.records.study import StudyRecord
@@ -68,6 +69,7 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "board add": [boards.AddedBoard],
     "board list": [boards.BoardList],
     "board logs": [boards.BoardLogs],
+    "board peak": [PeakReport],
     "board ping": [boards.PingReport],
     "board recover": [boards.RecoveryReport],
     "board remove": [boards.RemovedBoard],
@@ -111,7 +113,10 @@ COMMANDS: Mapping[str, Sequence[type[Record]]] = {
     "profile import": [stored.ImportedProfile],
     "profile merge": [stored.MergedTrace],
     "profile query": [stored.QueryResult],
+    "profile npu": [npu.NpuEstimate],
+    "profile roofline": [RooflineReport],
     "profile show": [stored.ProfileSummary],
+    "profile work": [ModelWork],
     "publish": [stored.PublishResult],
     "python -m hil.agent verify": [bundles.VerifyReport],
     "reduce": [ReduceRecord],

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from hil.agent import ipc
 from hil.agent.iterations import MAX_ANSWERS, MAX_KEPT
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
-from hil.core.results import MAX_NAMES, Part, Placement
+from hil.core.placement_reasons import MAX_NAMES, MAX_REASON_CHARS, MAX_REASONS, PlacementReason
+from hil.core.results import Part, Placement
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import DTYPES, TensorSpec, count_bytes
 from hil.errors import HilError, LoadFailed, RunCrashed, RunFailed
@@ -96,6 +97,7 @@ class Ran:
     repetition: Repeated | None = None  # None after a single run
     calls: tuple[StepCall, ...] = ()  # calls of a program with steps
     instructions: InstructionCounts | None = None  # None if not requested
+    device_bytes: int = 0  # peak memory of the device; 0 if unknown
 
     @property
     def size(self) -> int:
@@ -116,7 +118,8 @@ class ClockStepped(RunCrashed):
 
 Answer: TypeAlias = "ProgramSignature | Ran | None"
 # The counts in a description are empty: the numbers contain them.
-_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None, InstructionCounts | None]"
+# The last value is the device memory in bytes.
+_Made: TypeAlias = "tuple[tuple[Output, ...], Placement | None, Repeated | None, InstructionCounts | None, int]"
 
 
 @dataclass
@@ -124,7 +127,7 @@ class Known:
     """Output description of the last invocation, as bytes and in parsed form."""
 
     text: bytes = b""
-    made: _Made = ((), None, None, None)
+    made: _Made = ((), None, None, None, 0)
 
 
 def max_response_bytes(iterations: int) -> int:
@@ -164,7 +167,7 @@ def read(
             if op == "load":
                 return _parse_signature(found)
             if op == "profile":
-                return _build_run((_profile(found), None, _parse_repetition(found), None), numbers, 0)
+                return _build_run((_profile(found), None, _parse_repetition(found), None, 0), numbers, 0)
             made = _parse_execution(found)
             if op == "generate":
                 end = _NUMBERS + _width(made) * iterations
@@ -214,9 +217,20 @@ def _build_run(made: _Made, numbers: tuple[int, ...], iterations: int) -> Ran:
         raise ClockStepped(-step_ns)
     if min(counts, default=1) < 1:
         raise ipc.Garbled("number of instructions out of range")
-    outputs, placement, repeated, counted = made
+    outputs, placement, repeated, counted, device_bytes = made
     counted = counted and replace(counted, counts=counts)
-    return Ran(outputs, starts, ends, warmup_ns, cpu_ns, peak, placement, repeated, instructions=counted)
+    return Ran(
+        outputs,
+        starts,
+        ends,
+        warmup_ns,
+        cpu_ns,
+        peak,
+        placement,
+        repeated,
+        instructions=counted,
+        device_bytes=device_bytes,
+    )
 
 
 def _width(made: _Made) -> int:
@@ -245,6 +259,7 @@ def _parse_execution(found: dict[str, Any]) -> _Made:
         placement,
         _parse_repetition(found),
         _counted(found.get("instructions")),
+        _take(found, device_bytes=int)[0] if "device_bytes" in found else 0,
     )
 
 
@@ -330,11 +345,23 @@ def _parse_output(found: Any, begin: int) -> Output:
 
 def _parse_part(found: Any) -> Part:
     device, nodes, names, elsewhere = _take(found, device=str, nodes=int, names=list, elsewhere=bool)
+    reasons = _take(found, reasons=list)[0] if "reasons" in found else []
     for name in names:
         _check(name, str)
-    if len(names) > MAX_NAMES or nodes >= 1 << 32:
+    parsed = tuple(map(_parse_reason, reasons))
+    named = sum(len(reason.names) for reason in parsed)
+    if len(parsed) > MAX_REASONS or max(len(names), named) > MAX_NAMES or nodes >= 1 << 32:
         raise ipc.Garbled("the number of nodes is out of range")
-    return Part(device, nodes, tuple(names), elsewhere)
+    return Part(device, nodes, tuple(names), elsewhere, parsed)
+
+
+def _parse_reason(found: Any) -> PlacementReason:
+    text, nodes, names = _take(found, text=str, nodes=int, names=list)
+    for name in names:
+        _check(name, str)
+    if len(text) > MAX_REASON_CHARS or nodes >= 1 << 32:
+        raise ipc.Garbled("a reason is out of range")
+    return PlacementReason(text, nodes, tuple(names))
 
 
 def _check_rank(shape: list[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ import numpy as np
 
 from hil.agent import ipc, progress
 from hil.agent.confinement import confine, enter_sandbox, prepare, seclude
+from hil.agent.device_memory import read_device_memory
 from hil.agent.fresh_inputs import FreshInputs
 from hil.agent.instructions import CountingFailed, CountLog, InstructionCounter
 from hil.agent.ipc import Arena, lay_out
@@ -200,6 +201,8 @@ class _ForkedWorker:
         warmup_ns = sum(ends[:warmup]) - sum(starts[:warmup])
         self.numbers = [warmup_ns, cpu_ns, self._get_peak(), *starts[warmup:], *ends[warmup:]]
         reply: dict[str, Any] = {"outputs": answers.outputs, "placement": self._find_new_placement()}
+        if device_bytes := self._read_device_memory():
+            reply["device_bytes"] = device_bytes
         if counts is not None:
             counted = counts.finish()
             self.numbers += counted.counts
@@ -249,7 +252,7 @@ class _ForkedWorker:
         return {"outputs": outputs, **answers.record()}
 
     def _get_peak(self) -> int:
-        """Return the program's peak memory in bytes: on its device, if the program reports it; 0 if unknown."""
+        """Return the peak main memory in bytes: of the program if it reports it, else of this process; 0 if unknown."""
         ask = getattr(self.program, "get_peak_memory", None)
         if ask is None:
             return get_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
@@ -271,6 +274,13 @@ class _ForkedWorker:
             return None
         self._placed = placed
         return [part.to_json() for part in placed]
+
+    def _read_device_memory(self) -> int:
+        try:
+            return max(read_device_memory(self.program), 0)
+        except Exception:  # a library's error: the outputs are valid, so the memory is unknown
+            traceback.print_exc()
+            return 0
 
     def _map_inputs(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hil.agent.runtimes import Check, ClockPairs, Program, Runtime
 from hil.core.clock import get_time_ns
 from hil.core.files import open_file, read_file
+from hil.core.placement_reasons import PlacementReason
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, make_spec, parse_dtype
 from hil.errors import ErrorCode, LoadFailed, RunFailed
@@ -19,6 +20,7 @@ __all__ = [
     "Operation",
     "Part",
     "Placement",
+    "PlacementReason",
     "Program",
     "RunFailed",
     "Runtime",

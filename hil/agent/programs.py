@@ -29,6 +29,7 @@ from hil.bundles.signature import SEAL, verify
 from hil.core import clock
 from hil.core.digest import Hasher
 from hil.core.files import open_file
+from hil.core.results import Part
 from hil.core.tensors import TensorSpec, check_names, count_bytes
 from hil.errors import BoardUnfit, LoadFailed, RunCrashed, RunFailed, SessionEnded, StageTimeout, UsageError
 from hil.protocol import wire, wire_steps
@@ -333,11 +334,11 @@ class Programs:
         done = reply.done  # fill in place: assigning a message would copy it
         done.received_ns, done.peak_memory_bytes = received, ran.peak_bytes
         done.warmup_ns, done.cpu_ns = ran.warmup_ns, ran.cpu_ns
+        done.peak_device_memory_bytes = ran.device_bytes
         done.start_ns.extend(ran.start_ns)
         done.end_ns.extend(ran.end_ns)
         if ran.placement is not None:
-            parts = [pb.Part(**part.to_json()) for part in ran.placement]
-            done.placement.CopyFrom(pb.Placement(parts=parts))
+            done.placement.CopyFrom(pb.Placement(parts=map(_make_part_message, ran.placement)))
         if ran.repetition is not None:
             done.repetition.CopyFrom(_make_repetition_message(ran.repetition))
         done.calls.extend(pb.StepCall(**vars(call)) for call in ran.calls)
@@ -437,6 +438,10 @@ class Programs:
                 f"{what} needs {needed} bytes, more than the board's {self._limit} bytes of memory",
                 hint="use a smaller model, or a board with more memory",
             )
+
+
+def _make_part_message(part: Part) -> pb.Part:
+    return pb.Part(**{**part.to_json(), "reasons": [pb.PlacementReason(**one.to_json()) for one in part.reasons]})
 
 
 def _make_repetition_message(found: Repeated) -> pb.Repetition:

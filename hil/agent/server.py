@@ -21,6 +21,7 @@ from hil.agent.calls import Calls
 from hil.agent.data_server import DataServer
 from hil.agent.grpc_on_demand import GrpcOnDemand
 from hil.agent.machine import Counters
+from hil.agent.power import list_meters, stream_power
 from hil.agent.programs import Policy, Programs
 from hil.agent.session import CallContext, Journal, Session, Sessions
 from hil.agent.stack import collect_stack
@@ -30,7 +31,7 @@ from hil.agent.supervisor import Supervisor
 from hil.core import clock, own_version
 from hil.core.digest import Hasher
 from hil.core.files import open_file
-from hil.errors import BoardBusy, HilError, SessionEnded, UsageError
+from hil.errors import BoardBusy, BoardUnfit, HilError, SessionEnded, UsageError
 from hil.protocol import wire
 from hil.protocol.data_connection import get_data_path
 from hil.protocol.listening import check_listen, check_tls_files, refuse_if_served
@@ -187,7 +188,7 @@ class Agent:
 
 
 class BoardService:
-    """Board service: Describe, Clock, Logs, Counters."""
+    """Board service: Describe, Clock, Logs, Counters, Power."""
 
     def __init__(
         self, config: AgentConfig, supervisor: Supervisor, sessions: Sessions, programs: Programs, store: BlobStore
@@ -226,6 +227,8 @@ class BoardService:
             build=self._config.build,
             store_room_bytes=self._store.count_free_bytes(),
             stack=() if self._config.machine else collect_stack(),
+            # The sensors of this machine do not measure another machine.
+            meters=() if self._config.machine else list_meters(),
         )
 
     def _describe_runtimes(self, context: CallContext) -> dict[str, dict[str, Any]]:
@@ -282,6 +285,13 @@ class BoardService:
                     due = max(due + request.period_ms / 1000, time.monotonic())
                 # Notice within this time that the session or the call has ended, even with a long period.
                 time.sleep(min(max(due - time.monotonic(), 0.0), _NOTICE_SECONDS))
+
+    def Power(self, request: pb.PowerRequest, context: CallContext) -> Iterator[pb.PowerSamples]:
+        """Yield samples of a power sensor."""
+        session = self._sessions.find_session(context)
+        if self._config.machine:
+            raise BoardUnfit("the board has no sensors that its agent can read")
+        yield from stream_power(request, lambda: self._sessions.current is session and context.is_active())
 
 
 _Replies: TypeAlias = "queue.SimpleQueue[pb.HoldReply | HilError | None]"

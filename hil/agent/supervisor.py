@@ -24,6 +24,7 @@ from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIME_GROUP, list_known_runtimes
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout, did_you_mean
+from hil.formats.ort_devices import find_provider
 from hil.protocol.wire_errors import WORKER_KINDS
 
 _KEPT_LINES = 2000
@@ -74,7 +75,7 @@ def _open_error(error: HilError, device: str) -> BoardUnfit:
     return BoardUnfit(
         f"the board cannot open {f'device {device!r}' if device else 'the default device'}: {error.message}",
         stage=error.stage,
-        hint="check that the device is present and the driver is loaded; reset a hung device",
+        hint=error.hint or "check that the device is present and the driver is loaded; reset a hung device",
         detail=error.detail,
     )
 
@@ -466,8 +467,10 @@ class Supervisor:
     def check_device(self, runtime: str, device: str) -> BoardUnfit | None:
         """Return the error for a missing device, or None if the runtime may have the device."""
         devices = self._servers[runtime].describe().get("devices")
-        # A driver lists only the driver name, but opens DRIVER://DEVICE.
+        # A driver lists only the driver name, but opens DRIVER://DEVICE. A provider also has a short name.
         if not device or not devices or {device, device.split("://")[0]} & set(devices):
+            return None
+        if find_provider(device, devices):
             return None
         return BoardUnfit(
             f"the runtime {runtime!r} cannot find device {device!r} on this board",

@@ -14,6 +14,7 @@ from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
 from hil.core.meter_config import MeterConfig
+from hil.core.peak_config import PeakConfig
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
 from hil.core.stack_config import StackValue
 
@@ -265,6 +266,7 @@ class BoardConfig:
     recover: Recover = Recover()
     measure: MeasureCommands = MeasureCommands()
     meter: MeterConfig = field(default_factory=MeterConfig)
+    peak: PeakConfig = field(default_factory=PeakConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     provision: Provision = field(default_factory=Provision)
     stack: Mapping[str, StackValue] = make_key(

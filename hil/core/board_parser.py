@@ -56,6 +56,7 @@ from hil.core.console_config import parse_console, parse_provision
 from hil.core.files import read_file, suggest_path
 from hil.core.mcu_config import MCU_RUNTIME, parse_mcu
 from hil.core.meter_config import parse_meter
+from hil.core.peak_config import parse_peak
 from hil.core.runtimes import list_known_runtimes
 from hil.core.stack_config import parse_stack
 from hil.errors import UsageError, did_you_mean
@@ -77,6 +78,7 @@ BOARD_TABLES = {
     "recover",
     "measure",
     "meter",
+    "peak",
     "console",
     "provision",
     "stack",
@@ -190,6 +192,7 @@ def parse_board(text: str, path: Path) -> BoardConfig:
             "recover": parse_recover(get_table("recover"), power, path),
             "measure": parse_measure(get_table("measure"), path),
             "meter": parse_meter(get_table("meter"), path),
+            "peak": parse_peak(get_table("peak"), f"{path}: [peak]"),
             "console": parse_console(get_table("console"), path),
             "provision": parse_provision(get_table("provision"), path),
             "stack": parse_stack(get_table("stack"), path),

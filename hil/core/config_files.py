@@ -37,7 +37,7 @@ SCHEMA = 1
 _FILE = "trusted.json"
 # Tables that an untrusted config may use: they describe the board, and do not run, read, write or connect. Other
 # tables, including future ones, are ignored.
-_HARMLESS = {"access", "board", "arithmetic", "devices", "labels", "simulator"}
+_HARMLESS = {"access", "board", "arithmetic", "devices", "labels", "peak", "simulator"}
 _HARMLESS_RUNTIME = {"kind", "tensors", "version"}
 
 

@@ -7,7 +7,7 @@ The table needs a ``kind``::
     command = ["joulescope-stream"]          # without a shell
 
     [meter]
-    kind = "hwmon"                           # a power sensor of this machine
+    kind = "hwmon"                           # a power sensor of the board's kernel
     path = "/sys/class/hwmon/hwmon3"
 """
 
@@ -21,13 +21,14 @@ from typing import Any
 from hil.core.config_keys import list_keys, make_key
 from hil.core.config_values import check_type, make_values, parse_timeout, parse_words, reject_key
 from hil.core.installed import list_entry_points
+from hil.core.power_sensor import MAX_RATE_HZ, RAPL_FOLDER
 from hil.errors import UsageError, did_you_mean
 
 METER_GROUP = "hil.meters"
 METER_KINDS = ("simulated", "command", "file", "hwmon", "rapl")
 METER_CLOCKS = ("meter", "monotonic", "epoch")
 METER_WINDOWS = ("clock", "gpio")
-RAPL_FOLDER = "/sys/class/powercap/intel-rapl:0"
+METER_PLACES = ("board", "host")
 # Unit of a column with times or electrical values -> factor to seconds, watts, volts or amperes.
 COLUMN_UNITS = {
     "time": 1.0,
@@ -47,13 +48,13 @@ COLUMN_UNITS = {
 # Name of a column that hil ignores.
 IGNORED_COLUMN = "-"
 _MAX_COLUMNS = 32
-_MAX_RATE_HZ = 10_000.0
 # Keys that only some kinds use.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "command": ("command",),
     "path": ("file", "hwmon", "rapl"),
     "columns": ("command", "file"),
     "clock": ("command", "file"),
+    "where": ("hwmon", "rapl"),
     "channel": ("hwmon",),
     "rate_hz": ("simulated", "hwmon", "rapl"),
     "start_s": ("command", "file"),
@@ -66,6 +67,7 @@ class SimulatedPower:
 
     idle_w: float = 2.0
     active_w: float = 5.0  # while a program runs
+    prompt_w: float = 0.0  # while a generation computes the prompt; 0: active_w
     noise_w: float = 0.0  # standard deviation of a sample
     drift_w: float = 0.0  # change of the idle power per second
     lost: float = 0.0  # share of the samples that the meter loses
@@ -78,15 +80,22 @@ class MeterConfig:
 
     kind: str = make_key(
         "",
-        "[Meter](energy.md): `command`, `file`, `hwmon`, `rapl`, `simulated`, or the name of a meter from a package.",
+        "[Meter](meters.md): `command`, `file`, `hwmon`, `rapl`, `simulated`, or the name of a meter from a package.",
         unset="no meter",
     )
     command: tuple[str, ...] = make_key((), "`command`: program and arguments. It prints CSV lines on stdout.")
     path: str = make_key(
         "",
         "`file`: CSV file that another program writes; `hwmon`: directory of the sensor; `rapl`: directory of the "
-        "energy counter. hil reads the path on this machine.",
+        "energy counter. It may contain wildcards.",
         unset=f"for `rapl`, `{RAPL_FOLDER}`",
+    )
+    where: str = make_key(
+        "",
+        "`hwmon`, `rapl`: machine with the sensor: `board` (the board's agent reads it) or `host` (this machine reads "
+        "it).",
+        values=METER_PLACES,
+        unset="`host` for simulated boards and microcontrollers, otherwise `board`",
     )
     columns: tuple[str, ...] = make_key(
         (), "Names of the CSV columns, for output without a header line.", unset="`time`, `watts`"
@@ -148,18 +157,23 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         parse_timeout(table.get(key, getattr(MeterConfig, key)), f"{place} {key}") for key in ("idle_s", "start_s")
     )
     rate = table.get("rate_hz", MeterConfig.rate_hz)
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= _MAX_RATE_HZ:
-        raise UsageError(f"{place} rate_hz must be a number above 0, at most {_MAX_RATE_HZ:g}, got {rate!r}")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= MAX_RATE_HZ:
+        raise UsageError(f"{place} rate_hz must be a number above 0, at most {MAX_RATE_HZ:g}, got {rate!r}")
     special = {"command", "rate_hz", "options", "idle_s", "start_s"}
     plain = {key: value for key, value in table.items() if key not in special}
     found: MeterConfig = make_values(MeterConfig, plain, place)
-    for key, allowed in (("clock", METER_CLOCKS), ("windows", METER_WINDOWS)):
-        if getattr(found, key) not in allowed:
+    for key, allowed in (("clock", METER_CLOCKS), ("windows", METER_WINDOWS), ("where", METER_PLACES)):
+        if key in table and getattr(found, key) not in allowed:
             raise UsageError(f"{place} {key} is {getattr(found, key)!r}", hint=f"expected one of {', '.join(allowed)}")
     if found.windows == "gpio" and kind in ("hwmon", "rapl", "simulated"):
         raise UsageError(f"{place} windows = 'gpio' needs a meter with a column gpio", hint="use kind command or file")
     if not 0 <= found.channel <= 99:
         raise UsageError(f"{place} channel must be a whole number from 0 to 99, got {found.channel}")
+    if found.where == "board" and found.path and not Path(found.path).is_absolute():
+        raise UsageError(
+            f"{place} path {found.path!r} is not absolute",
+            hint='a path on the board, such as "/sys/class/hwmon/hwmon3"',
+        )
     check_columns(found.columns, f"{place} columns")
     command = _parse_program(table["command"], place, where) if "command" in table else ()
     if kind == "command" and not command:

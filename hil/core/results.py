@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hil import errors
 from hil.core.instructions import InstructionCounts
+from hil.core.placement_reasons import MAX_NAMES, SHOWN_NAMES, PlacementReason, count_nodes, group_reasons
 from hil.core.repetition import Repetition
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import RanElsewhere
@@ -204,6 +206,7 @@ class RunResult:
     instructions: InstructionCounts | None = None
     # output name -> deviation from the board's arithmetic, for reference outputs with a control.
     control: Mapping[str, Control] = field(default_factory=dict)
+    peak_device_memory_bytes: int | None = None  # memory of the device; None if neither runtime nor driver report it
 
     @property
     def device_ns(self) -> list[int]:
@@ -290,7 +293,6 @@ class Artifact:
         return tuple(spec.name for spec in self.outputs or ())
 
 
-MAX_NAMES = 200
 # ExecuTorch's portable kernels and its backends: name in `--backend=` -> name in programs. If the flag lists multiple
 # backends, later backends may run operators that earlier backends do not support.
 PORTABLE = "portable"
@@ -298,7 +300,6 @@ BACKEND_FLAG = "--backend="
 BACKENDS = {"xnnpack": "XnnpackBackend", PORTABLE: PORTABLE}
 # For other backends: the name that programs use. The compiler appends this flag.
 DELEGATE_FLAG = "--delegate="
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -309,20 +310,41 @@ class Part:
     nodes: int = 0  # number of nodes; 0 if the runtime reports only the whole program
     names: tuple[str, ...] = ()  # node names, if reported; at most :data:`MAX_NAMES`
     elsewhere: bool = False  # True if this is not the requested device
+    # Why these nodes did not run on the requested device; empty if the runtime does not report it.
+    reasons: tuple[PlacementReason, ...] = ()
 
     @classmethod
-    def of(cls, device: str, names: Sequence[str], *, elsewhere: bool = False) -> Part:
-        """Create a part from node names. Stores at most :data:`MAX_NAMES`."""
-        return cls(device, len(names), tuple(names[:MAX_NAMES]), elsewhere)
+    def of(
+        cls,
+        device: str,
+        names: Sequence[str],
+        *,
+        elsewhere: bool = False,
+        why: Mapping[str, str] = MappingProxyType({}),
+    ) -> Part:
+        """Create a part from node names. Stores at most :data:`MAX_NAMES`.
+
+        Args:
+            why: node name -> the runtime's reason. Nodes without an entry have no reported reason.
+        """
+        reasons = group_reasons((why[name], name) for name in names if name in why)
+        return cls(device, len(names), tuple(names[:MAX_NAMES]), elsewhere, reasons)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Part:
         """Create a part from the result of :meth:`to_json`."""
-        return cls(values["device"], values["nodes"], tuple(values["names"]), values["elsewhere"])
+        reasons = tuple(map(PlacementReason.from_json, values.get("reasons", ())))
+        return cls(values["device"], values["nodes"], tuple(values["names"]), values["elsewhere"], reasons)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object."""
-        return {"device": self.device, "nodes": self.nodes, "names": list(self.names), "elsewhere": self.elsewhere}
+        return {
+            "device": self.device,
+            "nodes": self.nodes,
+            "names": list(self.names),
+            "elsewhere": self.elsewhere,
+            "reasons": [reason.to_json() for reason in self.reasons],
+        }
 
 
 Placement = tuple[Part, ...]
@@ -380,7 +402,7 @@ class RequestedDevice:
             return ""
         text = f"{_share(placement, wrong)} ran on {_join_devices(wrong)}, not on {self.device or 'the default device'}"
         if len(wrong) < len(placement):
-            names = [name for part in wrong for name in part.names][:_SHOWN]
+            names = [name for part in wrong for name in part.names][:SHOWN_NAMES]
             left = sum(part.nodes for part in wrong) - len(names)
             text += f": {', '.join(names)}{f' and {left} more' if left else ''}"
         elif self.binding:
@@ -396,19 +418,15 @@ class RequestedDevice:
 
 def format_node_counts(placement: Iterable[tuple[str, int]]) -> str:
     """Format a placement, pairs of device and nodes: ``XnnpackBackend (1 node), portable (4 nodes)``."""
-    return ", ".join(f"{device} ({_count_nodes(nodes)})" if nodes else device for device, nodes in placement)
+    return ", ".join(f"{device} ({count_nodes(nodes)})" if nodes else device for device, nodes in placement)
 
 
 def _share(placement: Placement, wrong: Sequence[Part]) -> str:
     total, count = sum(part.nodes for part in placement), sum(part.nodes for part in wrong)
     if not count:
         return "the program"
-    return f"all {_count_nodes(total)}" if count == total > 1 else f"{count} of {_count_nodes(total)}"
+    return f"all {count_nodes(total)}" if count == total > 1 else f"{count} of {count_nodes(total)}"
 
 
 def _join_devices(parts: Sequence[Part]) -> str:
     return " and ".join(dict.fromkeys(part.device for part in parts))
-
-
-def _count_nodes(nodes: int) -> str:
-    return f"{nodes} node{'s' * (nodes != 1)}"

@@ -44,6 +44,36 @@ class OpRow:
 
 
 @dataclass(frozen=True)
+class OpTicks:
+    """Ticks of an operation on an emulated board: counts, not times."""
+
+    name: str
+    kind: str  # as in :class:`OpRow`
+    onnx_nodes: tuple[str, ...]
+    op_types: tuple[str, ...]
+    calls: int  # executions in a run
+    # p50, minimum, maximum: ticks in a run
+    p50: float
+    minimum: int
+    maximum: int
+    share: float  # p50 divided by the sum over all operations
+    # shapes, bytes, flops: as in :class:`OpRow`, for one call
+    shapes: str = ""
+    bytes: int | None = None
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Ticks of all operations of a program."""
+
+    iterations: int
+    instructions_per_tick: float
+    p50: float  # ticks of a run, without gaps between the operations
+    operations: tuple[OpTicks, ...]  # in the order of execution
+
+
+@dataclass(frozen=True)
 class Span:
     """Time span. The field that contains the span determines the clock."""
 
@@ -93,3 +123,6 @@ class Profile:
     console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: Sequence[str] = ()  # errors and missing data, a line each: profile errors never fail the run
     device: str = ""  # device whose clock timed the rows, such as ``vulkan``; "" if the CPU's clock timed them
+    ticks: Ticks | None = None  # instead of rows, if the board's clock counts instructions
+    energy: Sequence[str] = ()  # measured energies and powers, a text each
+    stack: Mapping[str, str] = field(default_factory=dict)  # part of the board's stack -> version; "" if unknown

@@ -63,6 +63,11 @@ class GpuTarget:
     subgroup_sizes: tuple[int, ...] = ()
 
     @property
+    def driver(self) -> str:
+        """IREE's driver for the backend; the backend if unknown."""
+        return next((driver for driver, backend in _BACKENDS.items() if backend == self.backend), self.backend)
+
+    @property
     def uses_subgroups(self) -> bool:
         """True if the code may exchange values within a subgroup, and so depends on the subgroup's size."""
         return bool(self.subgroup_operations)
@@ -101,7 +106,10 @@ def find_mismatch(program: bytes | memoryview, driver: str, device: Mapping[str,
     backend = _BACKENDS.get(driver)
     if backend is None:
         return ""
-    targets = [one for one in read_targets(program) if one.backend == backend]
+    compiled = read_targets(program)
+    targets = [one for one in compiled if one.backend == backend]
+    if compiled and not targets:
+        return f"the program was compiled for {compiled[0].driver} ({compiled[0].arch})"
     if backend != VULKAN:
         return _compare_arch(targets, backend, device.get("arch", ""))
     reasons = [_compare_sizes(targets, device), _compare_spirv(targets, device)]

@@ -7,7 +7,8 @@ format for this text, so that only the values that hil uses are read, and missin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # IREE's drivers that compute on the CPU. They report nothing about their device.
@@ -17,6 +18,7 @@ GPU_DRIVERS = ("cuda", "hip", "metal", "vulkan", "WebGpuExecutionProvider")
 # Type of a CPU. The device of a GPU driver with this type is a GPU in software, such as Mesa's lavapipe.
 CPU_TYPE = "cpu"
 _MAX_VALUE = 1000
+_MAX_DIGITS = 2  # of a position; longer numbers are parts of names, such as RTX 4090
 _TYPES = {"cpu": CPU_TYPE, "integrated": "integrated-gpu", "discrete": "discrete-gpu", "virtual": "virtual-gpu"}
 _LINE = re.compile(r"^[-\s]*([\w-]+): (.*)$", re.MULTILINE)
 _WORD = re.compile(r"(\w+)=(\w+)")
@@ -56,11 +58,47 @@ def get_driver(device: str) -> str:
     return device.partition("://")[0]
 
 
+def number_equal_ids(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a driver's devices with unique IDs.
+
+    Drivers such as lavapipe report the same path for several devices. These devices get their position as ID:
+    ``vulkan://0``, ``vulkan://1``.
+    """
+    counts = Counter(one["id"] for one in devices)
+    return [
+        {**one, "id": f"{get_driver(one['id'])}://{place}"} if counts[one["id"]] > 1 else dict(one)
+        for place, one in enumerate(devices)
+    ]
+
+
+def match_devices(devices: Iterable[Mapping[str, Any]], wanted: str) -> list[Mapping[str, Any]]:
+    """Return the devices that a name selects: several if the name is ambiguous, none if there is no such device.
+
+    Args:
+        devices: descriptions of :func:`parse_device`.
+        wanted: an ID, a driver, which selects its first device, ``DRIVER://N`` for the device at position N, or
+            ``DRIVER://TEXT`` for a device whose name contains the text.
+    """
+    driver, _, which = wanted.partition("://")
+    own = [one for one in devices if get_driver(str(one.get("id", ""))) == driver]
+    if exact := [one for one in own if one["id"] == wanted]:
+        return exact[:1]
+    if not which:
+        return own[:1]
+    if which.isascii() and which.isdecimal() and len(which) <= _MAX_DIGITS:
+        return own[int(which) :][:1]
+    return [one for one in own if which.lower() in str(one.get("name", "")).lower()]
+
+
 def find_device(runtimes: Iterable[Mapping[str, Any]], runtime: str, device: str) -> Mapping[str, Any] | None:
-    """Return a board's description of a device: the given device, or the first device of a driver; None if missing."""
-    reported = next((one.get("device_details", ()) for one in runtimes if one.get("name") == runtime), ())
-    wanted = [one for one in reported if device in (one.get("id"), get_driver(str(one.get("id", ""))))]
-    return wanted[0] if wanted else None
+    """Return a board's description of the device that a name selects; None if missing or ambiguous."""
+    found = match_devices(list_devices(runtimes, runtime), device)
+    return found[0] if len(found) == 1 else None
+
+
+def list_devices(runtimes: Iterable[Mapping[str, Any]], runtime: str) -> Sequence[Mapping[str, Any]]:
+    """Return a board's descriptions of the devices of a runtime."""
+    return next((one.get("device_details", ()) for one in runtimes if one.get("name") == runtime), ())
 
 
 def is_software_gpu(device: Mapping[str, Any]) -> bool:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from hil.core.placement_reasons import group_reasons
 from hil.core.results import Part, Placement
-from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name, parse_dtype
+from hil.core.tensors import Array, Dim, TensorSpec, get_dtype_name, parse_dtype, type_text
 from hil.errors import LoadFailed, RunFailed, did_you_mean
 from hil.formats.executorch_file import get_root_table, map_program
 
@@ -149,10 +151,30 @@ class LiteRtSignature:
                     if node is not None and node not in taken:
                         taken.add(node)
                         left += {int(tensor) for tensor in core.NodeInputs(node)} - given
+            left_nodes = sorted(own - taken)
             self._placed = _make_parts(
-                self._kernels, [names[node] for node in taken], [names[node] for node in own - taken]
+                self._kernels,
+                [names[node] for node in taken],
+                [names[node] for node in left_nodes],
+                [(self._describe_inputs(node), names[node]) for node in left_nodes],
             )
         return self._placed
+
+    def _describe_inputs(self, node: int) -> str:
+        """Return the facts of a node that XNNPACK did not take. LiteRT does not report why."""
+        tensors = [int(index) for index in self._core.NodeInputs(node) if index >= 0]
+        try:
+            types = [
+                type_text(
+                    get_dtype_name(self._core.TensorType(index, 0)), tuple(map(int, self._core.TensorSize(index, 0)))
+                )
+                for index in tensors
+            ]
+        except Exception:  # a type unknown to numpy, such as that of a variable
+            types = []
+        facts = f"; its inputs are {', '.join(types)}" if types else ""
+        is_dynamic = any(-1 in self._core.TensorSizeSignature(index, 0) for index in tensors)
+        return f"reason not reported by LiteRT{facts}{'; a shape is dynamic' * is_dynamic}"
 
     def _list_operators(self) -> set[str]:
         """Return the operator names.
@@ -233,10 +255,11 @@ def _name_tensors(kind: str, tensors: Sequence[tuple[str, int]]) -> list[tuple[s
     return [(name or f"{kind}{place}", index) for place, (name, index) in enumerate(tensors)]
 
 
-def _make_parts(kernels: str, delegated: list[str], left: list[str]) -> Placement:
+def _make_parts(kernels: str, delegated: list[str], left: list[str], facts: list[tuple[str, str]]) -> Placement:
     if kernels != _DELEGATED:
         return (Part.of(kernels, left),)
-    parts = Part.of(_DELEGATED, delegated), Part.of("builtin", left, elsewhere=True)
+    rest = replace(Part.of("builtin", left, elsewhere=True), reasons=group_reasons(facts))
+    parts = Part.of(_DELEGATED, delegated), rest
     return tuple(part for part in parts if part.nodes)
 
 

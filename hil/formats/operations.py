@@ -27,6 +27,7 @@ class Operation:
     nodes: tuple[str, ...] = ()  # names of the model's nodes that the operation computes, completely or in part
     op_types: tuple[str, ...] = ()  # their operators; empty if the names are ONNX nodes, because hil then finds them
     is_overhead: bool = False  # True for work that is not in the model, such as copying or waiting
+    ticks: int | None = None  # count of the device's own counter; None if it has none
 
 
 def write_operations(operations: Iterable[Operation], folder: Path) -> Path:
@@ -54,4 +55,6 @@ def _parse_operation(values: dict[str, object]) -> Operation:
     check_fields(operation)
     if not 0 <= operation.start_ns <= operation.end_ns < _MAX_NS or operation.run < 0:
         raise ValueError(f"operation {operation.name!r} has an invalid time or run")
+    if operation.ticks is not None and not 0 <= operation.ticks < _MAX_NS:
+        raise ValueError(f"operation {operation.name!r} has invalid ticks")
     return replace(operation, nodes=tuple(operation.nodes), op_types=tuple(operation.op_types))

@@ -37,6 +37,7 @@ from hil.mcu.messages import BAD_INPUTS, BAD_REQUEST, OK, OUTPUTS, TICKS, BoardR
 from hil.mcu.settings import ChipSettings
 from hil.mcu.streams import open_stream
 
+_DEVICE = "cpu"
 _FLASH_SECONDS = 300.0
 _GREET_SECONDS = 0.5
 _SHOWN_LINES = 20
@@ -57,13 +58,15 @@ class McuRuntime:
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version of the protocol. The board is not contacted: it may have no firmware yet."""
-        return {"version": "1", "devices": ["cpu"]}
+        return {"version": "1", "devices": [_DEVICE]}
 
     def prepare(self, device: str) -> None:
         """Do nothing: the line is opened when a program is loaded."""
 
     def load(self, folder: Path, main: str, device: str, function: str) -> FirmwareProgram:
         """Flash the firmware unless the board has it, and greet the board."""
+        if device not in ("", _DEVICE):
+            raise LoadFailed(f"a microcontroller has no device {device!r}", hint=f"its only device is {_DEVICE}")
         settings, firmware = self._settings, read_firmware(folder / main)
         if firmware.chip != settings.chip.name:
             raise LoadFailed(
@@ -168,7 +171,7 @@ class FirmwareProgram:
         self._data, self._crc = b"", 0
         self._ticks = 0
         self._outputs_crc = 0
-        self._placed = (Part("cpu"),)
+        self._placed = (Part(_DEVICE),)
 
     def bind(self, inputs: list[Array]) -> None:
         """Write the inputs to the board."""
@@ -234,7 +237,7 @@ class FirmwareProgram:
         return self._ticks * 1_000_000_000 // self._firmware.tick_hz
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
-        """Run the program and write the ticks of each dispatch, converted to the host's clock.
+        """Run the program and write the ticks of each dispatch, also converted to the host's clock.
 
         The end of a run on the host's clock is the time at which the response arrived.
         """
@@ -248,9 +251,10 @@ class FirmwareProgram:
                 ticks = np.frombuffer(self._client.read(TICKS, 4 * count), "<u4")
             except BoardRestarted as restarted:
                 raise self._report_restart("while hil read the ticks") from restarted
-            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(ticks.tolist())]
+            counts = ticks.tolist()
+            ends = [end * 1_000_000_000 // self._firmware.tick_hz for end in itertools.accumulate(counts)]
             start_ns = end_ns - (ends[-1] if ends else 0)
-            for step, begin, until in zip(self._firmware.steps, [0, *ends], ends, strict=False):
+            for step, begin, until, counted in zip(self._firmware.steps, [0, *ends], ends, counts, strict=False):
                 found.append(
                     Operation(
                         step.name or step.kind,
@@ -259,6 +263,7 @@ class FirmwareProgram:
                         start_ns + until,
                         step.nodes,
                         is_overhead=step.kind != "dispatch",
+                        ticks=counted,
                     )
                 )
         return [write_operations(found, folder)]

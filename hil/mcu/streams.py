@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import termios
+import time
 from typing import Protocol
 
 from hil.core.serial_device import SOCKET, check_serial_device, list_holders, parse_serial_address
@@ -16,6 +17,8 @@ from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
 _CHUNK = 1 << 16
 _WRITE_SECONDS = 10.0
+# The worker of the previous program may still be ending.
+_LOCK_SECONDS = 3.0
 
 
 class SerialStream(Protocol):
@@ -103,12 +106,21 @@ def _open_device(path: str, baud: int) -> SerialStream:
         raise UsageError(
             f"{path} does not support {baud} baud", hint="set [mcu] baud to a speed that the adapter supports"
         ) from error
-    try:
-        fcntl.flock(device.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        device.close()
-        raise _make_busy_error(path) from error
+    until = time.monotonic() + _LOCK_SECONDS
+    while not _try_lock(device.fileno()):
+        if time.monotonic() > until:
+            device.close()
+            raise _make_busy_error(path)
+        time.sleep(0.02)
     return DescriptorStream(device.fileno(), contextlib.closing(device))
+
+
+def _try_lock(device: int) -> bool:
+    try:
+        fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make_busy_error(path: str) -> BoardBusy:

@@ -402,7 +402,8 @@ def _displace(real: Placement, share: float) -> Placement:
     nodes = max(sum(part.nodes for part in real), _MIN_NODES)
     moved = max(1, round(nodes * share))
     there = tuple(Part(part.device, nodes - moved) for part in real[:1] if moved < nodes)
-    return (*there, Part.of(_ELSEWHERE, [f"node {number}" for number in range(moved)], elsewhere=True))
+    names = [f"node {number}" for number in range(moved)]
+    return (*there, Part.of(_ELSEWHERE, names, elsewhere=True, why=dict.fromkeys(names, "simulated: fault fallback")))
 
 
 def _check_output(fault: Fault, outputs: Sequence[TensorSpec]) -> None:

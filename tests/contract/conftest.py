@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from support.agents import ADD_MLIR, Program, compile_for_device
-from support.links import AGENTS, Reached, reach
+from support.agents import ADD_MLIR, Program, compile_for_chip, compile_for_device, save_add
+from support.links import AGENTS, MICROCONTROLLERS, Reached, reach
+from support.microcontrollers import CHIPS
 from support.vulkan import NO_VULKAN
 
 from hil.controller.devices.agent_client.client import AgentClient
@@ -18,9 +19,22 @@ from hil.core.files import digest_file
 from hil.formats.iree_devices import find_device
 
 
-@pytest.fixture(scope="session", params=AGENTS)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Remove impossible combinations: only microcontrollers run firmware, and microcontrollers run only firmware."""
+    items[:] = filter(_has_runtime, items)
+
+
+def _has_runtime(item: pytest.Item) -> bool:
+    chosen = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    runtime = chosen.get("add") or chosen.get("decoder")
+    return runtime is None or (runtime == "mcu") == (chosen.get("reached") in CHIPS)
+
+
+@pytest.fixture(scope="session", params=[*AGENTS, *MICROCONTROLLERS])
 def reached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
-    """Yield an agent: in process, over loopback TCP, as a simulator on a Unix socket, or on a board over SSH."""
+    """Yield an agent: in process, over loopback TCP, as a simulator on a Unix socket, on a board over SSH, or of a
+    microcontroller.
+    """
     with reach(request.param, tmp_path_factory.mktemp("agent"), request) as found:
         yield found
 
@@ -30,11 +44,13 @@ def address(reached: Reached) -> str:
     return reached.address
 
 
-@pytest.fixture(params=["iree", "onnxruntime", pytest.param("iree_vulkan", marks=pytest.mark.slow)])
+@pytest.fixture(params=["iree", "onnxruntime", "mcu", pytest.param("iree_vulkan", marks=pytest.mark.slow)])
 def add(
     request: pytest.FixtureRequest, reached: Reached, add_programs_for: Callable[..., dict[str, Program]]
 ) -> Program:
-    """Return a program that adds two tensors of 4096 float32, for the agent's architecture or its GPU."""
+    """Return a program that adds two tensors of 4096 float32, for the agent's architecture, GPU or chip."""
+    if request.param == "mcu":
+        return request.getfixturevalue("add_firmware")
     if request.param == "iree_vulkan":
         return request.getfixturevalue("add_on_vulkan")
     return add_programs_for(reached.arch)[request.param]
@@ -52,6 +68,14 @@ def add_on_vulkan(reached: Reached, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("vulkan")
     (folder / "add.mlir").write_text(ADD_MLIR)
     return compile_for_device(folder / "add.mlir", "vulkan", details, folder / "add.vmfb")
+
+
+@pytest.fixture(scope="session")
+def add_firmware(reached: Reached, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """Return the program for the agent's microcontroller."""
+    folder = tmp_path_factory.mktemp("add")
+    assert reached.firmware is not None
+    return compile_for_chip(save_add(folder / "add.onnx"), reached.firmware, folder / "program")
 
 
 @pytest.fixture

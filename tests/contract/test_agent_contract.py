@@ -28,11 +28,11 @@ PLAN = StepsPlan(((0, StepRule.TOKENS), (1, StepRule.POSITIONS)), ((2, 1),), log
 
 
 @pytest.mark.ci
-def test_agent_describes_board_without_session(connect):
+def test_agent_describes_board_without_session(connect, reached):
     reply = connect().describe()
     assert reply.machine.arch
     assert reply.machine.memory_bytes > 0
-    assert {runtime.name for runtime in reply.runtimes} >= {"iree", "onnxruntime"}
+    assert {one.name for one in reply.runtimes} >= ({"mcu"} if reached.firmware else {"iree", "onnxruntime"})
     assert all(runtime.version and runtime.devices and not runtime.error for runtime in reply.runtimes)
 
 
@@ -45,7 +45,8 @@ def test_agent_loads_runs_and_unloads_program(client, add):
     assert len(result.iterations_ns) == 5
     assert all(start < end for start, end in result.iterations_ns)
     assert result.warmup_ns > 0
-    assert result.peak_memory_bytes > 1 << 20
+    # A microcontroller reports the RAM of its firmware, with three tensors of 16 KiB.
+    assert result.peak_memory_bytes > (3 << 14 if add.runtime == "mcu" else 1 << 20)
     client.unload(loaded.program_id)
     with pytest.raises(errors.RunFailed, match="program not loaded"):
         client.invoke(loaded.program_id, {"a": A, "b": B})
@@ -53,8 +54,10 @@ def test_agent_loads_runs_and_unloads_program(client, add):
 
 def test_agent_counts_instructions_or_explains_why_not(client, add):
     add.push(client)
-    plain, counted = add.load(client), add.load(client, instructions=True)
+    plain = add.load(client)
     assert client.invoke(plain.program_id, {"a": A, "b": B}).instructions is None
+    client.unload(plain.program_id)  # a microcontroller holds one program
+    counted = add.load(client, instructions=True)
     for iterations in (3, 2):
         call = client.invoke(counted.program_id, {"a": A, "b": B}, warmup=1, iterations=iterations)
         found = call.instructions
@@ -159,7 +162,9 @@ def test_agent_rejects_blob_with_wrong_digest(client, tmp_path):
 
 
 @pytest.mark.ci
-def test_agent_streams_large_tensors_both_ways(client, tmp_path):
+def test_agent_streams_large_tensors_both_ways(client, reached, tmp_path):
+    if reached.firmware:
+        pytest.skip("firmware has fixed shapes")
     import onnx
     from onnx import TensorProto, helper
 
@@ -358,12 +363,14 @@ def test_agent_profiles_program_in_separate_pass(client, add, profiler):
     taken = client.profile(
         loaded.program_id, {"a": A, "b": B}, tool=profiler(client, add.runtime), warmup=1, iterations=3
     )
-    name = {"iree": "profile.ireeprof", "onnxruntime": "onnxruntime.json"}[add.runtime]
+    files = {"iree": "profile.ireeprof", "onnxruntime": "onnxruntime.json", "mcu": "operations.json"}
+    name = files[add.runtime]
     assert list(taken.files) == [name]
     assert len(taken.files[name]) > 100
-    (first, first_board), (last, last_board) = taken.clock_pairs
-    assert first < last
-    assert taken.board.start_ns <= first_board < last_board <= taken.board.end_ns
+    if add.runtime != "mcu":  # its operations have times on the agent's clock
+        (first, first_board), (last, last_board) = taken.clock_pairs
+        assert first < last
+        assert taken.board.start_ns <= first_board < last_board <= taken.board.end_ns
     assert taken.host.start_ns < taken.host.end_ns
     assert (taken.warmup, taken.iterations) == (1, 3)
     result = client.invoke(loaded.program_id, {"a": A, "b": B})
@@ -418,6 +425,64 @@ def test_agent_ends_counters_with_session(connect, client, period_s):
 def test_agent_rejects_counter_period_out_of_range(client, period_s):
     with pytest.raises(CallFailed, match="10 to 60000 ms"):
         next(client.counters(period_s))
+
+
+@pytest.fixture
+def sensor(reached, tmp_path, request):
+    """Return a function that writes a file of a fake sensor on the agent's machine, and returns its directory."""
+    if reached.firmware:
+        pytest.skip("a microcontroller has no sensors that its agent can read")
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        if reached.board:
+            board = request.getfixturevalue("board_x86" if reached.arch == "x86_64" else "board_aarch64")
+            script = f"mkdir -p {tmp_path} && echo {text} > {tmp_path}/{name}"
+            board.run(["sh", "-c", script], check=True)
+        return str(tmp_path)
+
+    return write
+
+
+def test_agent_streams_power_on_its_clock(client, sensor):
+    folder = sensor("power1_input", "2500000")
+    earliest = client.describe().clock_ns
+    stream, first = client.open_power("hwmon", folder, 1, 500.0)
+    found = [first]
+    while sum(len(one.values) for one in found) < 20:
+        found.append(next(stream))
+    stream.cancel()
+    stamps = [at for one in found for at in one.clock_ns]
+    assert stamps == sorted(set(stamps))
+    assert earliest <= stamps[0] <= stamps[-1] <= client.describe().clock_ns
+    assert {value for one in found for value in one.values} == {2.5}
+    assert not any(one.counts_energy or one.lost for one in found)
+
+
+def test_agent_refuses_missing_sensor(client, sensor):
+    folder = sensor("power1_input", "1")
+    with pytest.raises(errors.BoardUnfit, match="has no power sensor for channel 3") as caught:
+        client.open_power("hwmon", folder, 3, 100.0)
+    assert "sensor" in caught.value.hint
+
+
+@pytest.mark.ci
+def test_agent_ends_power_when_the_sensor_fails(client, sensor):
+    sensor("max_energy_range_uj", "1000")
+    stream, first = client.open_power("rapl", sensor("energy_uj", "400"), 0, 500.0)
+    assert first.counts_energy
+    sensor("energy_uj", "300")
+    with pytest.raises(CallFailed, match="reading the sensor failed: "):
+        for _ in stream:
+            pass
+
+
+@pytest.mark.ci
+def test_agent_ends_power_with_session(client, sensor):
+    stream, _ = client.open_power("hwmon", sensor("power1_input", "1"), 1, 100.0)
+    client.close_session()
+    for _ in stream:
+        pass
 
 
 def test_agent_serves_health_and_reflection(address):

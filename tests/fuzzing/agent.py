@@ -59,6 +59,7 @@ def seeds() -> list[bytes]:
         line("Board.Clock", *[pb.ClockPing()] * 200),
         line("Board.Logs", pb.LogsRequest(follow=True)),
         line("Board.Counters", pb.CountersRequest(period_ms=10)),
+        line("Board.Power", pb.PowerRequest(kind="hwmon", path="/sys/class/hwmon/hwmon0", channel=1, rate_hz=100)),
         line(
             "Sessions.Hold",
             pb.HoldRequest(open=pb.SessionOpen(owner="x", purpose="y", ttl_s=5)),

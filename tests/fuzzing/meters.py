@@ -33,7 +33,10 @@ def _read_lines(data: bytes) -> Tried:
     for number, line in enumerate(lines):
         parser.feed(line.decode("utf-8", errors="replace"), 10**12 + number * 1_000_000)
     samples = buffer.read(has_time=parser.has_time, problem="")
-    if parser.samples + parser.garbage > len(lines) or samples.times_ns.size + samples.lost != parser.samples:
+    if (
+        parser.samples + parser.garbage > len(lines)
+        or samples.times_ns.size + samples.lost + samples.unordered != parser.samples
+    ):
         raise Broken("the samples do not add up")
     if not (np.diff(samples.times_ns) > 0).all() or not np.isfinite(samples.watts).all():
         raise Broken("the samples are not in order, or not finite")

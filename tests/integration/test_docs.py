@@ -190,11 +190,11 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
 SMALL_FARMS = tuple(
     ROOT / "docs" / f"{name}.md" for name in ("farm-boards", "farm-access", "farm-webhooks", "console", "board-images")
 )
-FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB, MICROCONTROLLERS = (
+FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB, MICROCONTROLLERS, TICKS = (
     ROOT / "docs" / f"{name}.md"
     for name in (
         *("farm", "farm-operation", "farm-history", "farm-install", "farm-upgrade", "running", "web"),
-        "microcontrollers",
+        *("microcontrollers", "microcontrollers-ticks"),
     )
 )
 # Guides that use the board `rpi5`. A later guide continues with the board of the earlier ones.
@@ -255,6 +255,7 @@ PLAIN = [
     not in (
         *(*BOARDS, *SMALL_FARMS, FARM, FARM_OPERATION, FARM_HISTORY, FARM_INSTALL, FARM_UPGRADE, RUNNING, WEB),
         MICROCONTROLLERS,
+        TICKS,
     )
     and not re.match(NEEDS, guide.read_text())
 ]
@@ -283,10 +284,11 @@ def test_running_guide_commands_work(place, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_microcontrollers_guide_commands_work(place, tmp_path_factory):
+@pytest.mark.parametrize("guide", [MICROCONTROLLERS, TICKS], ids=lambda guide: guide.stem)
+def test_microcontroller_guide_commands_work(guide, place, tmp_path_factory):
     require_emulator("cortex-m4")
     place.environment["HIL_VIRTUAL_LAB"] = str(tmp_path_factory.mktemp("lab"))
-    follow(MICROCONTROLLERS, place)
+    follow(guide, place)
 
 
 @pytest.mark.timeout(1200)

@@ -88,6 +88,7 @@ def test_cli_prints_fallback_note(hil, small, bundle):
         assert NOTE in " ".join(ended.out.split()), ended.out
     ended = hil("run", small, *ORT, "--runtime-hw-type", "sim", "--fault", ALL)
     assert ended.out.startswith("FALLBACK  small"), ended.out
+    assert "10 nodes on another-device: simulated: fault fallback (node 0, " in " ".join(ended.out.split())
     ended = hil("suite", "run", small, "--flow", "onnxruntime", "--out", "o", "--fault", PART)
     noted = f"3 cases ran partly on a different device: small_full_model: {NOTE}"
     assert noted in " ".join(ended.out.split()), ended.out
@@ -119,6 +120,8 @@ def test_pytest_plugin_reports_fallback(tmp_path, environment, small):
     ((_, properties),) = tested.properties.items()
     assert properties["hil_elsewhere"] == NOTE
     assert properties["hil_placement"] == "CPUExecutionProvider (7 nodes), another-device (3 nodes)"
+    why = "3 nodes on another-device: simulated: fault fallback (node 0, node 1, node 2)"
+    assert properties["hil_placement_reasons"] == why
     tested = project.test("--board=part.toml", *flow, "--hil-no-fallback")
     assert tested.code == 1 and "FALLBACK" in tested.out
     assert "--no-fallback" in tested.command("repeat it")
@@ -171,7 +174,15 @@ def test_run_reports_unused_provider_as_fallback(hil, small, tmp_path):
     assert ended.case["reason"] == "all 2 nodes ran on CPUExecutionProvider, not on AzureExecutionProvider"
     assert ended.case["device"] == DeviceStatistics(iterations=0).to_json()
     (part,) = ended.case["provenance"]["placement"]
-    assert (part["nodes"], part["names"]) == (2, ["relu (Relu)", "add (Add)"])
+    assert (part["nodes"], part["names"], part["reasons"]) == (2, ["relu (Relu)", "add (Add)"], [])
+    ended = hil("run", small, *ORT, "--device", "azure")
+    assert "why 2 nodes on CPUExecutionProvider: reason not reported by onnxruntime" in " ".join(ended.out.split())
+
+
+def test_run_prints_facts_of_nodes_outside_xnnpack(hil):
+    ended = hil("run", DIGITS.parent / "tflite" / "digits_int8.tflite", "--atol", 1)
+    fact = "why 1 node on builtin: reason not reported by LiteRT; its inputs are 1x10 int8 (SOFTMAX)"
+    assert fact in " ".join(ended.out.split())
 
 
 @pytest.mark.parametrize(

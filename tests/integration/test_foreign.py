@@ -190,7 +190,6 @@ def test_run_reads_unmappable_gpu_memory(hil, tmp_path, start_agent):
     }"""
     (tmp_path / "gpu.mlir").write_text(text)
     config = ['[board]\nhw_type = "gpu"', '[devices]\niree = "vulkan"', f'[connection]\naddress = "{start_agent()}"']
-    config.append('[compile_flags]\niree = ["--iree-hal-target-device=vulkan"]\n')
     (tmp_path / "gpu.toml").write_text("\n".join(config))
     given = ["--input", "4x1024xf32=1", "--expected", "4x1024xf32=2", "--expected", "0xf32="]
     ended = hil("run", "gpu.mlir", "--board", "gpu.toml", "--iterations", "3", *given, "--json")

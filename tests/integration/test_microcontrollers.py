@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from hil.core.chips import parse_chip
 from hil.errors import ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, UsageError
 from hil.formats.firmware import DESCRIPTION
 from hil.mcu.runtime import FirmwareProgram, McuRuntime
+from tools.check_microcontrollers import check_layers, write_models
 from tools.virtual_board.cli import cli
 from tools.virtual_board.microcontroller import MicrocontrollerBoard
 
@@ -242,10 +244,13 @@ def test_a_bad_line_never_changes_an_answer(faults: str, hil: Run, m4: Microcont
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chip", ["cortex-m55", "cortex-m4"])
 @pytest.mark.timeout(900)
-def test_bisect_finds_a_wrong_weight_on_a_microcontroller(hil: Run, m4: MicrocontrollerBoard, tmp_path: Path) -> None:
+def test_bisect_finds_a_wrong_weight_on_a_microcontroller(
+    chip: str, hil: Run, start_chip: Microcontrollers, tmp_path: Path
+) -> None:
     wrong = with_wrong_weight(MODEL, tmp_path / "received.onnx", "conv2.weight")
-    ended = hil("bisect", MODEL, "--artifact-model", wrong, "--board", m4.config, "--json")
+    ended = hil("bisect", MODEL, "--artifact-model", wrong, "--board", start_chip(chip).config, "--json")
     assert ended.code == 1, ended.err
     assert "conv2" in ended.document["first_isolated"]
     assert ended.document["first_isolated"] == ended.document["first_cumulative"]
@@ -278,6 +283,51 @@ def test_example_models_pass(chip: str, name: str, hil: Run, start_chip: Microco
         notes = ended.case["artifact"]["notes"]
         assert 0 < notes["flash_bytes"] <= notes["chip_flash_bytes"]
         assert 0 < notes["ram_bytes"] <= notes["chip_ram_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["cortex-m55", "cortex-m4"])
+@pytest.mark.timeout(900)
+def test_each_layer_passes(
+    chip: str, start_chip: Microcontrollers, environment: dict[str, str], tmp_path: Path
+) -> None:
+    write_models(["digits_cnn"], tmp_path / "models")
+    found = check_layers(chip, start_chip(chip).config, tmp_path / "models", tmp_path / "out", environment)
+    assert [one for one in found if one.result != "pass"] == []
+    cases = {one.case for one in found}
+    assert cases >= {"digits_cnn_full_model", "digits_cnn_int8_full_model", "digits_cnn_layer_Gemm_fc1"}, cases
+    assert len(cases) > 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_layers_that_do_not_fit_name_the_missing_memory(
+    configure: Callable[[str], Path], environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    shutil.copy(MODEL, tmp_path / "models")
+    config = configure("flash_memory = '0:24K'\nram = '0x20000000:32K'")
+    found = check_layers("cortex-m4", config, tmp_path / "models", tmp_path / "out", environment)
+    kinds = {one.result for one in found}
+    assert kinds == {"pass", "do not fit"}, found
+    for one in found:
+        if one.result == "do not fit":
+            assert one.outcome == "COMPILE_ERROR" and "bytes more flash" in one.message
+        assert one.result == "do not fit" or "Conv_conv2" not in one.case
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_profile_has_ticks_of_each_dispatch_and_no_times(hil: Run, m4: MicrocontrollerBoard, tmp_path: Path) -> None:
+    ended = hil("run", MODEL, "--board", m4.config, "--profile", tmp_path / "profile", "--json")
+    assert ended.case["outcome"] == "PASS", ended.out
+    assert ended.case["device"]["p50_ns"] is None and ended.case["instructions"]["counter"] == "icount"
+    shown = hil("profile", "show", tmp_path / "profile", "--json").document
+    assert shown["totals"] == [] and shown["timed_p50_ns"] is None
+    nodes = {node for one in shown["ticks"]["operations"] for node in one["onnx_nodes"]}
+    assert nodes >= {"conv1", "conv2", "fc1"}
+    # Ticks are repeatable within a few instructions of the emulated CPU.
+    assert all(one["maximum"] - one["minimum"] <= 100 for one in shown["ticks"]["operations"])
 
 
 # The command leaves the board's process behind.

@@ -253,7 +253,7 @@ def test_trace_call_reruns_with_iree_tools_and_hil(hil, module, simulator):
     other = hil("bench", *flags, "--input=4xf32=1", "--expected_output=4xf32=2")
     assert other.code == 0, other.out
     refused = hil("bench", *flags, "--device=cuda")
-    assert refused.code == 2 and "the board's config sets this" in refused.err
+    assert refused.code == 2 and "use hil's --device NAME" in refused.err
     assert parse_flagfile(result.folder / "flagfile").device == "local-task"
 
 

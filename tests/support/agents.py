@@ -40,8 +40,8 @@ class Program:
     device: str = ""
 
     def push(self, client: AgentClient) -> None:
-        missing = client.missing(list(self.digests.values()))
-        client.put({digest: (self.path, have) for digest, have in missing.items()})
+        paths = {digest: self.path.with_name(name) for name, digest in self.digests.items()}
+        client.put({digest: (paths[digest], have) for digest, have in client.missing(list(paths)).items()})
 
     def load(self, client: AgentClient, *, instructions: bool = False, **options: str):
         settings = {"runtime": self.runtime, "device": self.device, "function": "", **options}
@@ -64,12 +64,28 @@ def compile_mlir(source: Path, arch: str, output: Path) -> Program:
     return program("iree", output)
 
 
+def compile_for_chip(source: Path, config: Path, folder: Path) -> Program:
+    """Compile a model to firmware for the microcontroller of a board config."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "hil", "compile", str(source), "--board", str(config), "-o"]
+    subprocess.run([*command, str(folder / "firmware.json")], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    return Program("mcu", folder / "firmware.json", {path.name: digest_file(path) for path in folder.iterdir()})
+
+
 def compile_for_device(source: Path, device: str, details: Mapping[str, object], output: Path) -> Program:
     """Compile an MLIR program for a GPU, from the agent's description of the device."""
     flags, _ = choose_gpu_flags(device, details)
     command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *flags, str(source), "-o", str(output)]
     subprocess.run(command, check=True)
     return replace(program("iree", output), device=device)
+
+
+def save_add(path: Path) -> Path:
+    """Write a model that computes a + b of 4096 float32 values."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("a", "b", "sum")]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -80,13 +96,9 @@ def add_programs_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     def make(arch: str) -> dict[str, Program]:
         folder = tmp_path_factory.mktemp(f"programs-{arch}")
         (folder / "add.mlir").write_text(ADD_MLIR)
-        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4096]) for name in ("a", "b", "sum")]
-        graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["sum"])], "add", values[:2], values[2:])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        onnx.save(model, folder / "add.onnx")
         return {
             "iree": compile_mlir(folder / "add.mlir", arch, folder / "add.vmfb"),
-            "onnxruntime": program("onnxruntime", folder / "add.onnx"),
+            "onnxruntime": program("onnxruntime", save_add(folder / "add.onnx")),
         }
 
     return make

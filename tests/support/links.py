@@ -16,6 +16,7 @@ from hil.controller.devices.ssh.connect import open_shell
 from hil.controller.devices.ssh.tunnel import open_tunnel
 from hil.core.board_config import Connection
 from support.agents import start_process, stop_process
+from support.microcontrollers import CHIPS
 from tools.virtual_board import VirtualBoard
 
 BOARDS = {"x86_64 board": "board_x86", "aarch64 board": "board_aarch64"}
@@ -24,6 +25,10 @@ AGENTS = [
     *("in-process", "agent over TCP", "simulator"),
     pytest.param("x86_64 board", marks=pytest.mark.board),
     pytest.param("aarch64 board", marks=[*_LONG, pytest.mark.slow]),
+]
+# Agents of emulated microcontrollers: they run only firmware.
+MICROCONTROLLERS = [
+    pytest.param(chip, marks=[pytest.mark.ci, pytest.mark.slow, pytest.mark.timeout(600)]) for chip in CHIPS
 ]
 COMMANDS = [
     pytest.param("x86_64 board, by command", marks=_LONG),
@@ -62,6 +67,7 @@ class Reached:
         arch: architecture of the machine.
         board: for a board over SSH: its address, with identity and known hosts.
         by_command: True if the board has no agent.
+        firmware: config of the board, if it is a microcontroller.
     """
 
     address: str
@@ -70,6 +76,7 @@ class Reached:
     identity: Path | None = None
     known_hosts: Path | None = None
     by_command: bool = False
+    firmware: Path | None = None
 
 
 @contextmanager
@@ -83,6 +90,12 @@ def reach(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[R
         agent = Agent(AgentConfig(f"unix:{folder}/a.sock", folder / "store"))
         yield Reached(agent.address)
         agent.stop()
+    elif name in CHIPS:
+        chip = request.getfixturevalue("start_chip")(name)
+        more = ("--config", str(chip.config), "--address", chip.address)
+        process, address = start_process("hil.mcu", f"unix:{folder}/m.sock", folder / "store", *more)
+        yield Reached(address, name, firmware=chip.config)
+        stop_process(process)
     else:
         simulated = name == "simulator"
         listen = f"unix:{folder}/s.sock" if simulated else "127.0.0.1:0"

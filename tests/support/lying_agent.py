@@ -26,8 +26,10 @@ from hil.controller.devices.agent_client import client, connection, session_stre
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import connect_board
+from hil.controller.devices.metering.board_meter import BoardMeter
 from hil.core.board_config import BoardConfig, Connection
 from hil.core.digest import digest_of
+from hil.core.meter_config import MeterConfig
 from hil.core.results import Artifact
 from hil.core.tensors import TensorSpec
 from hil.protocol import grpc_calls, wire, wire_errors
@@ -73,11 +75,13 @@ HONEST: dict[str, list[Message]] = {
             wall_ns=2,
             fence=3,
             readings=_READINGS,
+            meters=["hwmon", "rapl"],
         )
     ],
     "Clock": [pb.ClockPong(clock_ns=1000)],
     "Logs": [pb.LogLine(clock_ns=1, text="a line"), pb.LogLine(clock_ns=2, text="another")],
     "Counters": [pb.CounterSample(clock_ns=1, readings=_READINGS[:1])],
+    "Power": [pb.PowerSamples(clock_ns=[1, 2], values=[3.0, 4.0]), pb.PowerSamples(clock_ns=[3], values=[5.0], lost=1)],
     "Hold": [pb.HoldReply(waiting=pb.SessionWaiting(holder=pb.Holder(owner="o", purpose="p", held_s=1))),
              pb.HoldReply(opened=pb.SessionOpened(token="t", fence=4, ttl_s=5))],
     "Missing": [pb.MissingReply(missing=[pb.MissingBlob(digest=DIGEST, have_bytes=2)])],
@@ -373,7 +377,8 @@ def use(address: str, program: Artifact) -> list[str]:
         AssertionError: an agent must not be able to cause one of the errors.
     """
     told: list[str] = []
-    config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address))
+    meter = MeterConfig(kind="hwmon", path="/sys/x")
+    config = BoardConfig("liar", "liar", runtime="onnxruntime", connection=Connection(address=address), meter=meter)
     try:
         board = connect_board(BoardChoice(config, address, runtime="onnxruntime", purpose="a test", wait_s=0.5))
     except errors.HilError as error:
@@ -382,6 +387,7 @@ def use(address: str, program: Artifact) -> list[str]:
         for step in (
             lambda: board.client.get(DIGEST) if board.take() is None else None,
             lambda: _run(board, program),
+            lambda: _read_power(board),
             lambda: board.client.logs(),
             lambda: board.clock_fit(),
         ):
@@ -404,6 +410,16 @@ def _run(board: Board, program: Artifact) -> None:
         taken = loaded.profile({"x": X}, iterations=1, timeout=0.5)
         assert all("/" not in name for name in taken.files)
         loaded.log()
+
+
+def _read_power(board: Board) -> None:
+    meter = BoardMeter(board)
+    try:
+        meter.start()
+    finally:
+        meter.stop()
+    found = meter.read()
+    json.dumps([found.times_ns.tolist(), found.watts.tolist(), found.lost, found.problem], allow_nan=False)
 
 
 def told_of(error: errors.HilError) -> str:

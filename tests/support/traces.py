@@ -36,3 +36,25 @@ def write_trace_file(path: Path, slices: list[tuple[str, int, int]]) -> Path:
     data = trace_bytes(slices)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def read_slices(path: Path) -> dict[str, list[tuple[str, int, int]]]:
+    """Return the slices of a compressed Perfetto trace by the name of their track: name, start and end in ns."""
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+    trace = pb.Trace.FromString(gzip.decompress(path.read_bytes()))
+    tracks: dict[int, str] = {}
+    names: dict[tuple[int, int], str] = {}
+    begun: dict[int, list[tuple[str, int]]] = {}
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for packet in trace.packet:
+        tracks.setdefault(packet.track_descriptor.uuid, packet.track_descriptor.name)
+        sequence, event = packet.trusted_packet_sequence_id, packet.track_event
+        names |= {(sequence, one.iid): one.name for one in packet.interned_data.event_names}
+        if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+            name = event.name or names[sequence, event.name_iid]
+            begun.setdefault(event.track_uuid, []).append((name, packet.timestamp))
+        elif event.type == pb.TrackEvent.TYPE_SLICE_END:
+            found.setdefault(tracks[event.track_uuid], []).append((*begun[event.track_uuid].pop(), packet.timestamp))
+    assert not any(begun.values()), "a slice has no end"
+    return found

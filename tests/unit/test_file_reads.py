@@ -49,7 +49,6 @@ ALLOWED = {
     "controller/backends/compilers/iree_failure.py:keep_failure": _OWN,
     "controller/backends/compilers/tensorflow/tfcompile.py:compile_tfcompile": _OWN,
     "controller/devices/deploy/board_side.py:BoardDirectory.running": _BOARD,
-    "controller/devices/metering/sysfs_meter.py:_read_number": _KERNEL,
     "controller/devices/deploy/board_side.py:record": _BOARD,
     "controller/devices/deploy/board_side.py:unpack": _BOARD,
     "controller/devices/deploy/board_side.py:wait_until_up": _BOARD,

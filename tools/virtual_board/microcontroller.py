@@ -33,7 +33,7 @@ MACHINES = {
 ALIASES = {CHIPS[name].core.name: name for name in MACHINES}
 ICOUNT_SHIFT = 5
 PACKAGES = {"qemu-system-arm": "qemu-system-arm", "qemu-system-riscv32": "qemu-system-misc"}
-_START_SECONDS = 30.0
+_START_SECONDS = 90.0  # on a busy machine
 _REST_SECONDS = 1.0
 # File with the settings, which marks the directory of an emulated microcontroller.
 FILE = "microcontroller.json"
@@ -177,7 +177,7 @@ class _Emulator:
         self._flashed = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._state_lock = threading.Lock()
-        self._is_frozen = self._is_resting = False
+        self._is_frozen = self._is_resting = self._is_connected = False
         self.line = SerialBridge(folder / "tty", settings["baud"], settings["seed"], wake=self._wake)
         threading.Thread(target=self._rest, daemon=True).start()
 
@@ -220,6 +220,7 @@ class _Emulator:
                     raise RuntimeError(f"QEMU did not start: {text[-300:]}") from None
                 time.sleep(0.01)
         self.line.attach(connection)
+        self._is_connected = True
 
     def kill(self, _: str) -> None:
         """Cut the power."""
@@ -229,7 +230,7 @@ class _Emulator:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-            self._is_frozen = self._is_resting = False
+            self._is_frozen = self._is_resting = self._is_connected = False
 
     def power_on(self, _: str) -> None:
         """Start the firmware, unless it runs."""
@@ -257,7 +258,8 @@ class _Emulator:
         while True:
             time.sleep(_REST_SECONDS)
             with self._state_lock:
-                if not self._is_frozen and not self._is_resting and self.line.is_answered(_REST_SECONDS):
+                is_running = self._is_connected and not self._is_frozen and not self._is_resting
+                if is_running and self.line.is_answered(_REST_SECONDS):
                     self._is_resting = True
                     self._signal(signal.SIGSTOP)
 

@@ -84,8 +84,17 @@ class Program(Protocol):
 
         def get_peak_memory(self) -> int
 
-    Return the peak memory of the program on its device in bytes, or 0 if unknown. hil calls this after runs, outside
-    the timed section. Without this method, hil reports the peak resident memory of the worker's process.
+    Return the peak main memory of the program in bytes, or 0 if unknown. Only programs that do not run in the worker's
+    process need this, for example on a microcontroller. hil calls this after runs, outside the timed section. Without
+    this method, hil reports the peak resident memory of the worker's process.
+
+    **Device memory**::
+
+        def get_peak_device_memory(self) -> int | None
+
+    Return the peak memory of the device in bytes, as the runtime reports it for this process; None if unknown. hil
+    calls this after runs, outside the timed section. If the runtime does not report it, hil reads the statistics of
+    the kernel's GPU driver.
 
     **Placement**::
 

@@ -13,13 +13,14 @@ import iree.runtime as rt
 import numpy as np
 
 from hil.agent.runtimes import Check, ClockPairs, run_command
+from hil.agent.runtimes.iree_devices import OpenedDevice, get_first_line, list_devices, open_device
 from hil.core.files import copy_file, open_file
 from hil.core.installed import get_version
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, TensorSpec, parse_dtype, settle_spec, to_bytes
 from hil.errors import ErrorCode, LoadFailed, RunFailed, did_you_mean
 from hil.formats.gpu_programs import find_mismatch, read_targets
-from hil.formats.iree_buffers import make_shared_view, read_array, view_of
+from hil.formats.iree_buffers import counts_memory, make_shared_view, read_array, view_of
 from hil.formats.iree_command import (
     NUMBERS,
     PARAMETER_SCOPE,
@@ -30,8 +31,8 @@ from hil.formats.iree_command import (
     own_tool,
     profile_command,
 )
-from hil.formats.iree_devices import CPU_DRIVERS, parse_device
-from hil.formats.iree_errors import load_error
+from hil.formats.iree_devices import CPU_DRIVERS, get_driver
+from hil.formats.iree_errors import find_missing_device, load_error
 from hil.formats.iree_state import has_state
 from hil.formats.iree_values import choose_function, list_module_functions
 
@@ -43,12 +44,12 @@ class IreeRuntime:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._instance = rt.VmInstance()
-        self._devices: dict[str, Any] = {}
+        self._devices: dict[str, OpenedDevice] = {}
 
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version and the drivers that have a device here."""
-        found = {name: devices for name in rt.query_available_drivers() if (devices := _list_devices(name))}
+        found = list_devices()
         ordered = sorted(found, key=lambda name: (name != DEFAULT_DEVICE, name))
         return {
             "version": get_version("iree-base-runtime"),
@@ -58,25 +59,32 @@ class IreeRuntime:
         }
 
     def prepare(self, device: str) -> None:
-        """Open a device."""
+        """Open a device.
+
+        Raises:
+            LoadFailed: IREE does not find the device, or the name selects several devices.
+        """
         name = device or DEFAULT_DEVICE
-        if name not in self._devices and name.split("://")[0] in rt.query_available_drivers():
-            self._devices[name] = rt.get_device(name, cache=False)
+        if name not in self._devices and get_driver(name) in rt.query_available_drivers():
+            self._devices[name] = open_device(name)
 
     def load(self, folder: Path, main: str, device: str, function: str) -> IreeProgram:
         """Load a module and look up the function."""
         name = device or DEFAULT_DEVICE
         try:
             self.prepare(name)
+        except LoadFailed:
+            raise
         except Exception as error:
             raise LoadFailed(f"IREE cannot open device {name!r}: {error}") from error
         if name not in self._devices:
             drivers = rt.query_available_drivers()
             raise LoadFailed(
                 f"IREE driver for device {name!r} not found",
-                hint=f"{did_you_mean(name.split('://')[0], drivers)}available: {', '.join(drivers)}",
+                hint=f"{did_you_mean(get_driver(name), drivers)}available: {', '.join(drivers)}",
             )
-        hal_device = self._devices[name]
+        opened = self._devices[name]
+        hal_device = opened.device
         path = folder / main
         if path.stat().st_size < 64:
             raise LoadFailed(f"{main} is not a .vmfb file: it has only {path.stat().st_size} bytes")
@@ -84,7 +92,7 @@ class IreeRuntime:
             # VmModule.mmap opens the file for writing, which fails in a sandbox.
             with open_file(path) as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            _refuse_mismatch(content, main, name)
+            _refuse_mismatch(content, main, name, opened.details)
             module = rt.VmModule.wrap_buffer(self._instance, content)
             modules = [rt.create_hal_module(self._instance, hal_device)]
             # In a process that was just forked, `glob` takes 0.4 ms because the kernel copies each touched page.
@@ -104,15 +112,22 @@ class IreeRuntime:
         except LoadFailed:
             raise
         except Exception as error:
-            if name in CPU_DRIVERS and (targets := read_targets(memoryview(content))):
+            targets = read_targets(memoryview(content)) if get_driver(name) in CPU_DRIVERS else []
+            wanted = targets[0].driver if targets else find_missing_device(str(error))
+            if wanted and wanted != get_driver(name):
+                is_cpu = wanted == "local"
+                built = "the CPU" if is_cpu else f"{wanted} ({targets[0].arch})" if targets else wanted
                 raise LoadFailed(
-                    f"{main} was compiled for {targets[0].backend} ({targets[0].arch}), not for device {name!r}",
-                    hint="select the program's device, such as --device vulkan, or compile the model again",
+                    f"{main} was compiled for {built}, not for device {name!r}",
+                    hint=f"select the program's device: --device {DEFAULT_DEVICE if is_cpu else wanted}; or compile "
+                    "the model again for this device",
                 ) from error
-            message = f"IREE cannot load {main}: {_get_first_line(error)}"
+            message = f"IREE cannot load {main}: {get_first_line(error)}"
             raise load_error(message, str(error), detail=str(error)) from error
         reopen = open_context if has_state(memoryview(content)) else None
-        return IreeProgram(hal_device, context, reopen, module, function, _Files(name, path, parameters))
+        return IreeProgram(
+            hal_device, context, reopen, module, function, _Files(opened.details["id"] or name, path, parameters)
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +164,7 @@ class IreeProgram:
     ) -> None:
         self._files = files
         self._device = device
-        self._placed = _describe_device(device, files.device.split("://")[0])
+        self._placed = _describe_device(device, get_driver(files.device))
         self._context = context
         self._reopen = reopen
         self._module = module
@@ -166,6 +181,7 @@ class IreeProgram:
         # Indices of inputs with device copies that a run changed; None before the first run with them.
         self._changed: list[int] | None = None
         self._has_run = self._has_run_bound = False
+        self._counts_memory: bool | None = None  # None if not tested
 
     def __del__(self) -> None:
         """Release the buffers before the device. IREE's Vulkan driver crashes if a buffer outlives its device."""
@@ -240,7 +256,7 @@ class IreeProgram:
                 done.wait()
         except Exception as error:
             raise RunFailed(
-                f"IREE failed to run {self.function}: {_get_first_line(error)}", detail=str(error)
+                f"IREE failed to run {self.function}: {get_first_line(error)}", detail=str(error)
             ) from error
         return results
 
@@ -270,6 +286,12 @@ class IreeProgram:
         """Return the opened device, by its IREE name, as the only part."""
         return (self._placed,)
 
+    def get_peak_device_memory(self) -> int | None:
+        """Return the peak of the device's allocator, if its statistics contain all memory."""
+        if self._counts_memory is None:
+            self._counts_memory = counts_memory(self._device)
+        return int(self._device.allocator.statistics["device_bytes_peak"]) if self._counts_memory else None
+
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile with IREE's command-line tool in a separate process, because the Python bindings cannot profile.
 
@@ -284,6 +306,10 @@ class IreeProgram:
         for spec in self.inputs:
             if is_number(spec) and spec.dtype not in NUMBERS:
                 raise RunFailed(f"{spec}: IREE's profiling command does not support {spec.dtype} numbers")
+        if get_driver(self._files.device) not in CPU_DRIVERS and self._files.device.rpartition("/")[2].isdecimal():
+            raise RunFailed(
+                f"IREE's profiling command cannot select device {self._files.device}: other devices have the same path"
+            )
         argv = profile_command(
             str(found),
             str(self._files.module),
@@ -340,32 +366,13 @@ def _build_arguments(specs: Sequence[TensorSpec], arguments: Sequence[Any]) -> A
     return pushed
 
 
-def _list_devices(name: str) -> list[dict[str, Any]]:
-    """Return the devices of a driver; none if the driver does not work here."""
-    try:
-        driver = rt.get_driver(name)
-        found = driver.query_available_devices()
-        return [parse_device(name, one, driver.dump_device_info(one["device_id"])) for one in found]
-    except Exception:
-        return []
-
-
-def _refuse_mismatch(program: mmap.mmap, main: str, device: str) -> None:
+def _refuse_mismatch(program: mmap.mmap, main: str, device: str, opened: dict[str, Any]) -> None:
     """Raise LoadFailed if a program was compiled for another GPU. IREE may run it and return wrong values."""
-    driver = device.split("://")[0]
-    if driver in CPU_DRIVERS:
-        return
-    devices = _list_devices(driver)
-    opened = next((one for one in devices if one["id"] == device), devices[0] if devices else None)
-    reason = find_mismatch(memoryview(program), driver, opened["properties"]) if opened else ""
-    if opened and reason:
+    reason = find_mismatch(memoryview(program), get_driver(device), opened["properties"])
+    if reason:
         raise LoadFailed(
             f"{main} does not fit device {device!r} ({opened['name']}): {reason}",
-            hint="remove the target from the compile flags: hil then compiles for the device that the board reports",
+            hint="select the program's device, or remove the target from the compile flags: hil then compiles for the "
+            "device that the board reports",
             code=ErrorCode.WRONG_TARGET,
         )
-
-
-def _get_first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip()[:400] if lines else type(error).__name__

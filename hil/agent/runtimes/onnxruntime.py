@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,24 @@ import numpy as np
 import onnxruntime as ort
 
 from hil.agent.runtimes import Check, ClockPairs, Runtime
+from hil.agent.runtimes.onnxruntime_log import ProviderLog, read_provider_log
+from hil.agent.runtimes.onnxruntime_providers import (
+    CPU_PROVIDER,
+    ProviderDevice,
+    find_device,
+    list_hardware,
+    list_providers,
+    open_session,
+)
 from hil.core.files import read_file
 from hil.core.results import Part, Placement
-from hil.core.scratch import make_temporary_folder
 from hil.core.tensors import Array, TensorSpec
 from hil.errors import LoadFailed, RunFailed
 from hil.formats.ort_values import copy_from_ort, make_node_spec, to_ort
 
 # Output file of a profiling pass.
 PROFILE_FILE = "onnxruntime.json"
-DEFAULT_DEVICE = "CPUExecutionProvider"
+DEFAULT_DEVICE = CPU_PROVIDER
 # Session option that records the provider of each node; supported since ONNX Runtime 1.24.
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _KERNEL = "_kernel_time"
@@ -42,9 +52,8 @@ class OnnxRuntime(Runtime):
     @staticmethod
     def describe() -> dict[str, Any]:
         """Return the version and the execution providers, the CPU first."""
-        providers = [name for name in ort.get_available_providers() if name != "AzureExecutionProvider"]
-        ordered = sorted(providers, key=lambda name: name != DEFAULT_DEVICE)
-        return {"version": ort.__version__, "devices": ordered, "device_details": _list_hardware(ordered)}
+        providers = list_providers()
+        return {"version": ort.__version__, "devices": providers, "device_details": list_hardware(providers)}
 
     @staticmethod
     def preload() -> None:
@@ -61,46 +70,44 @@ class OnnxRuntime(Runtime):
 
     def load(self, folder: Path, main: str, device: str, function: str) -> OnnxProgram:
         """Create a session for the model."""
-        provider = device or DEFAULT_DEVICE
-        if provider not in ort.get_available_providers():
-            raise LoadFailed(
-                f"ONNX Runtime lacks execution provider {provider!r}",
-                hint=f"available: {', '.join(ort.get_available_providers())}",
-            )
+        provider = find_device(device)
 
         def make(options: ort.SessionOptions) -> ort.InferenceSession:
             options.log_severity_level = _ERRORS
-            if provider != DEFAULT_DEVICE:
+            if provider.name != DEFAULT_DEVICE:
                 options.add_session_config_entry(_ASSIGNMENT, "1")
-            # With fallback, a provider that fails to open would be silently replaced by the CPU.
-            return ort.InferenceSession(str(folder / main), options, providers=[provider], enable_fallback=0)
+            return open_session(folder / main, provider, options)
 
         try:
             session = make(ort.SessionOptions())
         except Exception as error:
             text = str(error).replace(str(folder) + "/", "")
-            where = "" if provider == DEFAULT_DEVICE else f" on {provider}"
+            where = "" if provider.name == DEFAULT_DEVICE else f" on {provider.name}"
             raise LoadFailed(f"ONNX Runtime cannot load {main}{where}: {text[:400]}", detail=text) from error
-        return OnnxProgram(session, provider, function, make)
+        source = _Source(folder / main, provider, make)
+        if provider.name not in session.get_providers():
+            # ONNX Runtime logs the error, and creates the session without the provider.
+            errors = source.read_log().errors
+            raise LoadFailed(
+                f"ONNX Runtime cannot open {provider.name}: {(errors or ['see the log of the worker'])[0][:400]}",
+                hint="install the driver and the libraries of this provider on the board, or use a different device",
+                detail="\n".join(errors),
+            )
+        return OnnxProgram(session, source, function)
 
 
-def _list_hardware(providers: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the devices of the providers. ONNX Runtime reports them since version 1.23."""
-    try:
-        found = ort.get_ep_devices()
-    except Exception:
-        return []
-    return [
-        {
-            "id": one.ep_name,
-            "name": one.device.metadata.get("Description") or one.device.vendor,
-            "type": one.device.type.name.lower(),
-            "driver": one.ep_metadata.get("version", ""),
-            "properties": {},
-        }
-        for one in found
-        if one.ep_name in providers
-    ]
+@dataclass(frozen=True)
+class _Source:
+    """What a session is created from."""
+
+    path: Path
+    provider: ProviderDevice
+    make: Callable[[ort.SessionOptions], ort.InferenceSession]
+
+    def read_log(self) -> ProviderLog:
+        """Return the facts of the log of another session's creation."""
+        with tempfile.TemporaryDirectory(prefix="hil-placement-") as folder:
+            return read_provider_log(self.path, self.provider, Path(folder))
 
 
 class OnnxProgram:
@@ -109,14 +116,13 @@ class OnnxProgram:
     def __init__(
         self,
         session: ort.InferenceSession,
-        provider: str,
+        source: _Source,
         function: str,
-        make: Callable[[ort.SessionOptions], ort.InferenceSession],
     ) -> None:
         self._session = session
-        self._provider = provider
+        self._source = source
+        self._provider = source.provider.name
         self._placed: Placement | None = None
-        self._make = make
         self.function = function
         self.inputs = _read_specs("input", session.get_inputs())
         self.outputs = _read_specs("output", session.get_outputs())
@@ -168,11 +174,12 @@ class OnnxProgram:
             nodes = [(graph.ep_name, node.name, node.op_type) for graph in graphs for node in graph.get_nodes()]
         else:
             nodes = self._profile_nodes()
-        return _group_nodes(nodes, self._provider)
+        log = self._source.read_log() if any(node[0] != self._provider for node in nodes) else ProviderLog()
+        return _group_nodes(nodes, self._provider, log)
 
     def _profile_nodes(self) -> list[tuple[str, str, str]]:
         """Return (provider, name, operator) of each node that a run of a separate session executed."""
-        with make_temporary_folder("hil-placement-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hil-placement-") as folder:
             session = self._open_profiling_session(Path(folder))
             self._run(session, self._feeds)
             events = json.loads(read_file(Path(session.end_profiling())))
@@ -187,7 +194,7 @@ class OnnxProgram:
         options = ort.SessionOptions()
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / "pass")
-        return self._make(options)
+        return self._source.make(options)
 
     def profile(self, warmup: int, iterations: int, folder: Path, tool: Path | None, check: Check) -> list[Path]:
         """Profile a separate session, so that tracing does not slow down normal runs."""
@@ -235,13 +242,17 @@ class OnnxProgram:
         return copy_from_ort(value, spec.dtype)
 
 
-def _group_nodes(nodes: Iterable[tuple[str, str, str]], asked: str) -> Placement:
+def _group_nodes(nodes: Iterable[tuple[str, str, str]], asked: str, log: ProviderLog) -> Placement:
     """Group nodes, given as (provider, name, operator), into one part per provider. The requested provider is first."""
     found: dict[str, list[str]] = {}
+    why = {}
     for provider, name, operator in nodes:
-        found.setdefault(provider, []).append(f"{name} ({operator})" if name else operator)
+        label = f"{name} ({operator})" if name else operator
+        found.setdefault(provider, []).append(label)
+        if provider != asked and (reason := log.find_reason(name, operator)):
+            why[label] = reason
     ordered = sorted(found, key=lambda provider: (provider != asked, provider))
-    return tuple(Part.of(provider, found[provider], elsewhere=provider != asked) for provider in ordered)
+    return tuple(Part.of(one, found[one], elsewhere=one != asked, why={} if one == asked else why) for one in ordered)
 
 
 def _read_specs(kind: str, nodes: Any) -> tuple[TensorSpec, ...]:

@@ -7,6 +7,7 @@ smallest value that Vulkan permits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,16 @@ _DESCRIBED = f"{TARGET_DEVICE}#hal.device.target<"
 _VULKAN_TARGET = "--iree-vulkan-target"  # also the prefix of -features
 # Driver -> compiler's name of the device, and the flag for its architecture.
 _OF_ARCH = {"cuda": ("cuda", "--iree-cuda-target="), "hip": ("hip", "--iree-rocm-target=")}
+# Architectures of --iree-cuda-target. For others, iree-compile fails: "missing GPU target".
+CUDA_TARGETS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
+# Driver -> start of the flags that name its target.
+_TARGET_FLAGS = {"vulkan": (_VULKAN_TARGET,), "cuda": ("--iree-cuda-target",), "hip": ("--iree-rocm-target",)}
+# Driver -> flag that a hint shows.
+_EXAMPLES = {
+    "vulkan": f"{_VULKAN_TARGET}=valhall4",
+    "cuda": "--iree-cuda-target=sm_80",
+    "hip": "--iree-rocm-target=gfx942",
+}
 # Flags that a device given by the user replaces.
 _OF_DEVICE = (TARGET_DEVICE, "--iree-hal-local-target-device-backends=")
 TARGETED_DRIVERS = ("vulkan", *_OF_ARCH)
@@ -40,15 +51,15 @@ def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str
         UsageError: the board does not report what the target depends on.
     """
     driver = get_driver(device)
-    if details.get("missing"):  # the board refuses the program, and names its devices
-        return (f"{TARGET_DEVICE}{driver}",), f"{driver}, which the board lacks"
     properties: Mapping[str, str] = details.get("properties", {})
     named = f"{details.get('name', '')} of the board"
     if driver in _OF_ARCH:
         arch = properties.get("arch", "").partition(":")[0]
         _require(bool(arch), device, "architecture")
         name, flag = _OF_ARCH[driver]
-        return (f"{TARGET_DEVICE}{name}", f"{flag}{arch}"), f"{driver} {arch} ({named})"
+        target = choose_cuda_target(arch) if driver == "cuda" else arch
+        code = "" if target == arch else f", code for {target}"
+        return (f"{TARGET_DEVICE}{name}", f"{flag}{target}"), f"{driver} {arch}{code} ({named})"
     spirv, size = get_spirv_version(properties.get("api", "")), read_number(properties.get("subgroup_size", ""))
     _require(spirv != (0, 0) and size > 0, device, "Vulkan version and subgroup size")
     operations = _list_operations(properties, size)
@@ -59,18 +70,58 @@ def choose_gpu_flags(device: str, details: Mapping[str, Any]) -> tuple[tuple[str
     return (f"{TARGET_DEVICE}{target}",), description
 
 
+def choose_cuda_target(arch: str) -> str:
+    """Return the newest architecture that iree-compile has and that a CUDA device can run.
+
+    The program contains PTX, which CUDA's driver compiles for the device. Newer devices run the PTX of older ones.
+
+    Args:
+        arch: the device's architecture, such as ``sm_90``. An unknown architecture is returned unchanged.
+    """
+    number = re.fullmatch(r"sm_(\d+)a?", arch)
+    older = [one for one in CUDA_TARGETS if number and one <= int(number[1])]
+    return f"sm_{max(older)}" if older else arch
+
+
+def name_target(device: str, flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the device's flag if a user's flags name the target of a GPU; otherwise no flags.
+
+    hil can then compile for a device that the board does not have.
+    """
+    driver = get_driver(device)
+    is_named = any(flag.startswith(_TARGET_FLAGS.get(driver, ())) for flag in flags)
+    return (f"{TARGET_DEVICE}{driver}",) if is_named else ()
+
+
+def describe_target_flag(device: str) -> str:
+    """Return an example of the flag that names the target of a GPU; "" for other devices."""
+    return _EXAMPLES.get(get_driver(device), "")
+
+
 def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return a config's compile flags with the user's flags.
 
     iree-compile accepts several devices, so a user's device replaces the config's. A user's Vulkan target replaces the
     device that hil described.
+
+    Raises:
+        UsageError: iree-compile would use its default target of a GPU.
     """
+    flags = (*chosen, *given)
     if any(flag.startswith(TARGET_DEVICE) for flag in given):
-        return (*(flag for flag in chosen if not flag.startswith(_OF_DEVICE)), *given)
-    if any(flag.startswith(_VULKAN_TARGET) for flag in given):
+        flags = (*(flag for flag in chosen if not flag.startswith(_OF_DEVICE)), *given)
+    elif any(flag.startswith(_VULKAN_TARGET) for flag in given):
         plain = f"{TARGET_DEVICE}vulkan"
-        return (*(plain if flag.startswith(_DESCRIBED) else flag for flag in chosen), *given)
-    return (*chosen, *given)
+        flags = (*(plain if flag.startswith(_DESCRIBED) else flag for flag in chosen), *given)
+    for driver, names in _TARGET_FLAGS.items():
+        device = f"{TARGET_DEVICE}{driver}"
+        if device in flags and not any(flag.startswith(names) for flag in flags):
+            raise UsageError(
+                f"missing compile target for {device}: iree-compile would use a default target",
+                hint=f"add a flag such as {_EXAMPLES[driver]}, or remove {device} and use --device {driver}: hil then "
+                "compiles for the device that the board reports",
+            )
+    return flags
 
 
 def _require(known: bool, device: str, what: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hil.controller.backends.gpu_targets import TARGETED_DRIVERS, describe_target_flag, name_target
 from hil.controller.devices.board_client import BoardClient
 from hil.core.arithmetic import is_arithmetic_flag
 from hil.core.board_config import BoardConfig
@@ -15,8 +16,8 @@ from hil.core.installed import list_entry_points
 from hil.core.named import resolve
 from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
 from hil.core.text import TextSink
-from hil.errors import UsageError
-from hil.formats.iree_devices import find_device, get_driver
+from hil.errors import BoardUnfit, UsageError, did_you_mean
+from hil.formats.iree_devices import CPU_DRIVERS, find_device, get_driver, list_devices, match_devices
 
 if TYPE_CHECKING:
     from hil.controller.backends.targets import Target
@@ -38,6 +39,8 @@ class BoardChoice:
     wait_s: float = 60.0  # how long to wait while another session holds the board, in seconds
     timeout_s: float = TARGET_SECONDS  # time limit in seconds for the package function that chooses the target
     say: TextSink = lambda text: None
+    # (runtime, device) that the user selected instead of the config's device, for a board that a provider chooses.
+    used_device: tuple[str, str] = ("", "")
     without_agent: str = ""  # why the board is used without an agent; "" if it has an agent
     # Return the client of a link that is already open. The argument is the board's name for errors. None: open a link.
     connect: Callable[[str], BoardClient] | None = None
@@ -98,7 +101,7 @@ def fill_target(
 ) -> tuple[BoardConfig, str]:
     """Return a config with the compile target filled in, and the target's description.
 
-    The description is "" if the config's flags are used unchanged.
+    The description is "" if the config's flags are used unchanged, and if the board lacks the device of the config.
 
     Args:
         info: the board's description, with the keys of Describe.
@@ -111,6 +114,8 @@ def fill_target(
     found = list_known_runtimes()[runtime or config.runtime]
     device = config.devices.get(found.name, "")
     details = _describe_device(info.get("runtimes", ()), found.name, device)
+    if device and details["missing"]:  # commands that need the device call refuse_missing_device
+        return config, ""
     machine = {**info["machine"], "device": details} if device else info["machine"]
     target = _choose_target(found, machine, timeout_s)
     own = config.compile_flags.get(found.compiler, ())
@@ -118,11 +123,24 @@ def fill_target(
     return replace(config, compile_flags=flags), target.description
 
 
+def use_named_target(config: BoardConfig, runtime: str, flags: Sequence[str]) -> BoardConfig:
+    """Return the config for a GPU whose target is in the user's compile flags.
+
+    A command that only compiles then does not need a board with this GPU.
+    """
+    name = runtime or config.runtime
+    info, named = list_known_runtimes().get(name), name_target(config.devices.get(name, ""), flags)
+    if info is None or not named or knows_target(config, runtime):
+        return config
+    own = config.compile_flags.get(info.compiler, ())
+    return replace(config, compile_flags={**config.compile_flags, info.compiler: (*named, *own)})
+
+
 def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     """Return the choice with another device for a runtime.
 
-    The config's compile flags are for the config's device. For another driver, hil chooses the target from the board's
-    description, and keeps only the arithmetic.
+    The config's compile flags are for the config's device. For another device, hil chooses the target from the board's
+    description, and keeps only the arithmetic. Only for GPUs, devices of the same driver have different targets.
 
     Args:
         runtime: "" means the config's runtime.
@@ -130,22 +148,73 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     """
     config = choice.config
     name = runtime or config.runtime
-    if not device or config.devices.get(name) == device:
+    before = config.devices.get(name, "")
+    if not device or before == device:
         return choice
-    before, after = get_driver(config.devices.get(name, "")), get_driver(device)
+    choice = replace(choice, used_device=(runtime, device))
     flags = dict(config.compile_flags)
     info = list_known_runtimes().get(name)
-    if info is not None and before != after:
+    is_same_target = get_driver(before) == get_driver(device) and get_driver(device) not in TARGETED_DRIVERS
+    if info is not None and not is_same_target:
         # The arithmetic applies to all devices.
         flags[info.compiler] = tuple(filter(is_arithmetic_flag, flags.get(info.compiler, ())))
     return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
 
 
+def refuse_missing_device(config: BoardConfig, runtime: str, info: Mapping[str, Any], board: str) -> None:
+    """Raise an error if a program must be compiled for a device that the board lacks.
+
+    Args:
+        runtime: "" means the config's runtime.
+        info: the board's description, with the keys of Describe.
+        board: the board's name, for the error.
+
+    Raises:
+        BoardUnfit: the board has no such device.
+        UsageError: the device's name selects several devices.
+    """
+    name = runtime or config.runtime
+    known, runtimes = list_known_runtimes().get(name), info.get("runtimes", ())
+    wanted = config.devices.get(name, "")
+    if known is None or not known.target or not wanted:
+        return
+    details = list_devices(runtimes, name)
+    found = match_devices(details, wanted)
+    if len(found) > 1:
+        raise UsageError(
+            f"device name {wanted!r} is ambiguous on board {board!r}: it selects "
+            f"{' and '.join(str(one['id']) for one in found)}",
+            hint="use the name in the column 'device' of hil board devices",
+        )
+    if not _describe_device(runtimes, name, wanted)["missing"]:
+        return
+    devices = [str(one["id"]) for one in details] or _list_drivers(runtimes, name)
+    raise BoardUnfit(
+        f"board {board!r} has no device {wanted!r} for the runtime {name}",
+        board=board,
+        hint=f"{did_you_mean(wanted, [*devices, *_list_drivers(runtimes, name)])}devices found: {', '.join(devices)}; "
+        f"check that the device's driver is installed on the board{_describe_compile_only(wanted)}",
+    )
+
+
 def _describe_device(runtimes: Sequence[Mapping[str, Any]], runtime: str, device: str) -> dict[str, Any]:
     """Return the board's description of a device for a target function, with ``missing`` if there is no such device."""
-    devices = next((one.get("devices", ()) for one in runtimes if one.get("name") == runtime), ())
-    is_missing = bool(devices) and not {device, get_driver(device)} & set(devices)
-    return {**(find_device(runtimes, runtime, device) or {}), "id": device, "missing": is_missing}
+    drivers, driver = _list_drivers(runtimes, runtime), get_driver(device)
+    found = find_device(runtimes, runtime, device)
+    # A board with an older agent, or a driver of a package, does not describe its devices.
+    is_described = any(get_driver(str(one.get("id", ""))) == driver for one in list_devices(runtimes, runtime))
+    is_unknown = bool(drivers) and not {device, driver} & set(drivers)
+    is_missing = is_unknown or (found is None and is_described and driver not in CPU_DRIVERS)
+    return {**(found or {}), "id": device, "missing": is_missing}
+
+
+def _describe_compile_only(device: str) -> str:
+    flag = describe_target_flag(device)
+    return f"; hil compile needs no device with --compile-flag={flag}" if flag else ""
+
+
+def _list_drivers(runtimes: Sequence[Mapping[str, Any]], runtime: str) -> Sequence[str]:
+    return next((one.get("devices", ()) for one in runtimes if one.get("name") == runtime), ())
 
 
 def _choose_target(info: RuntimeInfo, machine: Mapping[str, Any], timeout_s: float) -> Target:

@@ -14,7 +14,7 @@ from hil.core.results import Artifact, Placement
 from hil.core.steps import StepCall, StepsPlan
 from hil.core.tensors import Array, TensorSpec
 from hil.core.timeline import Span
-from hil.errors import BoardError
+from hil.errors import BoardError, BoardUnfit
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Invocation:
     # Time on the link: from sending the inputs to the response, without the time on the board and for the outputs; 0 if
     # unknown.
     link_ns: int = 0
+    peak_device_memory_bytes: int = 0  # memory of the device, from its runtime or driver; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,13 @@ class BoardClient(Protocol):
     def counters(self, period_s: float) -> Any:
         """Return a stream of the board's counters: a ``pb.CounterSample`` per period, until cancelled."""
         raise BoardError("reading counters requires an agent on the board")
+
+    def open_power(self, kind: str, path: str, channel: int, rate_hz: float) -> tuple[Any, Any]:
+        """Return a stream of ``pb.PowerSamples`` of a sensor on the board, until cancelled, and its first message.
+
+        Raises BoardUnfit if the sensor is missing or unreadable.
+        """
+        raise BoardUnfit("reading a meter requires an agent on the board")
 
     def tools(self) -> dict[str, Path]:
         """Return the files that every program needs on the board: digest -> file on the host."""

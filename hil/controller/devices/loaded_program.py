@@ -15,6 +15,8 @@ from hil.controller.devices.program_inputs import check_inputs, fits
 from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.instructions import InstructionCounts, count_clock
+from hil.core.mcu_config import MCU_RUNTIME
+from hil.core.placement_reasons import match_compiler_reasons
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
@@ -150,6 +152,7 @@ class LoadedProgram:
             cold,
             repetition=repetition,
             instructions=instructions,
+            peak_device_memory_bytes=invocation.peak_device_memory_bytes or None,
         )
         asked = RequestedDevice.of(name, self._artifact.flags, device)
         return self._add_placement(result, asked), invocation
@@ -170,7 +173,7 @@ class LoadedProgram:
 
     def _add_placement(self, result: RunResult, asked: RequestedDevice) -> RunResult:
         """Add the placement of the program to the result's provenance, and mark parts that ran on other devices."""
-        marked = None if self._placement is None else asked.mark(self._placement)
+        marked = None if self._placement is None else self._add_compiler_reasons(asked.mark(self._placement))
         parts = None if marked is None else [{**part.to_json(), **self._describe_software(part)} for part in marked]
         provenance = {**result.provenance, "placement": parts, "elsewhere": ""}
         try:
@@ -180,6 +183,16 @@ class LoadedProgram:
             error.result = replace(result, provenance=provenance, iterations_ns=())
             raise
         return replace(result, provenance=provenance)
+
+    def _add_compiler_reasons(self, placement: Placement) -> Placement:
+        """Add why the compiler did not delegate nodes, if the compiler decided where they run."""
+        reasons = self._artifact.notes.get("delegation", {}).get("reasons", {})
+        return tuple(
+            replace(part, reasons=match_compiler_reasons(part.names, part.nodes, reasons))
+            if reasons and part.elsewhere and not part.reasons
+            else part
+            for part in placement
+        )
 
     def _describe_software(self, part: Part) -> dict[str, str]:
         """Return the name of a part's device if it is a GPU in software."""
@@ -224,7 +237,7 @@ class LoadedProgram:
             RunCrashed, StageTimeout, BoardLost, SessionEnded: As for :meth:`run`.
             BlobDamaged: The tool was altered on the board twice.
         """
-        if not self._board.config.has_time:
+        if not self._board.config.has_time and self._artifact.runtime != MCU_RUNTIME:  # firmware counts ticks
             raise errors.RunFailed("the board's clock counts instructions, so a profile would not contain times")
         inputs = self._complete_inputs(inputs)
         try:

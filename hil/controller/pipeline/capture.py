@@ -48,7 +48,7 @@ class CaptureRecorder:
     """
 
     def __init__(self, board: Board) -> None:
-        self.capture = Capture(board.name)
+        self.capture = Capture(board.name, icount_shift=board.config.icount_shift)
         self._board = board
         self._watch = board.watch_counters(PERIOD_SECONDS)
         self._power = PowerWatch(board)
@@ -92,7 +92,7 @@ class CaptureRecorder:
         self.capture.transfers.append(
             _make_transfer_span("profiled run", (taken.host.start_ns, taken.host.end_ns), _count_bytes(inputs), size)
         )
-        if taken.board is not None:
+        if taken.board is not None and self._board.config.has_time:
             self.capture.calls.append(InvokeTiming(PROFILED, taken.host, taken.board))
 
     def __enter__(self) -> CaptureRecorder:

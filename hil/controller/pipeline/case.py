@@ -40,6 +40,7 @@ class Capture:
     clock: ClockFit | None = None  # the board's clock relative to the host's; None if not readable
     console: Sequence[Span] = ()  # lines of the board's console, host clock
     notes: list[str] = field(default_factory=list)  # problems, one per line
+    icount_shift: int = -1  # as in BoardConfig; from 0: the board's clock counts instructions, so it has no times
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.core.cancellation import LOOK_SECONDS, check_cancelled
 from hil.core.clock import ClockFit, get_time_ns
 from hil.core.steps import StepCall
+from hil.errors import BoardUnfit
 
 # Number of windows. Fewer make the interval wide.
 WINDOWS = 10
@@ -38,6 +39,7 @@ _WARMUP_SHARE = 0.1
 _TIMEOUT_SHARE = 0.4
 # Pause after a program, before the idle power is steady.
 _SETTLE_SECONDS = 0.2
+_GPIO_TOKENS = "the pulses of a gpio do not separate the prompt from the steps"
 # Maximum seconds of an idle interval, to get enough samples of a slow meter.
 _LONGEST_IDLE = 60.0
 
@@ -91,9 +93,13 @@ def measure_energy(
         HilError: the program failed.
     """
     kind = board.meter.kind
-    meter = make_meter(board.meter)
+    meter = make_meter(board)
     begun_ns = get_time_ns()
-    meter.start()
+    try:
+        meter.start()
+    except BoardUnfit as error:
+        reason = f"{error.message}; {error.hint}" if error.hint else error.message
+        return EnergyMeasurement(meter=kind, refused="meter failed", reason=reason)
     try:
         if not _wait_for_samples(meter, board.meter.start_s):
             problem = meter.read().problem or f"no sample within {board.meter.start_s:g} s"
@@ -122,7 +128,7 @@ def _run_windows(
     _observe_runs(board, meter, calls)
     _wait(_SETTLE_SECONDS)
     after = _stay_idle(meter, board)
-    _wait_until(meter, after[1], board.meter.start_s)
+    _wait_until(board, meter, after[1])
     return _EnergyRun(calls, warmup, (before, after))
 
 
@@ -140,6 +146,8 @@ def _observe_runs(board: Board, meter: Meter, calls: Sequence[EnergyCall]) -> No
         for call in calls:
             # The untimed iterations begin after the call was sent.
             meter.observe_run(call.host_ns[0], fit.to_host(call.board_ns[1]))
+            for prompt in (one for tokens in call.tokens for one in tokens.prompt):
+                meter.observe_prompt(fit.to_host(prompt.start_ns), fit.to_host(prompt.end_ns))
 
 
 def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> EnergyMeasurement:
@@ -151,7 +159,9 @@ def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> Ene
         if config.windows == "gpio":
             calls = [call.host_ns for call in run.calls]
             windows = select_gpio_windows(samples, calls, run.calls[0].iterations, run.warmup)
-            return evaluate_energy(samples, windows, run.idle, meter=config.kind)
+            found = evaluate_energy(samples, windows, run.idle, meter=config.kind)
+            has_tokens = any(call.tokens for call in run.calls) and found.refused is None
+            return found.replace(token_reason=_GPIO_TOKENS) if has_tokens else found
         if fit is None or fit.jumped_ns:
             reason = "the board's clock jumped" if fit else "the board does not report its clock"
             raise EnergyRefused("clock not fitted", reason)
@@ -209,11 +219,17 @@ def _wait_for_samples(meter: Meter, limit_s: float) -> bool:
     return meter.read().times_ns.size > 1
 
 
-def _wait_until(meter: Meter, end_ns: int, limit_s: float) -> None:
-    """Wait until the samples reach a host time: they may arrive late, for example from a file."""
-    for _ in _iter_looks(limit_s):
+def _wait_until(board: Board, meter: Meter, end_ns: int) -> None:
+    """Wait until the samples reach a host time: they may arrive late, for example from a file or from the board."""
+    if meter.read().clock == "board":
+        board.ping()
+        fit = board.clock_fit(end_ns)
+        if fit is None:
+            return
+        end_ns = fit.to_board(end_ns)
+    for _ in _iter_looks(board.meter.start_s):
         found = meter.read()
-        if found.problem or found.clock == "board" or (found.times_ns.size and found.times_ns[-1] >= end_ns):
+        if found.problem or (found.times_ns.size and found.times_ns[-1] >= end_ns):
             break
 
 

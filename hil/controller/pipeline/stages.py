@@ -139,6 +139,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
+    _check_device_is_used(case.options.device, config, runtime)
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
     compiler = choose_case_compiler(case, model, config)
@@ -169,6 +170,16 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     with convert_write_errors(log.parent), log.open("a") as file:
         file.write(f"{artifact.compiler}: {note}\n")
     tools.sink.stage(case, Stage.COMPILE, note)
+
+
+def _check_device_is_used(device: str, config: BoardConfig, runtime: str) -> None:
+    """Raise UsageError if the device was selected for another runtime than the runtime of the model's format."""
+    if device and config.devices.get(runtime, "") != device:
+        raise errors.UsageError(
+            f"--device {device} does not apply to the model's runtime {runtime}",
+            hint=f"select the runtime of the device: --runtime {runtime}",
+            option="--runtime",
+        )
 
 
 def _push_program(case: Case, tools: Tools) -> Iterator[Case]:

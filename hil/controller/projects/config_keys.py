@@ -24,6 +24,7 @@ from hil.core.config_keys import KeyInfo, list_keys
 from hil.core.console_config import ConsoleConfig, Provision
 from hil.core.mcu_config import Microcontroller
 from hil.core.meter_config import MeterConfig
+from hil.core.peak_config import PeakConfig
 
 # Type of a value in a JSON schema -> text for people.
 Schema = Mapping[str, Any]
@@ -211,7 +212,12 @@ def list_board_tables() -> list[ConfigTable]:
         ConfigTable(
             "measure", "Commands before and after a measurement.", list_dataclass_keys(board_config.MeasureCommands)
         ),
-        ConfigTable("meter", "[Meter](energy.md) of the board's power.", list_dataclass_keys(MeterConfig)),
+        ConfigTable("meter", "[Meter](meters.md) of the board's power.", list_dataclass_keys(MeterConfig)),
+        ConfigTable(
+            "peak",
+            "Peaks from the board's data sheet, for a [roofline](roofline.md) without measured peaks.",
+            list_dataclass_keys(PeakConfig),
+        ),
         ConfigTable(
             "console",
             "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType
 
 from hil.controller.records.base import Count, Number, Record, note
+from hil.core.placement_reasons import format_reasons
 from hil.core.results import Outcome, Relation, format_node_counts
 
 DType = Annotated[str, note("a name of numpy or ml_dtypes, or `string`")]
@@ -111,6 +112,14 @@ class FailedReference(Record, kw_only=True):
     detail: str
 
 
+class StoredPlacementReason(Record, kw_only=True):
+    """Why nodes did not run on the requested device."""
+
+    text: Annotated[str, note("message of the runtime or of its compiler")]
+    nodes: Annotated[Count, note("number of nodes; 0 if unknown")] = 0
+    names: Annotated[list[str], note("names of the nodes")] = []
+
+
 class StoredPart(Record, kw_only=True):
     """Nodes of a program that ran on the same device."""
 
@@ -118,6 +127,7 @@ class StoredPart(Record, kw_only=True):
     nodes: Annotated[Count, note("0 for the whole program; with ExecuTorch, the number of calls")] = 0
     names: Annotated[list[str], note("names of the nodes")] = []
     elsewhere: Annotated[bool, note("true if this is not the requested device")] = False
+    reasons: Annotated[list[StoredPlacementReason], note("why not; empty if the runtime does not report a reason")] = []
     software: Annotated[str, note("name of a GPU that the CPU computes; its times are not GPU times")] = ""
 
 
@@ -131,9 +141,32 @@ def format_placement(placement: Placement) -> str:
     return format_node_counts((_format_device(part), part.nodes) for part in placement or ())
 
 
+def list_placement_reasons(placement: Placement | UnsetType, runtime: str) -> list[str]:
+    """Return why nodes did not run on the requested device, a line per reason."""
+    if placement is UNSET:
+        return []
+    return [
+        line
+        for part in placement or ()
+        if part.elsewhere
+        for line in format_reasons(
+            ((one.text, one.nodes, one.names) for one in part.reasons), part.nodes, part.device, runtime
+        )
+    ]
+
+
 def list_software_devices(placement: Placement | UnsetType) -> list[str]:
     """Return the names of the GPUs that the CPU computed."""
     return [] if placement is UNSET else [part.software for part in placement or () if part.software]
+
+
+def note_software_devices(placement: Placement | UnsetType) -> list[str]:
+    """Return a note about the times of each GPU that the CPU computed."""
+    return [
+        f"{part.device} is a software device ({part.software}): its times are not GPU times"
+        for part in (() if placement is UNSET else placement or ())
+        if part.software
+    ]
 
 
 def _format_device(part: StoredPart) -> str:

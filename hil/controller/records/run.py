@@ -246,7 +246,10 @@ class RunCase(Record, kw_only=True):
     ] = ""
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     compilations: StoredCompilations | None = None
-    peak_memory_bytes: Count | None = None
+    peak_memory_bytes: Annotated[Count | None, note("of the worker process; null if unknown")] = None
+    peak_device_memory_bytes: Annotated[
+        Count | None, note("of the device; null if neither the runtime nor the driver reports it")
+    ] = None
     provenance: Annotated[StoredProvenance | None, note("null if nothing ran")]
     inputs: list[StoredTensor]
     outputs: list[StoredTensor]

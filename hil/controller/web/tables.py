@@ -144,7 +144,9 @@ def _stage_cell(stage: Mapping[str, Any]) -> TableCell:
 
 def make_bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTable:
     """Return a bench's sides with the uncertainty of times. If a side has an energy, show energy and power."""
-    has_energy = any(read_mapping(side.get("energy")) for _, side in name_sides(document))
+    energies = [read_mapping(side.get("energy")) for _, side in name_sides(document)]
+    # With --generate, also of tokens.
+    units = [name for name in _UNITS if name == "per_inference" or any(read_mapping(one.get(name)) for one in energies)]
     rows: list[Sequence[TableCell]] = []
     for name, side in name_sides(document):
         times = read_mapping(side.get("times"))
@@ -163,36 +165,40 @@ def make_bench_table(document: Mapping[str, Any], most: int = ROWS) -> SessionTa
                 _number_cell(side.get("iterations_per_s")),
                 TableCell("drifts" if drift.get("marked") is True else ""),
                 TableCell(read_grade(side)),
-                *(_energy_cells(side) if has_energy else ()),
+                *(_energy_cells(side, units) if any(energies) else ()),
             ]
         )
     columns = [("Side", False), ("Model", False), ("Outcome", False), ("Median", True), ("Its interval", True)]
     columns += [("p90", True), ("p99", True), ("Least", True), ("Iterations", True), ("A second", True), ("", False)]
     columns += [("Grade", False)]
-    if has_energy:
-        columns += [
-            ("Energy", True),
-            ("Its interval", True),
-            ("Average", True),
-            ("Idle", True),
-            ("Energy refused", False),
-        ]
+    if any(energies):
+        columns += [pair for name in units for pair in ((_UNITS[name], True), ("Its interval", True))]
+        columns += [("Average", True), ("Peak", True), ("Idle", True), ("Energy refused", False)]
     return _make_table("Sides", columns, rows, most)
 
 
-def _energy_cells(side: Mapping[str, Any]) -> list[TableCell]:
-    """Return the energy of an inference with its interval, the average and idle power, and why hil refused them."""
+# Energies of a side, and their columns.
+_UNITS = {
+    "per_inference": "Energy",
+    "per_prompt_token": "Energy of a prompt token",
+    "per_generated_token": "Energy of a generated token",
+}
+
+
+def _energy_cells(side: Mapping[str, Any], units: Sequence[str]) -> list[TableCell]:
+    """Return the energies with their intervals, the average, peak and idle power, and why hil refused them."""
     found = read_mapping(side.get("energy"))
-    unit = read_mapping(found.get("per_inference"))
+    energies = [cell for name in units for cell in _unit_energy_cells(read_mapping(found.get(name)))]
+    refused = ": ".join(filter(None, (read_text(found.get("refused")), read_text(found.get("reason")))))
+    powers = (found.get(name) for name in ("average_w", "peak_w", "idle_w"))
+    return [*energies, *(_unit_cell(one, "W", lambda watts: f"{watts:.3g} W") for one in powers), TableCell(refused)]
+
+
+def _unit_energy_cells(unit: Mapping[str, Any]) -> list[TableCell]:
     interval = read_mapping(unit.get("interval"))
     low, high = (read_real(interval.get(end)) for end in ("low", "high"))
-    refused = ": ".join(filter(None, (read_text(found.get("refused")), read_text(found.get("reason")))))
-    return [
-        _unit_cell(unit.get("joules"), "J", format_joules),
-        TableCell("" if low is None or high is None else f"{format_joules(low)} to {format_joules(high)}"),
-        *(_unit_cell(found.get(name), "W", lambda watts: f"{watts:.3g} W") for name in ("average_w", "idle_w")),
-        TableCell(refused),
-    ]
+    text = "" if low is None or high is None else f"{format_joules(low)} to {format_joules(high)}"
+    return [_unit_cell(unit.get("joules"), "J", format_joules), TableCell(text)]
 
 
 def _unit_cell(value: Any, unit: str, format_value: Callable[[float], str]) -> TableCell:

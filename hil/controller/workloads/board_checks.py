@@ -61,7 +61,7 @@ def read_board_id(choice: BoardChoice) -> str:
     """Connect to a board, and return its id; "" if the board does not report it. Raises BoardError."""
     from hil.controller.pipeline.boards.board_pool import BoardPool
 
-    with BoardPool("hil board provision", wait_s=_CONNECT_SECONDS) as pool:
+    with BoardPool("hil board provision", wait_s=_CONNECT_SECONDS, needs_device=False) as pool:
         return str(pool.session(remove_power_hooks(choice)).board.info.get("board_id", ""))
 
 
@@ -113,7 +113,7 @@ def _check_agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[B
     from hil.controller.pipeline.boards.board_pool import BoardPool
 
     start = time.monotonic()
-    with BoardPool("hil board check", wait_s=_CONNECT_SECONDS, say=say) as pool:
+    with BoardPool("hil board check", wait_s=_CONNECT_SECONDS, say=say, needs_device=False) as pool:
         try:
             session = pool.session(remove_power_hooks(choice), runtimes=(runtime,))
         except BoardError as error:
@@ -138,7 +138,7 @@ def find_inference_fault(
     """
     from hil.controller.pipeline.boards.board_pool import BoardPool
 
-    with BoardPool("hil board recover", wait_s=_CONNECT_SECONDS) as pool:
+    with BoardPool("hil board recover", wait_s=_CONNECT_SECONDS, needs_device=False) as pool:
         try:
             session = pool.session(remove_power_hooks(choice), runtimes=(runtime,))
         except BoardError as error:

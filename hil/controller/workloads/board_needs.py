@@ -33,7 +33,7 @@ def check_needs(choice: BoardChoice, runtime: str, folder: Path, say: TextSink) 
     """
     from hil.controller.pipeline.boards.board_pool import BoardPool
 
-    with BoardPool("farm check", wait_s=_WAIT_SECONDS, say=say) as pool:
+    with BoardPool("farm check", wait_s=_WAIT_SECONDS, say=say, needs_device=False) as pool:
         board = pool.session(choice, runtimes=(runtime,)).board
         if lack := find_lack_of_memory(board.info):
             raise BoardUnfit(lack, board=choice.name, hint="stop other programs on the board")

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.models.default_inputs import add_given_defaults
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.boards.board_pool import BoardPool
@@ -76,7 +76,7 @@ def run_job(
         job = read_flagfile(job)
     if not job.models:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
-    choice = choice or choose_board(job, takes_ranges=True)
+    choice = use_device(choice, job.runtime, job.device) if choice else choose_board(job, takes_ranges=True)
     _check_profiles(job)
     with lend_pool(isolated) as workers:
         context = RunContext(Cache(), workers)

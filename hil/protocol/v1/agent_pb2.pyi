@@ -37,7 +37,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes", "stack")
+    __slots__ = ("board_id", "name", "agent_version", "protocol", "machine", "runtimes", "clock_ns", "wall_ns", "fence", "holder", "memory_limit_bytes", "readings", "simulated", "build", "store_room_bytes", "stack", "meters")
     BOARD_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class DescribeReply(_message.Message):
     BUILD_FIELD_NUMBER: _ClassVar[int]
     STORE_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     STACK_FIELD_NUMBER: _ClassVar[int]
+    METERS_FIELD_NUMBER: _ClassVar[int]
     board_id: str
     name: str
     agent_version: str
@@ -70,7 +71,8 @@ class DescribeReply(_message.Message):
     build: str
     store_room_bytes: int
     stack: _containers.RepeatedCompositeFieldContainer[StackPart]
-    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ..., stack: _Optional[_Iterable[_Union[StackPart, _Mapping]]] = ...) -> None: ...
+    meters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, board_id: _Optional[str] = ..., name: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., runtimes: _Optional[_Iterable[_Union[Runtime, _Mapping]]] = ..., clock_ns: _Optional[int] = ..., wall_ns: _Optional[int] = ..., fence: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., memory_limit_bytes: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., simulated: _Optional[_Iterable[str]] = ..., build: _Optional[str] = ..., store_room_bytes: _Optional[int] = ..., stack: _Optional[_Iterable[_Union[StackPart, _Mapping]]] = ..., meters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("hostname", "system", "kernel", "arch", "libc", "python", "cpu_model", "cpu_features", "cores", "memory_bytes", "boot_id", "cpu_parts")
@@ -182,6 +184,30 @@ class CounterSample(_message.Message):
     clock_ns: int
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     def __init__(self, clock_ns: _Optional[int] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ...) -> None: ...
+
+class PowerRequest(_message.Message):
+    __slots__ = ("kind", "path", "channel", "rate_hz")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    path: str
+    channel: int
+    rate_hz: float
+    def __init__(self, kind: _Optional[str] = ..., path: _Optional[str] = ..., channel: _Optional[int] = ..., rate_hz: _Optional[float] = ...) -> None: ...
+
+class PowerSamples(_message.Message):
+    __slots__ = ("clock_ns", "values", "counts_energy", "lost")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ENERGY_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    counts_energy: bool
+    lost: int
+    def __init__(self, clock_ns: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ..., counts_energy: _Optional[bool] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("program_id", "follow", "error")
@@ -532,7 +558,7 @@ class Digests(_message.Message):
     def __init__(self, digests: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class InvokeDone(_message.Message):
-    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls", "instructions")
+    __slots__ = ("outputs", "start_ns", "end_ns", "warmup_ns", "received_ns", "ready_ns", "peak_memory_bytes", "state", "cpu_ns", "placement", "repetition", "calls", "instructions", "peak_device_memory_bytes")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     END_NS_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +572,7 @@ class InvokeDone(_message.Message):
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     start_ns: _containers.RepeatedScalarFieldContainer[int]
     end_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -559,7 +586,8 @@ class InvokeDone(_message.Message):
     repetition: Repetition
     calls: _containers.RepeatedCompositeFieldContainer[StepCall]
     instructions: Instructions
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ..., instructions: _Optional[_Union[Instructions, _Mapping]] = ...) -> None: ...
+    peak_device_memory_bytes: int
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., start_ns: _Optional[_Iterable[int]] = ..., end_ns: _Optional[_Iterable[int]] = ..., warmup_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., ready_ns: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., state: _Optional[_Union[State, _Mapping]] = ..., cpu_ns: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., repetition: _Optional[_Union[Repetition, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[StepCall, _Mapping]]] = ..., instructions: _Optional[_Union[Instructions, _Mapping]] = ..., peak_device_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Instructions(_message.Message):
     __slots__ = ("counter", "counts", "problem")
@@ -600,16 +628,28 @@ class Placement(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("device", "nodes", "names", "elsewhere")
+    __slots__ = ("device", "nodes", "names", "elsewhere", "reasons")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     device: str
     nodes: int
     names: _containers.RepeatedScalarFieldContainer[str]
     elsewhere: bool
-    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
+    reasons: _containers.RepeatedCompositeFieldContainer[PlacementReason]
+    def __init__(self, device: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., elsewhere: _Optional[bool] = ..., reasons: _Optional[_Iterable[_Union[PlacementReason, _Mapping]]] = ...) -> None: ...
+
+class PlacementReason(_message.Message):
+    __slots__ = ("text", "nodes", "names")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    nodes: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., nodes: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("clock_ns", "wall_ns", "readings")

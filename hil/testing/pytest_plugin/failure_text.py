@@ -13,7 +13,7 @@ from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.evidence import format_evidence, format_reference
 from hil.controller.pipeline.records.print_case import print_verdict
 from hil.controller.pipeline.records.record import record_verdict
-from hil.controller.records.outputs import format_placement
+from hil.controller.records.outputs import format_placement, list_placement_reasons
 from hil.controller.records.suite import CaseRecord
 from hil.core.text import escape_controls
 from hil.testing.pytest_plugin.options import rename_for_pytest
@@ -110,6 +110,7 @@ def list_properties(record: CaseRecord) -> list[tuple[str, object]]:
         **record.timings,
         "device_p50_ns": record.device_p50_ns,
         "placement": format_placement(record.placement),
+        "placement_reasons": "; ".join(list_placement_reasons(record.placement, record.runtime)),
         "elsewhere": record.elsewhere,
         "disagreement": record.disagreement,
         "reference": format_reference(record.against, record.relation),

@@ -9,6 +9,7 @@ from pathlib import Path
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.devices.board import Board
+from hil.controller.devices.board_choice import refuse_missing_device
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.pipeline.case import Case
@@ -22,7 +23,17 @@ from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.results import Artifact, Model, Stage, format_node_counts
 from hil.core.runtimes import choose_compiler
 from hil.core.tensors import Array, TensorSpec, get_dtype_name, make_spec
-from hil.errors import AnswersDiffer, BoardError, HilError, NotRun, RunFailed, StageError, StorageError, UsageError
+from hil.errors import (
+    AnswersDiffer,
+    BoardError,
+    BoardUnfit,
+    HilError,
+    NotRun,
+    RunFailed,
+    StageError,
+    StorageError,
+    UsageError,
+)
 from hil.formats.iree_command import is_sign_shown
 from hil.testing.traces.backends import Backend
 from hil.testing.traces.runners import ProgramResult
@@ -45,7 +56,9 @@ class BoardTarget:
         self._context = context
         self._choice = backend.choice
         self._device = backend.choice.config.devices.get(backend.runtime, "")  # "" is the runtime's default
-        self._pool = BoardPool(f"traces on {backend.name}", opened=self._take_board, most_loaded=MAX_LOADED)
+        self._pool = BoardPool(
+            f"traces on {backend.name}", opened=self._take_board, most_loaded=MAX_LOADED, needs_device=False
+        )
         self._runner = Runner(context, logs=False)
         self._options = Options(**vars(settings or CaseSettings()), runtime=backend.runtime)
 
@@ -151,6 +164,7 @@ class BoardTarget:
         parts = result.provenance.get("placement") or ()
         devices = format_node_counts((part["device"], part["nodes"]) for part in parts)
         where = f" ({devices})" if len(parts) > 1 else ""
+        where += "".join(f", software device: {part['software']}" for part in parts if part.get("software"))
         dtypes = tuple(get_dtype_name(array.dtype) for array in returned)
         loaded, _ = session.load(artifact, timeout=self._options.timeout)
         shown = zip(loaded.loaded.outputs, dtypes, strict=True)
@@ -175,17 +189,17 @@ class BoardTarget:
 
     def _take_board(self, board: Board) -> None:
         """Lock the board for exclusive use. Reject a board without the runtime or driver."""
-        runtime, device = self.backend.runtime, self._device.split("://")[0]
+        runtime = self.backend.runtime
         there = {one["name"]: one for one in board.info.get("runtimes", ())}
         if runtime not in there:
             raise NotRun(
                 f"{self.backend.name}: board {board.name} does not support runtime {runtime!r}",
                 hint=f"available runtimes: {', '.join(there) or 'none'}; install hil[{runtime}] on the board",
             )
-        devices = there[runtime].get("devices", ())
-        if runtime == "iree" and device and devices and device not in [one.split("://")[0] for one in devices]:
+        try:
+            refuse_missing_device(board.config, runtime, board.info, board.name)
+        except BoardUnfit as error:
             raise NotRun(
-                f"{self.backend.name}: IREE device {device} not found on board {board.name}",
-                hint=f"available devices: {', '.join(devices)}; remove {self.backend.name} or install the driver",
-            )
+                f"{self.backend.name}: {error.message}", hint=f"{error.hint}; or remove {self.backend.name}"
+            ) from error
         board.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.executorch_programs import NETS, Residual, export, save_pt2
 import hil
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.executorch import count_delegated
+from hil.controller.backends.compilers.executorch_reasons import PartitionReasons
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.print_case import print_case
@@ -92,6 +94,41 @@ def test_delegation_counts_match_executorch_tool(compiled, residual: Path):
     counts = compiled(residual).notes["delegation"]
     assert sum(counts["delegated"].values()) == stock.num_delegated_nodes - moved.delegated
     assert sum(counts["undelegated"].values()) == stock.num_non_delegated_nodes - moved.non_delegated
+
+
+class Refused(torch.nn.Module):
+    """Operators that XNNPACK does not take, for different reasons."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.erf(torch.softmax(torch.relu(x), 0)), x.to(torch.int64) + 1
+
+
+def test_run_reports_why_nodes_were_not_delegated(context: RunContext, tmp_path: Path):
+    path = save_pt2(tmp_path / "refused.pt2", export(Refused(), [torch.ones(3, 4)]))
+    with hil.connect("sim") as board:
+        case = hil.run(path, board, context=context, runtime="executorch")
+        assert case.outcome is Outcome.PASS
+        (delegated, portable) = case.result.provenance["placement"]
+        assert delegated["reasons"] == []
+        reasons = {reason["text"]: (reason["nodes"], reason["names"]) for reason in portable["reasons"]}
+        assert reasons.pop("dim must be the last dim, got dim = 0 for tensor of rank 2") == (1, ["aten::_softmax.out"])
+        assert reasons.pop("XNNPACK's partitioner does not support this operator") == (1, ["aten::erf.out"])
+        assert reasons.pop("invalid dtype")[0] == 2
+        assert not reasons
+        # A program that hil did not compile contains no reasons.
+        program = case.artifact.files["main.pte"]
+        expected = dict(zip(("output0", "output1"), case.result.outputs.values(), strict=True))
+        alone = hil.run(program, board, context=context, runtime="executorch", expected=expected)
+        assert all(part["reasons"] == [] for part in alone.result.provenance["placement"])
+
+
+def test_partition_reasons_reads_messages_of_vulkan(caplog):
+    caplog.set_level(logging.INFO)  # the partitioner sets this level of the root logger
+    with PartitionReasons() as reasons:
+        line = "[Vulkan Partitioner] Due to [no operator implementation], skipping aten_erf_default: F32 = erf( ...)"
+        logging.getLogger().info(line)
+    logging.getLogger().warning(line.replace("erf_default", "other"))
+    assert reasons.by_node == {"aten_erf_default": "no operator implementation"}
 
 
 def test_delegation_counts_include_operator_namespace():

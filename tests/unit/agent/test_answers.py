@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hil.agent import answers, forkserver, ipc
 from hil.core.instructions import InstructionCounts
+from hil.core.placement_reasons import PlacementReason
 from hil.core.results import Part
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import TensorSpec, count_bytes, from_bytes
@@ -272,3 +273,33 @@ def test_read_reply_accepts_a_million_iterations():
     ran = answers.read(body, "invoke", 1_000_000)
     assert isinstance(ran, answers.Ran)
     assert ran.start_ns == times
+
+
+REASON = {"text": "no kernel", "nodes": 2, "names": ["a", "b"]}
+
+
+def read_placement(**changes: Any) -> Any:
+    (part,) = RAN["placement"]
+    ok = RAN | {"placement": [part | {"elsewhere": True, "reasons": [REASON | changes]}]}
+    return answers.read(encoded(ok, TOLD["invoke"]), "invoke", 1).placement
+
+
+def test_read_reply_decodes_reasons_of_placement():
+    (part,) = read_placement()
+    assert part.reasons == (PlacementReason("no kernel", 2, ("a", "b")),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"text": "x" * 301}, {"text": 3}, {"nodes": 1 << 32}, {"nodes": -1}, {"names": ["a"] * 201}, {"names": [1]}],
+)
+def test_read_reply_rejects_invalid_reasons(changes):
+    with pytest.raises(RunCrashed, match="invalid response"):
+        read_placement(**changes)
+
+
+def test_read_reply_decodes_device_memory():
+    read = [answers.read(encoded(RAN | more, TOLD["invoke"]), "invoke", 1) for more in ({}, {"device_bytes": 9})]
+    assert [one.device_bytes for one in read] == [0, 9]
+    with pytest.raises(RunCrashed, match="invalid response"):
+        answers.read(encoded(RAN | {"device_bytes": -1}, TOLD["invoke"]), "invoke", 1)

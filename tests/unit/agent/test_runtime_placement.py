@@ -15,8 +15,10 @@ from support.agents import Program
 from support.models import DIGITS, save_model
 
 from hil.agent.forkserver import _ForkedWorker
-from hil.agent.runtimes import executorch
+from hil.agent.runtimes import executorch, onnxruntime
 from hil.agent.runtimes.onnxruntime import OnnxRuntime
+from hil.agent.runtimes.onnxruntime_log import ProviderLog
+from hil.core.placement_reasons import PlacementReason
 from hil.core.results import Part
 from hil.errors import LoadFailed
 from hil.formats.executorch_file import map_program, read_methods
@@ -82,6 +84,35 @@ def test_onnxruntime_placement_lists_nodes_outside_provider(model):
     assert elsewhere == Part(CPU, 1, ("relu (Relu)",), elsewhere=True)
 
 
+def test_onnxruntime_placement_reports_reasons_of_log(model, monkeypatch):
+    program = loaded(model, NOTHING)
+    log = ProviderLog({("relu", "Relu"): "no kernel", ("", "Neg"): "Cannot get shape", ("x", "Neg"): "other node"})
+    monkeypatch.setattr(onnxruntime, "read_provider_log", lambda path, provider, folder: log)
+    (part,) = program.placement()
+    assert part.reasons == (
+        PlacementReason("no kernel", 1, ("relu (Relu)",)),
+        PlacementReason("Cannot get shape", 1, (part.names[1],)),
+    )
+
+
+def test_onnxruntime_load_fails_if_provider_is_missing_in_session(model, monkeypatch):
+    """For example CUDA without its libraries: ONNX Runtime only logs the error, and uses the CPU."""
+    monkeypatch.setattr(
+        onnxruntime, "open_session", lambda path, provider, options: ort.InferenceSession(str(path), providers=[CPU])
+    )
+    errors = ["Failed to load library libonnxruntime_providers_cuda.so with error: libcublasLt.so.13: cannot open"]
+    monkeypatch.setattr(onnxruntime, "read_provider_log", lambda *_: ProviderLog(errors=errors))
+    with pytest.raises(LoadFailed, match=rf"cannot open {NOTHING}: Failed to load library .*libcublasLt.so.13"):
+        loaded(model, NOTHING)
+
+
+def test_onnxruntime_load_accepts_short_names(model):
+    assert loaded(model, "azure").placement() == loaded(model, NOTHING).placement()
+    assert loaded(model, "cpu").placement() == (Part(CPU),)
+    with pytest.raises(LoadFailed, match="lacks execution provider 'cud'"):
+        loaded(model, "cud")
+
+
 def test_onnxruntime_placement_reports_unrequested_provider(model):
     program = loaded(model, NOTHING)
     program._session = SimpleNamespace(get_providers=lambda: [CPU])
@@ -93,7 +124,7 @@ def test_onnxruntime_load_fails_without_cpu_fallback(model, monkeypatch, capfd):
     make = ort.InferenceSession._create_inference_session
 
     def refusing(self: Any, providers: list[str], *rest: Any) -> None:
-        if NOTHING in providers:
+        if any(name == NOTHING for name, _ in providers):
             raise RuntimeError("Failed to get a WebGPU adapter: No supported adapters")
         make(self, providers, *rest)
 
@@ -160,7 +191,8 @@ def test_tflite_placement_lists_nodes_outside_delegate():
     for kernels in ("xnnpack", ""):
         there, elsewhere = litert("digits_int8.tflite", kernels).placement()
         assert there == Part("xnnpack", 4, ("CONV_2D", "MAX_POOL_2D", "RESHAPE", "FULLY_CONNECTED"))
-        assert elsewhere == Part("builtin", 1, ("SOFTMAX",), elsewhere=True)
+        fact = "reason not reported by LiteRT; its inputs are 1x10 int8"
+        assert elsewhere == Part("builtin", 1, ("SOFTMAX",), True, (PlacementReason(fact, 1, ("SOFTMAX",)),))
 
 
 @pytest.mark.parametrize("kernels", ["builtin", "reference"])

@@ -56,11 +56,16 @@ def test_program_for_other_subgroup_size_is_refused(arch, sizes):
         target("vp_android_baseline_2022", "64", subgroup="none"),
         target("any", "8, 16"),
         b"no target",
-        cuda("sm_80"),
+        target("vulkan-subgroup8", "8") + cuda("sm_80"),
     ],
 )
 def test_program_that_fits_is_accepted(content):
     assert find_mismatch(content, "vulkan", LAVAPIPE) == ""
+
+
+@pytest.mark.parametrize(("driver", "content", "built"), [("vulkan", cuda("sm_80"), "cuda (sm_80)")])
+def test_program_for_other_driver_is_refused(driver, content, built):
+    assert find_mismatch(content, driver, LAVAPIPE) == f"the program was compiled for {built}"
 
 
 def test_program_with_newer_spirv_is_refused():

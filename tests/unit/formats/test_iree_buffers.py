@@ -109,3 +109,11 @@ def test_shared_view_shares_large_aligned_tensor(cpu):
 )
 def test_shared_view_declines_unsuitable_tensor(cpu, array):
     assert iree_buffers.make_shared_view(cpu, array) is None
+
+
+def test_counts_memory_rejects_incomplete_statistics():
+    found = {
+        name: iree_buffers.counts_memory(rt.get_device(name, cache=False)) for name in ("local-sync", "local-task")
+    }
+    # The allocator of local-task does not count the buffers of its queue.
+    assert found == {"local-sync": True, "local-task": False}

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from support.vulkan import LAVAPIPE_REPORT, PATH, describe_lavapipe
 
-from hil.formats.iree_devices import find_device, get_driver, is_software_gpu, parse_device
+from hil.formats.iree_devices import (
+    find_device,
+    get_driver,
+    is_software_gpu,
+    match_devices,
+    number_equal_ids,
+    parse_device,
+)
 
 
 def test_parse_device_reads_target_properties_of_vulkan():
@@ -55,3 +62,40 @@ def test_find_device_by_name_or_driver():
     assert find_device(runtimes, "iree", "cuda") is None
     assert find_device(runtimes, "tflite", "vulkan") is None
     assert get_driver("vulkan://GPU-2") == "vulkan"
+
+
+FIRST = describe_lavapipe()
+SECOND = {**FIRST, "id": "vulkan://GPU-2", "name": "Radeon RX 7900"}
+CPU = parse_device("local-task", {"path": "", "name": "default"}, "")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("vulkan", [FIRST]),
+        ("vulkan://1", [SECOND]),
+        ("vulkan://2", []),
+        ("vulkan://GPU-2", [SECOND]),
+        ("vulkan://radeon", [SECOND]),
+        ("vulkan://7900", [SECOND]),
+        ("vulkan://e", [FIRST, SECOND]),
+        ("vulkan://\u0663", []),
+        ("cuda", []),
+        ("cuda://0", []),
+        ("radeon", []),
+        ("local-task", [CPU]),
+    ],
+)
+def test_match_devices_by_position_id_or_name(wanted, found):
+    assert match_devices([CPU, FIRST, SECOND], wanted) == found
+
+
+def test_ambiguous_name_finds_no_device():
+    runtimes = [{"name": "iree", "device_details": [FIRST, SECOND]}]
+    assert find_device(runtimes, "iree", "vulkan://e") is None
+
+
+def test_devices_with_equal_paths_are_numbered():
+    devices = number_equal_ids([FIRST, SECOND, FIRST])
+    assert [one["id"] for one in devices] == ["vulkan://0", "vulkan://GPU-2", "vulkan://2"]
+    assert match_devices(devices, "vulkan://2") == [devices[2]]

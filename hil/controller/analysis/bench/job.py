@@ -283,7 +283,7 @@ class _BenchRun:
         if self.bench.energy and not board.meter.is_set:
             raise UsageError(
                 f"--energy needs a meter, but the config of board {board.name} has no [meter]",
-                hint="add the table [meter] to the board's config: docs/energy.md",
+                hint="add the table [meter] to the board's config: docs/meters.md",
             )
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:
@@ -355,6 +355,7 @@ class _BenchRun:
                     outputs=side.case.result.outputs,  # the outputs that were compared with the references
                     iterations_ns=stamps if side.clock == "board" else (),
                     peak_memory_bytes=side.peak_memory_bytes,
+                    peak_device_memory_bytes=side.peak_device_memory_bytes,
                     cold=False,
                     repetition=side.repetition,
                 )

@@ -92,6 +92,7 @@ class BenchSide:
     warmup_s: float = 0.0  # total warm-up time in seconds
     loads: int = 0  # how often the program was loaded for measuring
     peak_memory_bytes: int | None = None
+    peak_device_memory_bytes: int | None = None
     cpu_ns: int = 0  # worker threads' CPU time in all iterations, if the board reports it
     ran_ns: int = 0  # duration of these iterations; 0 if the board does not report CPU time
     counter: str = ""  # of the instructions in the batches; "" if not counted
@@ -113,6 +114,7 @@ class BenchSide:
         if self.result is not None and self.result.device_ns:
             self.first_run_ns = self.result.device_ns[0]
             self.peak_memory_bytes = self.result.peak_memory_bytes
+            self.peak_device_memory_bytes = self.result.peak_device_memory_bytes
 
 
 # Callback for every finished batch. Arguments: the side, the batch, and the progress (a share, or a number of rounds).
@@ -372,6 +374,8 @@ class SideProgram:
 
         if result.peak_memory_bytes is not None:
             side.peak_memory_bytes = max(side.peak_memory_bytes or 0, result.peak_memory_bytes)
+        if (device_bytes := result.peak_device_memory_bytes) is not None:
+            side.peak_device_memory_bytes = max(side.peak_device_memory_bytes or 0, device_bytes)
         if result.iterations_ns:
             stamps = np.array(result.iterations_ns, np.int64)
             if call.cpu_ns:

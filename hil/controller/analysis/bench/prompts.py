@@ -10,6 +10,7 @@ import numpy as np
 from hil.controller.analysis.bench.measure import BenchSide
 from hil.controller.analysis.bench.stats import Batch, BenchJob, compare_rounds, round_log_ratios
 from hil.controller.models.generation.spec import read_spec
+from hil.controller.pipeline.records.energy_text import compare_energies
 from hil.controller.pipeline.records.generation import TokenTimes, compute_duration, measure_generation, split_calls
 from hil.controller.pipeline.settings.options import Options
 from hil.controller.records.measurements.bench import PromptComparison, SideGeneration, SpeedComparison
@@ -66,7 +67,8 @@ def _compare_prompt(pair: Sequence[BenchSide], bench: BenchJob) -> PromptCompari
         return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
 
     times = {name: compare(name) for name in ("prefill", "ttft", "tpot")}
-    return PromptComparison(prompt=pair[0].case.options.prompt, **times)
+    energy = compare_energies(pair[0].energy, pair[1].energy, bench.min_effect)
+    return PromptComparison(prompt=pair[0].case.options.prompt, **times, energy=energy)
 
 
 def split_batch(side: BenchSide, batch: Batch) -> list[TokenTimes]:

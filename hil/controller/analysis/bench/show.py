@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hil.controller.pipeline.instructions import format_counts
-from hil.controller.pipeline.records.energy_text import format_energy, format_power, format_token_energy
+from hil.controller.pipeline.records.energy_text import MIN_EFFECT, format_energy, format_power, format_token_energy
 from hil.controller.pipeline.records.print_generation import describe_times
 from hil.controller.records.measurements.bench import (
     BenchRecord,
@@ -17,9 +17,11 @@ from hil.controller.records.measurements.bench import (
     SustainedTimes,
 )
 from hil.controller.records.measurements.conditions import ConditionReading, Conditions, Settling
+from hil.controller.records.measurements.energy import EnergyComparison
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.records.outputs import format_placement
 from hil.controller.storage.screen.texts import (
+    format_joules,
     format_seconds,
     keep_together,
     keep_units,
@@ -35,6 +37,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"PASS": "green", "FAIL": "red", "UNSTABLE": "red", "SKIP": "yellow"}
 _VERDICTS = {"no difference": "green", "faster": "green", "slower": "red"}
 _INSTRUCTIONS = {"equal": "green", "fewer": "green", "more": "red", "unclear": "yellow"}
+_ENERGIES = {"equal": "green", "less": "green", "more": "red"}
 _Cell = Callable[[SideRecord], str]
 
 
@@ -63,10 +66,14 @@ def print_bench(console: Console, record: BenchRecord) -> None:
         _print_comparison(console, record.comparison)
     if record.instructions:
         _print_instructions(console, record.instructions)
+    if record.energy:
+        _print_energy(console, record.energy)
     for prompt in record.prompts:
         for what, found in (("prefill", prompt.prefill), ("TTFT", prompt.ttft), ("TPOT", prompt.tpot)):
             if found:
                 _print_comparison(console, found, f"{prompt.prompt}, {what}: ")
+        if prompt.energy:
+            _print_energy(console, prompt.energy, f"{prompt.prompt}, energy: ")
     if record.folder:
         console.print(f"stored in {record.folder}", markup=False, highlight=False, soft_wrap=True)
 
@@ -171,6 +178,10 @@ def _format_memory(side: SideRecord) -> str:
     return "unknown" if side.peak_memory_bytes is None else f"{side.peak_memory_bytes / 1e6:.1f} MB"
 
 
+def _format_device_memory(side: SideRecord) -> str:
+    return "" if side.peak_device_memory_bytes is None else f"{side.peak_device_memory_bytes / 1e6:.3f} MB"
+
+
 def _format_parallelism(side: SideRecord, _: BenchTimes) -> str:
     return "unknown" if side.parallelism is None else f"{side.parallelism:.2f} cores"
 
@@ -231,6 +242,7 @@ _ROWS: tuple[tuple[str, _Cell], ...] = (
     ("energy of tokens", lambda side: format_token_energy(side.energy) if side.energy else ""),
     ("power", lambda side: format_power(side.energy) if side.energy else ""),
     ("peak memory", _format_memory),
+    ("of the device", _format_device_memory),
     ("parallelism", _blank_unless_measured(_format_parallelism)),
     ("on the board", _format_stages("first_run", "warmup", "steady")),
     ("on the host", _format_stages("import", "compile", "push", "load", "fetch")),
@@ -271,6 +283,20 @@ def _print_instructions(console: Console, found: InstructionComparison) -> None:
     line.append(
         f"  B executes {found.ratio:.4f} times as many instructions as A "
         f"(differences of at most {found.min_effect:.1%} are ignored{detail})",
+        style="default",
+    )
+    console.print(line, soft_wrap=True)
+
+
+def _print_energy(console: Console, found: EnergyComparison, title: str = "") -> None:
+    from rich.text import Text
+
+    line = Text(title, style="default")
+    line.append(f"{found.verdict} energy", style=f"bold {_ENERGIES[found.verdict]}")
+    old, new = format_joules(found.old_joules), format_joules(found.new_joules)
+    line.append(
+        f"  B needs {found.ratio:.3f} times the energy of A ({new} instead of {old}; `equal` if the intervals overlap "
+        f"or differ by less than {MIN_EFFECT:.0%})",
         style="default",
     )
     console.print(line, soft_wrap=True)

@@ -29,6 +29,7 @@ from hil.controller.devices.measuring.grading import grade_measurement
 from hil.controller.devices.measuring.time_statistics import Nanoseconds, summarise
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.instructions import compare_counts, summarise_counts
+from hil.controller.pipeline.records.energy_text import compare_energies
 from hil.controller.pipeline.records.next_steps import make_case_hint
 from hil.controller.pipeline.records.record import record_case, record_specs
 from hil.controller.pipeline.records.restored import restore_artifact, restore_case
@@ -172,6 +173,7 @@ def record_bench(
         records[0].from_run = bench.against
     compared_times = [compared, *(time for one in prompts for time in (one.ttft, one.tpot))]
     counted = [side.instructions for side in records]
+    is_pair = in_turns and is_single and len(records) == 2
     return BenchRecord(
         schema=1,
         id=run.id,
@@ -183,6 +185,7 @@ def record_bench(
         sides=records,
         comparison=compared,
         instructions=compare_counts(*counted) if len(counted) == 2 else None,
+        energy=compare_energies(records[0].energy, records[1].energy, bench.min_effect) if is_pair else None,
         not_comparable=incomparable,
         prompts=prompts,
         exit_code=_find_exit_code(
@@ -278,6 +281,7 @@ def _record_side(
         instructions=summarise_counts(count_batches(side, side.batches)) if side and side.batches else None,
         repetition=make_record(side.repetition.record(), StoredRepetition) if side and side.repetition else None,
         peak_memory_bytes=side.peak_memory_bytes if side else None,
+        peak_device_memory_bytes=side.peak_device_memory_bytes if side else None,
         parallelism=side.cpu_ns / side.ran_ns if side and side.ran_ns else None,
         settling=side.settling if side else None,
         conditions=side.conditions if side else None,

@@ -12,26 +12,31 @@ from hil.controller.analysis.profile.compilation.compile_time import profile_com
 from hil.controller.analysis.profile.compilation.estimate import Estimate, Estimates, estimate
 from hil.controller.analysis.profile.rows import DISPATCHES, EXECUTABLES, PASSES, write_csv
 from hil.controller.analysis.profile.runtimes.etdump_profile import iter_etdump_rows, read_events
+from hil.controller.analysis.profile.runtimes.firmware_profile import FirmwareSteps
 from hil.controller.analysis.profile.runtimes.iree_profile import DISPATCH, IreeEvents, read_ireeprof
 from hil.controller.analysis.profile.runtimes.onnxruntime_profile import HOLDERS, OnnxRuntimeEvents, read_onnxruntime
 from hil.controller.analysis.profile.runtimes.operations_profile import iter_operation_rows
 from hil.controller.analysis.profile.sites import DispatchSite, Sites, dispatch_sites
 from hil.controller.analysis.profile.store import HEAD, TABLE, TRACE, StoredRows, write_profile
 from hil.controller.analysis.profile.trace import write_trace
+from hil.controller.analysis.roofline.profile_files import write_roofline_data
 from hil.controller.devices.board_client import ProfilePass
 from hil.controller.models.compiling import CachedCall, IsolatedCall
 from hil.controller.models.conversions import convert_to_onnx
 from hil.controller.pipeline.capture import PROFILED
 from hil.controller.pipeline.case import Capture, Case
+from hil.controller.pipeline.records.energy_text import describe_energy
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.runs import convert_write_errors
 from hil.core.clock import ClockFit
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.scratch import make_temporary_folder
-from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span
+from hil.core.timeline import InvokeTiming, OpRow, Profile, Sample, Span, Ticks
 from hil.errors import HilError, StorageError, UsageError
 from hil.formats import etdump
+from hil.formats.firmware import read_firmware
 from hil.formats.operations import OPERATIONS_FILE, read_operations
 
 IREE_FILE, ONNXRUNTIME_FILE, ETDUMP_FILE = "profile.ireeprof", "onnxruntime.json", etdump.FILE
@@ -57,7 +62,8 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
     """
     notes = list(capture.notes)
     rows: Sequence[OpRow] = ()
-    samples: list[Sample] = list(capture.counters)
+    # Samples of an emulated board have no host times, because its clock counts instructions.
+    samples: list[Sample] = list(capture.counters) if capture.icount_shift < 0 else []
     devices: list[str] = []
     with make_temporary_folder("hil-profile-") as place:
         raw, scratch = folder / RAW, Path(place)
@@ -67,10 +73,14 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             for name, content in capture.taken.files.items() if capture.taken else ():
                 raw.mkdir(parents=True, exist_ok=True)
                 (raw / Path(name).name).write_bytes(content)
+        ticks = None
         if capture.taken is not None:
             reader = _ProfileReader(
                 case, capture.taken, raw, scratch, {"run": run, "board": capture.board}, context, notes, devices
             )
+            if capture.icount_shift >= 0:
+                ticks = reader.read_ticks(capture.icount_shift)
+        if capture.taken is not None and capture.icount_shift < 0:
             with convert_write_errors(scratch):
                 # Store the rows in a file that every pass reads, because there may be a million rows.
                 rows = StoredRows(scratch / TABLE, write_csv(reader.read_rows(samples), scratch / TABLE))
@@ -88,9 +98,29 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             console=capture.console,
             notes=notes,
             device="".join(devices),
+            ticks=ticks,
+            energy=[f"{name} {text}" for name, text in describe_energy(case.energy)] if case.energy else (),
+            stack=_map_stack(case),
         )
         write_profile(profile, folder)
+        log = case.folder / "logs" / "profile.log"
+        how: CachedCall = {
+            "cache": context.cache,
+            "isolated": context.isolated,
+            "timeout": COMPILE_TIMEOUT_SECONDS,
+            "log": log,
+        }
+        try:
+            write_roofline_data(profile, case.model, folder, how)
+        except HilError as error:
+            notes.append(f"no data for a roofline: {error.message}")
     return notes
+
+
+def _map_stack(case: Case) -> dict[str, str]:
+    """Return part -> version of the board's stack."""
+    parts = case.result.provenance.get("stack", ()) if case.result else ()
+    return {str(part["name"]): str(part["version"]) for part in parts}
 
 
 @dataclass(frozen=True)
@@ -168,8 +198,36 @@ class _ProfileReader:
         run, board = self.labels["run"], self.labels["board"]
         return iter_etdump_rows(events, run=run, board=board, clock=taken.clock_pairs, warmup=taken.warmup)
 
+    def read_ticks(self, icount_shift: int) -> Ticks | None:
+        """Return the ticks of a microcontroller's profile, or None with a note."""
+        steps = self._call_or_note("no ticks of the operations", self._read_firmware_steps)
+        artifact = self.case.artifact
+        if steps is None or artifact is None:
+            return None
+        if not steps.operations or any(one.ticks is None for one in steps.operations):
+            self.notes.append("no ticks of the operations: the board did not report any")
+            return None
+        tick_hz = read_firmware(artifact.files[artifact.main]).tick_hz
+        return steps.sum_ticks(1e9 / tick_hz / 2**icount_shift)
+
+    def _read_firmware_steps(self) -> FirmwareSteps:
+        """Return the steps of a microcontroller's profile, without warm-up runs."""
+        model, artifact, warmup = self.case.model, self.case.artifact, self.taken.warmup
+        found = [one for one in read_operations(self.raw / OPERATIONS_FILE) if one.run >= warmup]
+        keys = [one.name for one in found if one.run == warmup and not one.is_overhead]
+        sites = Sites((), {})
+        if model is not None and artifact is not None:
+            find = functools.partial(dispatch_sites, model, artifact, cache=self.context.cache, **self.how)
+            sites = self._call_or_note("the operations are not matched to model nodes", find) or sites
+        placed, notes = sites.match_schedule(keys) if sites.regions else ((), [])
+        self.notes.extend((*sites.notes, *notes))
+        return FirmwareSteps(found, placed, sites.op_types)
+
     def _read_operations(self, samples: list[Sample]) -> Iterator[OpRow]:
         model, artifact = self.case.model, self.case.artifact
+        if artifact is not None and artifact.runtime == MCU_RUNTIME:
+            steps = self._read_firmware_steps()
+            return steps.iter_rows(runtime=artifact.runtime, warmup=self.taken.warmup, **self.labels)
         estimates = Estimates()
         if model is not None:
             make = functools.partial(estimate, model, cache=self.context.cache, **self.how)

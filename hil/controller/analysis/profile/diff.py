@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hil.controller.analysis.profile.rows import join_list
-from hil.controller.analysis.profile.totals import RunTimes, list_timed_runs, own_times, run_times
+from hil.controller.analysis.profile.totals import RunTimes, list_timed_runs, own_times, require_times, run_times
 from hil.controller.records.commands.stored import OperationChange, OperationCost, ProfileComparison
 from hil.core.timeline import OpRow, Profile
 
@@ -129,7 +129,12 @@ def compare_profiles(a: Profile, b: Profile, *, confidence: float = CONFIDENCE, 
     Args:
         confidence: confidence level for all intervals together.
         margin: ignore changes below this ratio.
+
+    Raises:
+        UsageError: a profile has no times, because its board is emulated.
     """
+    for profile in (a, b):
+        require_times(profile)
     before, after = _Side.collect(a.rows), _Side.collect(b.rows)
     a_times, b_times = run_times(a), run_times(b)
     incomparable = _explain_incomparable(a, a_times, b, b_times)

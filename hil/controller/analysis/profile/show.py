@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.rows import DISPATCHES
+from hil.controller.analysis.profile.ticks.columns import TITLES, ProfileColumn, make_named_table
+from hil.controller.analysis.profile.ticks.show_ticks import print_ticks
 from hil.controller.analysis.profile.totals import (
     RunTimes,
     find_typical_iteration,
     make_shortener,
+    require_times,
     run_times,
     sum_rows,
     type_of,
@@ -25,16 +27,13 @@ from hil.core.timeline import OpRow, Profile
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
 
-TITLES = {"op": "operation", "node": "ONNX nodes", "type": "operator types"}
-
 _BAR = 8
 _WIDE = 110
-_MIN_NAME_WIDTH = 16
 
 _COLOURS = {"slower": "red", "faster": "green"}
 
@@ -56,6 +55,7 @@ def summarize_profile(profile: Profile, *, by: str, top: int, plot: Path | None 
         totals=found[:top],
         notes=list(profile.notes),
         plot=str(plot) if plot else None,
+        ticks=profile.ticks,
     )
 
 
@@ -80,6 +80,8 @@ def print_profile(console: Console, profile: Profile, *, by: str, top: int) -> N
     if profile.calls and profile.clock.error_ns:
         within = f"board and host clocks aligned within {time_text(profile.clock.error_ns)}"
         console.print(f"  clock         {within}", highlight=False)
+    if profile.ticks is not None:
+        print_ticks(console, profile.ticks, by=by, top=top)
     if found:
         console.print()
         console.print(_build_top_table(console, found[:top], by, times))
@@ -122,44 +124,6 @@ def print_mark(console: Console, times: RunTimes, of: str = "") -> None:
             "use the times only to compare operations: without the profiler, operations take less time"
         )
         console.print(Text(text, style="yellow"), soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class ProfileColumn:
-    """Column of a table. If the console is not wide enough, the columns with the highest rank are omitted first."""
-
-    title: str
-    cells: Sequence[RenderableType]
-    rank: int
-
-
-def make_named_table(
-    console: Console, title: str, names: Sequence[Text], columns: Sequence[ProfileColumn], *, sections: int = 0
-) -> Table:
-    """Make a table with names and numbers, and leave out columns that do not fit the console.
-
-    Args:
-        sections: draw a line below the first ``sections`` rows, if the table has more rows.
-    """
-    from rich import box
-    from rich.measure import Measurement
-    from rich.table import Table
-
-    def measure_width(cells: Sequence[RenderableType]) -> int:
-        return max((Measurement.get(console, console.options, cell).maximum for cell in cells), default=0)
-
-    least = min(measure_width([title, *names]), _MIN_NAME_WIDTH)
-    shown = list(columns)
-    while shown and least + sum(1 + measure_width([column.title, *column.cells]) for column in shown) > console.width:
-        shown.remove(max(shown, key=lambda column: column.rank))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
-    table.add_column(title, overflow="fold", min_width=least)
-    for column in shown:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    for number, name in enumerate(names):
-        cells = [column.cells[number] for column in shown]
-        table.add_row(name, *cells, end_section=number < sections and len(names) > sections)
-    return table
 
 
 def _build_top_table(console: Console, found: Sequence[ProfileTotal], by: str, times: RunTimes) -> Table:
@@ -329,8 +293,9 @@ def plot_profile(path: Path, profile: Profile, *, by: str = "op", top: int = 20)
     """Draw the top totals as bars, an iteration as a time line, and the estimates as roofline points.
 
     Raises:
-        UsageError: the profile has no rows; or as for any picture.
+        UsageError: the profile has no rows or no times; or as for any picture.
     """
+    require_times(profile)
     found, iteration = sum_rows(profile.rows, by), find_typical_iteration(profile.rows)
     if not found:
         hint = "; ".join(profile.notes)

@@ -18,7 +18,9 @@ from hil.controller.backends.compilers.iree_program import choose_settings
 from hil.controller.models.compiling import CachedCall, call_isolated, convert_compiler_errors
 from hil.controller.models.conversions import OP_TYPES
 from hil.controller.storage.cache import Cache
+from hil.core.chips import choose_target_flags, parse_chip, split_flags
 from hil.core.files import MAX_MODEL_BYTES, read_file
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.results import Artifact, Model
 from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
@@ -112,6 +114,14 @@ class Sites:
                 found[number] = sites
         return found, [f"{len(keys)} dispatches, such as {min(keys)}, {why}" for why, keys in doubts.items() if keys]
 
+    def match_schedule(self, keys: Sequence[str]) -> tuple[tuple[DispatchSite, ...], list[str]]:
+        """Find the sites of a static schedule from its dispatch names, as :meth:`match` does for a submission."""
+        sites = tuple(site for region in self.regions for site in region.sites)
+        if [site.key for site in sites] == list(keys):
+            return sites, []
+        found, notes = self.match([keys])
+        return found[0], notes
+
     def _match_regions(self, keys: tuple[str, ...], count: int, doubts: _Doubts) -> list[tuple[DispatchSite, ...]]:
         """Return the sites of ``count`` submissions, all of which consist of the dispatches ``keys``."""
         regions = [region for region in self.regions if region.keys == keys]
@@ -154,13 +164,16 @@ def dispatch_sites(model: Model, artifact: Artifact, **how: Unpack[CachedCall]) 
     The sites are unknown for programs with multiple models and for precompiled programs.
 
     Raises:
-        UsageError: the artifact is not an IREE program.
+        UsageError: the artifact is neither an IREE program nor firmware.
     """
-    if artifact.runtime != "iree":
+    if artifact.runtime not in ("iree", MCU_RUNTIME):
         raise UsageError(f"expected an IREE program, got a program for {artifact.runtime}")
     if artifact.function != model.function:
         return Sites((), {}, ("dispatch nodes are unknown for a program with several models",))
-    return find_sites(model, artifact.flags, **how)
+    values, flags = split_flags(artifact.flags)
+    if values:
+        flags = choose_target_flags(parse_chip(values).core, flags)
+    return find_sites(model, flags, **how)
 
 
 def find_sites(model: Model, flags: Sequence[str], **how: Unpack[CachedCall]) -> Sites:

@@ -105,6 +105,9 @@ def read_profile(folder: Path) -> Profile:
         console=head.console,
         notes=tuple(head.notes),
         device=head.device,
+        ticks=head.ticks,
+        energy=head.energy,
+        stack=head.stack,
     )
 
 
@@ -124,6 +127,9 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         console=list(profile.console),
         notes=list(profile.notes),
         device=profile.device,
+        ticks=profile.ticks,
+        energy=list(profile.energy),
+        stack=dict(profile.stack),
     )
 
 

@@ -7,12 +7,13 @@ import re
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from hil.controller.records.commands.stored import ProfileTotal
 from hil.controller.storage.screen.texts import make_plain
 from hil.core.timeline import OpRow, Profile
+from hil.errors import UsageError
 
 NOT_THE_MODEL = "(runtime)"
 # Maximum relative overhead of a profiler. Above this value, times are marked as distorted and are not compared.
@@ -71,6 +72,15 @@ def sum_rows(rows: Iterable[OpRow], by: str = "op") -> list[ProfileTotal]:
     return sorted(found, key=lambda total: (-total.run_ns, -total.total_ns))
 
 
+def require_times(profile: Profile) -> None:
+    """Raise UsageError for a profile of an emulated board: it has ticks, which are not times."""
+    if profile.ticks is not None:
+        raise UsageError(
+            f"the profile of {profile.model} on {profile.board} has ticks instead of times: the board is emulated",
+            hint="hil profile show lists the ticks; hil bench compares the instructions of two programs",
+        )
+
+
 def list_timed_runs(profile: Profile) -> list[int]:
     """Return the duration of every run without a profiler, in ns."""
     times: list[int] = []
@@ -101,7 +111,12 @@ def make_shortener(found: Sequence[ProfileTotal]) -> Callable[[str], str]:
 
     Compilers prefix every name with the model's name.
     """
-    ops = {op for total in found for op in total.ops if total.kind == "compute"}
+    return make_common_shortener({op for total in found for op in total.ops if total.kind == "compute"})
+
+
+def make_common_shortener(names: Collection[str]) -> Callable[[str], str]:
+    """Return a function that replaces the common prefix of names by "…"."""
+    ops = set(names)
     if len(ops) < 2:
         return make_plain
     pairs = zip(min(ops), max(ops), strict=False)

@@ -179,6 +179,9 @@ class _TraceWriter:
         labels = [profile.model, profile.runtime, f"clock accurate to {profile.clock.error_ns} ns"]
         if (times := run_times(profile)).is_distorted:
             labels.append(f"the profiler adds {times.overhead:.0%}")
+        if profile.ticks is not None:
+            labels.append("emulated: its operations have ticks, which are not times")
+        labels += profile.energy
         if profile.clock.jumped_ns:
             labels.append(f"the clock jumped by {profile.clock.jumped_ns} ns")
         process = self._trace.process(name, labels)

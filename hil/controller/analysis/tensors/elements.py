@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hil.compare.stats import rank_bytes
+from hil.compare.ulp import rank_bytes
 from hil.compare.values import EXACT_DTYPES, get_part_dtype
 from hil.core.results import Tolerance
 from hil.core.tensors import Array, get_dtype_name

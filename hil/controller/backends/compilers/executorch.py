@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hil.controller.backends.compilers import take_as_it_is
+from hil.controller.backends.compilers.executorch_reasons import PartitionReasons, explain_nodes
 from hil.controller.models.compiling import (
     CompileOrder,
     call_isolated,
@@ -39,7 +40,7 @@ _DEFAULT = f"xnnpack{_REST}"
 _PACKAGES = ("executorch", "torch", "torchao")
 _MAX_LISTED = 8
 # Increase this when compiled programs change although the packages are the same. Cached programs become stale.
-_VERSION = 5
+_VERSION = 6
 
 
 def compile_executorch(model: Model, **order: Unpack[CompileOrder]) -> Artifact:
@@ -179,12 +180,15 @@ def build(model: str, backend: str, options: dict[str, str], output: str, debug_
     start = time.monotonic()
     report_phase("lower: to edge, transform and partition")
     with convert_foreign_errors(CompileFailed, f"ExecuTorch cannot lower {Path(model).name}"):
-        lowered = lower(backend, program, options)
+        with PartitionReasons() as reasons:
+            lowered = lower(backend, program, options)
         seconds = time.monotonic() - start
         edge = lowered.exported_program()
         if debug_ir is not None:
             Path(debug_ir, "lowered.txt").write_text(str(edge))
         delegation = count_delegated(edge.graph_module)
+        nodes = _list_operators(edge.graph_module.graph)
+        delegation["reasons"] = explain_nodes(nodes, reasons.by_node, backend)
         report_phase("emit: to ExecuTorch's program")
         with Path(output).open("wb") as file:
             lowered.to_executorch(ExecutorchBackendConfig(passes=passes)).write_to_file(file)
@@ -202,18 +206,19 @@ def count_delegated(graph_module: Any) -> dict[str, Any]:
     for node in graph_module.graph.nodes:
         if node.op == "get_attr" and hasattr(part := getattr(graph_module, node.target), "backend_id"):
             backends[part.backend_id] = None
-            delegated.update(_list_operators(part.original_module.graph))
+            delegated.update(operator for _, operator in _list_operators(part.original_module.graph))
     return {
         "backends": list(backends),
         "delegated": dict(sorted(delegated.items())),
-        "undelegated": dict(sorted(Counter(_list_operators(graph_module.graph)).items())),
+        "undelegated": dict(sorted(Counter(operator for _, operator in _list_operators(graph_module.graph)).items())),
     }
 
 
-def _list_operators(graph: Any) -> list[str]:
+def _list_operators(graph: Any) -> list[tuple[str, str]]:
+    """Return (name, operator) of each node that computes."""
     from torch._ops import OpOverload
 
-    targets = (node.target for node in graph.nodes if node.op == "call_function")
+    nodes = [(node.name, node.target) for node in graph.nodes if node.op == "call_function"]
     # The edge dialect contains some operators of torch, whose namespace is only in their string form.
-    names = (str(one if isinstance(one, OpOverload) else getattr(one, "__name__", one)) for one in targets)
-    return [name for name in names if name not in _NO_WORK]
+    named = [(name, str(one if isinstance(one, OpOverload) else getattr(one, "__name__", one))) for name, one in nodes]
+    return [pair for pair in named if pair[1] not in _NO_WORK]

@@ -37,6 +37,8 @@ from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, 
 from hil.formats.iree_values import parse_type
 
 _ERROR = re.compile(r"(?:^|\s)error: (?P<what>.*)")
+# Target of an executable, with all attributes. The group is its name.
+_EXECUTABLE_TARGET = re.compile(r'#hal\.executable\.target<("[\w-]+").*', re.DOTALL)
 _PLACE = re.compile(r"loc\(\"(?P<name>[^\"]*)\"\): ")
 _ONNX_OP = re.compile(r"\"?onnx\.(?P<name>\w+)\"?")
 # Name of an operator without a torch-mlir operation: `"torch.operator"(%0) <{name = "torch.aten.median.dim"}>`.
@@ -312,8 +314,22 @@ def fail(code: int, printed: str) -> None:
             hint="compiler bug: the log contains a stack trace, and --debug-ir DIR stores the intermediate code",
         )
     raise CompileFailed(
-        "iree-compile rejected the model: " + ("; ".join(errors) or f"exit code {code}"), detail="\n".join(lines[:60])
+        "iree-compile rejected the model: " + ("; ".join(errors) or f"exit code {code}"),
+        hint=explain_vulkan_failure(printed),
+        detail="\n".join(lines[:60]),
     )
+
+
+def explain_vulkan_failure(printed: str) -> str:
+    """Return a hint if the model needs a type that a Vulkan target does not have; otherwise ""."""
+    if '"vulkan-spirv"' not in printed:
+        return ""
+    if any("i64" in line for line in printed.splitlines() if "error: " in line):
+        return (
+            "IREE cannot compile these 64-bit integers for Vulkan; if no input or output is int64 and all values fit "
+            "into 32 bits, use --compile-flag=--iree-input-demote-i64-to-i32"
+        )
+    return "a Vulkan program has only the types that the device reports, with float32 and int32 (docs/gpu.md)"
 
 
 def find_errors(printed: str) -> list[str]:
@@ -325,7 +341,8 @@ def find_errors(printed: str) -> list[str]:
         if not match:
             continue
         # Example: `loc("fc1"): failed to legalize operation 'torch.operator' ...: %0 = "torch.operator"(...)`
-        text = _PLACE.sub("", match["what"].strip()).split(": %", 1)[0][:300]
+        text = _PLACE.sub("", match["what"].strip()).split(": %", 1)[0]
+        text = _EXECUTABLE_TARGET.sub(r"\1", text)[:300]
         near = "\n".join(lines[number : number + 4])
         if (operator := _ONNX_OP.search(near)) and operator["name"] not in text:
             text += f" (onnx.{operator['name']})"

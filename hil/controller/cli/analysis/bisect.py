@@ -36,6 +36,7 @@ from hil.core.text import convert_to_json
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
+    from hil.controller.devices.board_choice import BoardChoice
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.records.decisions.stack_search import TriedBoard
     from hil.controller.records.lab.farm import BoardPermission, FarmBoard
@@ -166,6 +167,7 @@ def _refuse_layer_options() -> None:
 def _search_stack(
     model: Path, over: str, runs: int, out: Path | None, *, resume: bool, as_json: bool, settings: dict[str, Any]
 ) -> int:
+    from hil.controller.devices.board_choice import use_device
     from hil.controller.devices.choosing.board_resolver import choose
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
@@ -183,10 +185,14 @@ def _search_stack(
     hw_type = "".join(hw_types)
     faults, wait_s = settings.pop("faults"), settings.pop("wait_s")
     options = add_project_settings(Options(**settings))
+
+    def choose_with_device(board: str) -> BoardChoice:
+        return use_device(choose(board, hw_type, **ssh), options.runtime, options.device)
+
     search = StackSearch(
         over=over.strip(),
         model=model,
-        choices=make_choices(boards, lambda board: choose(board, hw_type, **ssh)),
+        choices=make_choices(boards, choose_with_device),
         unavailable=unavailable,
         options=options,
         faults=faults,
@@ -255,7 +261,13 @@ def read_board_values(settings: dict[str, Any]) -> dict[str, Any]:
 
 def repeat_options(where: dict[str, Any], options: Options, faults: Sequence[str]) -> list[str]:
     """Return the equivalent options of `hil run`: board, compilation, tolerances, faults."""
-    named = {**where, "--runtime": options.runtime, "--rtol": options.rtol, "--atol": options.atol}
+    named = {
+        **where,
+        "--runtime": options.runtime,
+        "--device": options.device,
+        "--rtol": options.rtol,
+        "--atol": options.atol,
+    }
     found = [text for name, value in named.items() if value not in ("", None) for text in (name, str(value))]
     found += ["--no-fallback"] * options.no_fallback
     repeated = {

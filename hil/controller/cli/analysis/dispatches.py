@@ -20,6 +20,7 @@ from hil.controller.cli.options import (
     run_options,
 )
 from hil.controller.cli.screen import Screen, answer
+from hil.core.runtimes import DEFAULT_RUNTIME
 from hil.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hil.controller.records.measurements.dispatches import DispatchList
     from hil.controller.records.run import StoredSpec
 
-_RUN_OPTIONS = ("function", "compile_flags", "recompute", "rtol", "atol", "instructions")
+_RUN_OPTIONS = ("device", "function", "compile_flags", "recompute", "rtol", "atol", "instructions")
 _COUNTS = {"iterations": 10, "warmup": 2}
 # Parameters that require --dispatches, and parameters that exclude it.
 _OWN = (
@@ -72,11 +73,12 @@ def split_dispatch_settings(settings: dict[str, Any]) -> dict[str, Any] | None:
 def run_dispatches(model: Path, settings: dict[str, Any], *, as_json: bool) -> int:
     """Run a model's dispatches and print the results. Return the exit code."""
     from hil.controller.analysis.dispatches.check import check_dispatches
+    from hil.controller.devices.board_choice import use_device
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.storage.run_context import open_context
 
     where = read_board_values(settings)
-    choice = choose_board(settings)
+    choice = use_device(choose_board(settings), DEFAULT_RUNTIME, settings["device"])
     more = {name: settings.pop(name) for name in ("keys", "faults", "wait_s", "out")}
     options = add_project_settings(Options(**settings))
     repeat = repeat_options(where, options, more["faults"])

@@ -13,6 +13,7 @@ from hil.controller.cli.board.console import console, provision
 from hil.controller.cli.board.devices import list_devices
 from hil.controller.cli.board.maintenance import clean, deploy, logs, recover, reset, reset_fence, shell
 from hil.controller.cli.board.options import add_board_place, choose_place, connect_agent, open_shell, print_checks
+from hil.controller.cli.board.peak import measure_peak
 from hil.controller.cli.board.registration import add, remove, rename
 from hil.controller.cli.board.trust import trust
 from hil.controller.cli.commands import group
@@ -146,7 +147,7 @@ def info(as_json: bool, **settings: Any) -> None:
     from hil.controller.workloads.board_checks import remove_power_hooks
 
     choice = choose_place(settings)
-    with BoardPool("hil board info", say=print_message) as pool:
+    with BoardPool("hil board info", say=print_message, needs_device=False) as pool:
         found = pool.session(remove_power_hooks(choice)).board
         info = found.info
         fingerprint = found.shell.fingerprint if found.shell else ""
@@ -204,6 +205,6 @@ def _describe_target(machine: dict[str, Any]) -> str:
 
 for command in (
     *(add, remove, rename, check, ping, info, logs, console, shell, reset, recover, provision, deploy, clean),
-    *(reset_fence, trust, list_devices),
+    *(reset_fence, trust, list_devices, measure_peak),
 ):
     board.add_command(command)

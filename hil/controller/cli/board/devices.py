@@ -29,7 +29,7 @@ def list_devices(as_json: bool, **settings: Any) -> None:
     from hil.controller.workloads.board_checks import remove_power_hooks
 
     choice = choose_place(settings)
-    with BoardPool("hil board devices", say=print_message) as pool:
+    with BoardPool("hil board devices", say=print_message, needs_device=False) as pool:
         runtimes = pool.session(remove_power_hooks(choice)).board.info.get("runtimes", ())
     devices = [device for runtime in runtimes for device in _list_of_runtime(runtime)]
     errors = {one["name"]: one["error"] for one in runtimes if one.get("error")}

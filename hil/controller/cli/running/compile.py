@@ -38,7 +38,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     """Compile MODEL for a board and write the program to a file."""
     from hil.controller.analysis.profile.collect import check_folder, write_profiles
     from hil.controller.backends.compilers.tensorflow.tfcompile import RUNTIME as XLA_AOT
-    from hil.controller.devices.board_choice import knows_target
+    from hil.controller.devices.board_choice import knows_target, use_named_target
     from hil.controller.pipeline.boards.board_pool import BoardPool
     from hil.controller.pipeline.runner import Runner
     from hil.controller.pipeline.stages import check_options
@@ -56,7 +56,7 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
     check_options(options, choice)
     if output is not None and is_folder(output):
         raise UsageError(f"-o {output} is a directory", hint="specify a program file")
-    config = choice.config
+    config = use_named_target(choice.config, options.runtime, options.compile_flags)
     if not knows_target(config, options.runtime):
         with BoardPool("hil compile", say=print_message) as pool:
             seen = pool.session(choice, runtimes=(options.runtime,)).board

@@ -45,7 +45,7 @@ def trace() -> None:
     metavar="TRACE",
     help="Trace with the expected outputs (default: the reference of TRACE).",
 )
-@run_options("compile_flags")
+@run_options("device", "compile_flags")
 @cache_options
 @tolerance_options
 @arithmetic_option

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hil.controller.cli.analysis.node_data import export_values, make_node_data_options
 from hil.controller.cli.commands import group
-from hil.controller.cli.options import check_seconds, combine_options, json_option, runs_option
+from hil.controller.cli.options import MODEL, check_seconds, combine_options, json_option, run_options, runs_option
 from hil.controller.cli.screen import answer
 from hil.controller.cli.usage.candidates import complete_runs
-from hil.errors import UsageError
+from hil.core.scratch import make_temporary_folder
+from hil.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hil.core.timeline import Profile
@@ -25,6 +26,13 @@ _choice = combine_options(
     click.option("--case", default="", metavar="NAME", help="Model, if the run has more than one."), runs_option
 )
 _top = click.option("--top", default=20, show_default=True, type=click.IntRange(min=1), help="Number of rows to show.")
+_by = click.option(
+    "--by",
+    type=click.Choice(["op", "node", "type"]),
+    default="op",
+    show_default=True,
+    help="Group by runtime operation, ONNX node, or node type.",
+)
 _plot = click.option("--plot", type=_FILE, metavar="FILE", help="Also plot to FILE: .png, .svg or .pdf.")
 
 
@@ -78,13 +86,7 @@ def open_profile(run: str, port: int, no_browser: bool, case: str, out: Path | N
 @profile.command(epilog="Example: hil profile show latest --by type --plot profile.png")
 @click.argument("run", metavar="RUN", shell_complete=complete_runs)
 @_top
-@click.option(
-    "--by",
-    type=click.Choice(["op", "node", "type"]),
-    default="op",
-    show_default=True,
-    help="Group by runtime operation, ONNX node, or node type.",
-)
+@_by
 @_plot
 @_choice
 @json_option
@@ -109,6 +111,67 @@ def show(run: str, top: int, by: str, plot: Path | None, case: str, out: Path | 
         *([f"drawn in {plot}"] if plot else ()),
         show=lambda: shown.print_profile(make_table_console(), found, by=by, top=top),
     )
+
+
+@profile.command(epilog="Example: hil profile roofline latest --plot roofline.png")
+@click.argument("run", metavar="RUN", shell_complete=complete_runs)
+@_top
+@_by
+@click.option(
+    "--peaks",
+    default="",
+    metavar="ID|FILE",
+    help="Peaks: `latest`, an ID or file of hil board peak, or a board config (default: those of the profile).",
+)
+@_plot
+@_choice
+@json_option
+def roofline(
+    run: str, top: int, by: str, peaks: str, plot: Path | None, case: str, out: Path | None, as_json: bool
+) -> None:
+    """Show how close a run comes to the peaks of its board: operations, bytes, speed and limit of each operation.
+
+    `hil board peak` measures the peaks. The peaks that a report uses are stored with the profile.
+    """
+    from hil.controller.analysis.profile.store import find_folder, read_profile
+    from hil.controller.analysis.profile.totals import require_times
+    from hil.controller.analysis.roofline.report import build_report
+    from hil.controller.analysis.roofline.show import plot_roofline, print_roofline
+    from hil.controller.storage.screen.console import make_table_console
+
+    folder = find_folder(_find(run, case, out))
+    require_times(read_profile(folder))
+    report = build_report(folder, by=by, peaks=peaks, keep=True)
+    if plot:
+        plot_roofline(plot, report)
+        report.plot = str(plot)
+    answer(
+        as_json,
+        report.replace(rows=report.rows[:top]),
+        *([f"drawn in {plot}"] if plot else ()),
+        show=lambda: print_roofline(make_table_console(), report, top=top),
+    )
+
+
+@profile.command(epilog="Example: hil profile work example:digits_cnn")
+@click.argument("model", type=MODEL)
+@_top
+@run_options("function", "dims")
+@json_option
+def work(model: Path, top: int, as_json: bool, **settings: Any) -> None:
+    """Count the operations and bytes of an ONNX or TFLite MODEL from its shapes, without a run."""
+    from hil.controller.analysis.roofline.model_work import count_model
+    from hil.controller.analysis.roofline.show import print_work
+    from hil.controller.models.importers import import_model
+    from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
+    from hil.controller.storage.run_context import open_context
+    from hil.controller.storage.screen.console import make_table_console
+
+    with open_context(1) as tools, make_temporary_folder("hil-work-") as scratch:
+        read = import_model(model, **settings, isolated=tools.isolated, cache=tools.cache)
+        log = Path(scratch) / "work.log"
+        found = count_model(read, cache=tools.cache, isolated=tools.isolated, timeout=COMPILE_TIMEOUT_SECONDS, log=log)
+    answer(as_json, found, show=lambda: print_work(make_table_console(), found, top=top))
 
 
 @profile.command(
@@ -207,12 +270,47 @@ def export(run: str, node_data: Path, by: str, model: Path | None, case: str, ou
     """
     from hil.controller.analysis.graphs.dispatches import sum_operations
     from hil.controller.analysis.graphs.values import map_totals
+    from hil.controller.analysis.profile.totals import require_times
     from hil.controller.records.commands.stored import NodeDataFile
 
-    values = map_totals(sum_operations(_read(run, case, out).rows))
+    found = _read(run, case, out)
+    require_times(found)
+    values = map_totals(sum_operations(found.rows))
     count = export_values(values, node_data, by, model)
     document = NodeDataFile(node_data=str(node_data), nodes=count)
     answer(as_json, document, f"written: {node_data}, {count} nodes")
+
+
+@profile.command(epilog="Example: hil profile npu net_int8.tflite latest --accelerator ethos-u55-256")
+@click.argument("model", metavar="MODEL", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("run", metavar="[RUN]", default="", shell_complete=complete_runs)
+@click.option(
+    "--accelerator",
+    default="ethos-u55-128",
+    show_default=True,
+    metavar="NAME",
+    help="Configuration of the NPU: ethos-u55-32 to ethos-u85-2048.",
+)
+@_choice
+@json_option
+def npu(model: Path, run: str, accelerator: str, case: str, out: Path | None, as_json: bool) -> None:
+    """Estimate the cycles of a TFLite model on an Arm Ethos-U NPU with Vela. Requires the extra hil[vela].
+
+    With RUN, a profile of the model on an emulated microcontroller, the table also has the measured ticks.
+    """
+    from hil.controller.analysis.profile.ticks.matching import add_ticks
+    from hil.controller.analysis.profile.ticks.show_npu import print_estimate
+    from hil.controller.analysis.profile.ticks.vela import ACCELERATORS, estimate_cycles
+    from hil.controller.storage.screen.console import make_table_console
+
+    if accelerator not in ACCELERATORS:
+        hint = f"{did_you_mean(accelerator, ACCELERATORS)}expected one of {', '.join(ACCELERATORS)}"
+        raise UsageError(f"unknown accelerator {accelerator!r}", hint=hint)
+    measured = _read(run, case, out) if run else None
+    found = estimate_cycles(model, accelerator)
+    if measured is not None:
+        found = add_ticks(found, measured)
+    answer(as_json, found, show=lambda: print_estimate(make_table_console(), found))
 
 
 @profile.command("import", epilog="Example: hil profile import run.etdp -o from-phone --model mobilenet --board phone")

@@ -19,7 +19,9 @@ import numpy as np
 from hil.core import tensors
 from hil.core.cpuinfo import MAX_READING
 from hil.core.instructions import AGENT_COUNTERS, InstructionCounts
+from hil.core.placement_reasons import MAX_NAMES, MAX_REASON_CHARS, MAX_REASONS, PlacementReason
 from hil.core.repetition import Answer, Repetition
+from hil.core.results import Part, Placement
 from hil.core.stack_config import MAX_PARTS
 from hil.core.steps import MAX_CALLS, StepCall
 from hil.core.tensors import Array, TensorSpec
@@ -34,6 +36,7 @@ MESSAGE_LIMITS = {
     ("Board", "Clock"): KIB,
     ("Board", "Logs"): 4 * MIB,
     ("Board", "Counters"): 64 * KIB,
+    ("Board", "Power"): 64 * KIB,
     ("Sessions", "Hold"): 64 * KIB,
     ("Blobs", "Missing"): 4 * MIB,
     ("Blobs", "Put"): KIB,
@@ -45,6 +48,7 @@ MESSAGE_LIMITS = {
 # Maximum characters and lines to read from a log. The rest is dropped.
 LOG_CHARACTERS, LOG_LINES = 16 * MIB, 100_000
 MAX_READINGS = 1000
+MAX_POWER_SAMPLES = 4096
 _MAX_DEVICES = 1000
 _RUNTIMES_MOST, _PARTS_MOST, _TENSORS_MOST, _NODES_MOST = 100, 1000, 10_000, 200_000
 _MAX_RANK = 32
@@ -236,9 +240,36 @@ def call_of(message: Any, iterations: int, names: Sequence[str] | None, most: in
         _expect(
             sum(len(part.names) for part in done.placement.parts) <= _NODES_MOST, f"more than {_NODES_MOST} node names"
         )
+        for part in done.placement.parts:
+            _check_reasons(part.reasons)
     if done.HasField("state"):
         _check_readings(done.state.readings)
     return done
+
+
+def _check_reasons(reasons: Sequence[pb.PlacementReason]) -> None:
+    _check_count(reasons, MAX_REASONS, "reasons of a part")
+    _expect(sum(len(reason.names) for reason in reasons) <= MAX_NAMES, f"reasons with more than {MAX_NAMES} node names")
+    _expect(
+        all(len(reason.text) <= MAX_REASON_CHARS for reason in reasons),
+        f"a reason with more than {MAX_REASON_CHARS} characters",
+    )
+
+
+def parse_placement(done: pb.InvokeDone) -> Placement | None:
+    """Return where a program ran, or None if the agent does not report it."""
+    if not done.HasField("placement"):
+        return None
+    return tuple(
+        Part(
+            part.device,
+            part.nodes,
+            tuple(part.names),
+            part.elsewhere,
+            tuple(PlacementReason(one.text, one.nodes, tuple(one.names)) for one in part.reasons),
+        )
+        for part in done.placement.parts
+    )
 
 
 def parse_calls(done: pb.InvokeDone, start: pb.InvokeStart) -> tuple[StepCall, ...]:
@@ -321,6 +352,14 @@ def check_digests(message: Any, computed: Sequence[str]) -> None:
 def check_sample(sample: pb.CounterSample) -> None:
     """Check one sample of a board's counters."""
     _check_readings(sample.readings)
+
+
+def check_power_samples(message: pb.PowerSamples) -> None:
+    """Check a message with samples of a board's power sensor. Within the message, the times increase."""
+    times = np.array(message.clock_ns, np.int64)
+    _expect(times.size == len(message.values) <= MAX_POWER_SAMPLES, "the meter's times and values do not match")
+    _expect(bool((np.diff(times) > 0).all()), "the meter's times do not increase")
+    _expect(bool(np.isfinite(np.array(message.values, np.float64)).all()), "a value of the meter is not a number")
 
 
 def _is(message: Any, kind: str) -> bool:

@@ -18,7 +18,6 @@ from hil.controller.devices.board_client import Invocation
 from hil.controller.devices.guard import Guard
 from hil.core import clock
 from hil.core.digest import Hasher, StreamHasher
-from hil.core.results import Part
 from hil.core.tensors import Array
 from hil.protocol import wire
 from hil.protocol.v1 import agent_pb2 as pb
@@ -243,12 +242,11 @@ class InvokeStream:
             done.cpu_ns,
             (end - answered) / 1e9,
             MessageToDict(done.state, preserving_proto_field_name=True) if done.HasField("state") else {},
-            tuple(Part(part.device, part.nodes, tuple(part.names), part.elsewhere) for part in done.placement.parts)
-            if done.HasField("placement")
-            else None,
+            answers.parse_placement(done),
             answers.parse_repetition(done, start, outputs),
             calls=answers.parse_calls(done, start),
             instructions=answers.instructions_of(done, iterations),
+            peak_device_memory_bytes=done.peak_device_memory_bytes,
             link_ns=max(answered - begin - (done.ready_ns - done.received_ns), 0),
         )
 

@@ -177,12 +177,16 @@ def read_index(folder: Path) -> list[Package]:
 
 # Top-level parts of hil that only the controller uses.
 _CONTROLLERS = {"api.py", "plugins.py", "board_configs", "controller", "mcu", "py.typed", "sim", "testing"}
+# Packages in shared packages that only the controller uses.
+_CONTROLLER_PACKAGES = {"compare/generation"}
 # Modules in shared packages that only the controller uses.
 _OF_CONTROLLER = {
     *(f"core/{name}.py" for name in ("board_config", "board_parser", "boards", "bounded_http", "chips")),
     *(f"core/{name}.py" for name in ("config_files", "config_keys", "config_values", "console_config", "mcu_config")),
     *(f"core/{name}.py" for name in ("examples", "json_values", "meter_config", "stack_config")),
-    *("formats/elf32.py", "formats/firmware.py", "protocol/v1/farm_pb2.py"),
+    *(f"core/{name}.py" for name in ("timeline", "variables")),
+    *(f"formats/{name}.py" for name in ("elf32", "firmware", "onnx_arithmetic", "onnx_file", "onnx_functions")),
+    *("compare/random_outputs.py", "protocol/v1/farm_pb2.py"),
 }
 
 
@@ -197,7 +201,8 @@ def own_files() -> dict[str, File]:
     files = {}
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        if inside.parts[0] not in _CONTROLLERS and inside.as_posix() not in _OF_CONTROLLER:
+        is_used = inside.as_posix() not in _OF_CONTROLLER and inside.parent.as_posix() not in _CONTROLLER_PACKAGES
+        if inside.parts[0] not in _CONTROLLERS and is_used:
             files[f"hil/{inside.as_posix()}"] = File.of(path.read_bytes())
     metadata = f"Metadata-Version: 2.1\nName: hil\nVersion: {own_version()}\n"
     files[f"hil-{own_version()}.dist-info/METADATA"] = File.of(metadata.encode())

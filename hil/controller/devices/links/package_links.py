@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_provider_address
+from hil.controller.devices.board_choice import PROVIDERS, BoardChoice, is_provider_address, use_device
 from hil.controller.devices.board_client import BoardClient, Invocation, ProfilePass, ProgramHandle
 from hil.controller.devices.links.link import BoardLoan, BoardProvider, Link, LinkKind
 from hil.controller.storage.sources.packages import describe_entry_point, load
@@ -116,9 +116,12 @@ class _GuardedProvider:
 
 def _connect(choice: BoardChoice) -> Link:
     provider, selector = find_provider(choice.target)
-    return provider.connect(
+    link = provider.connect(
         selector, runtime=choice.runtime, purpose=choice.purpose, wait_s=choice.wait_s, say=choice.say
     )
+    if link.config is not None:
+        link.config = use_device(replace(choice, config=link.config), *choice.used_device).config
+    return link
 
 
 LENT_KIND = LinkKind("lent board", _connect, is_provider_address)

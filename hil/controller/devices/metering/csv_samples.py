@@ -82,11 +82,15 @@ class CsvParser:
                 value = float(text) * COLUMN_UNITS[name]
             except ValueError:
                 return None
-            if not math.isfinite(value) or "_" in text:
+            if "_" in text:
+                return None
+            if not math.isfinite(value):
+                self._buffer.count_invalid()
                 return None
             found[get_quantity(name)] = value
         if "power" not in found:
             found["power"] = found.pop("voltage") * found.pop("current")
         if abs(found["power"]) > _MAX_WATTS or abs(found.get("time", 0.0)) > _MAX_SECONDS:
+            self._buffer.count_invalid()
             return None
         return found

@@ -26,10 +26,16 @@ MAX_IDLE_DRIFT = 0.05
 # Largest part of a window without samples, longer than a few periods of the meter.
 MAX_GAP = 0.05
 _GAP_PERIODS = 4
-# Largest share of samples that the meter may report as lost.
+# Largest share of samples that are lost, invalid or out of order.
 MAX_LOST = 0.01
+# Largest power below zero, relative to the power above idle: an offset of the meter.
+MAX_NEGATIVE = 0.05
+# Differences below this share of the idle power are errors of rounding.
+_ROUNDING = 1e-6
 # Largest error of the clock, relative to the length of a window.
 MAX_CLOCK_ERROR = 0.01
+# A meter stopped if its samples end this long before the measurement, and this many periods.
+_MIN_END_NS, _END_PERIODS = 200_000_000, 20
 # Parts of an idle interval, whose powers give the standard error of the idle power.
 _IDLE_PARTS = 10
 # A difference is noise below this many standard errors.
@@ -90,13 +96,11 @@ def evaluate_energy(
         meter: kind of the meter.
         clock_error_ns: largest error of the windows' times.
     """
-    found = EnergyMeasurement(
-        meter=meter,
-        windows=len(windows),
-        inferences=sum(one.units for one in windows),
-        samples=min((count_samples(samples, one) for one in windows), default=0),
-    )
+    found = EnergyMeasurement(meter=meter, windows=len(windows), inferences=sum(one.units for one in windows))
     try:
+        _check_stream(samples)
+        found = found.replace(samples=min((count_samples(samples, one) for one in windows), default=0))
+        _check_end(samples, max(end for _, end in (*idle, *(part for one in windows for part in one.ranges))))
         _check_samples(samples, [*windows, *(EnergyWindow((one,), 1) for one in idle)], clock_error_ns)
         power = measure_idle(samples, *idle)
         found = found.replace(idle_w=power.mean_w, idle_before_w=power.before_w, idle_after_w=power.after_w)
@@ -105,6 +109,7 @@ def evaluate_energy(
         above_w = average_w - power.mean_w
         peak_w = max(samples.find_peak(*part) for one in windows for part in one.ranges)
         found = found.replace(average_w=average_w, above_idle_w=above_w, peak_w=peak_w)
+        _check_sign(power, average_w)
         _check_drift(power, above_w)
         return found.replace(per_inference=compute_unit_energy(samples, windows, power))
     except EnergyRefused as error:
@@ -189,9 +194,11 @@ def select_gpio_windows(
     if not samples.gpio.size:
         raise EnergyRefused("gpio mismatch", "the meter has no column gpio")
     found = []
+    # A pulse belongs to the call that contains its middle: the times of the meter may be late by its latency.
+    every = _find_pulses(samples)
+    middles = np.array([(start + end) // 2 for start, end in every], np.int64)
     for start, end in calls:
-        inside = samples.find(start, end)
-        pulses = _find_pulses(samples, inside)
+        pulses = every[np.searchsorted(middles, start) : np.searchsorted(middles, end, "right")]
         if len(pulses) == warmup + iterations:
             found.append(EnergyWindow(tuple(pulses[warmup:]), iterations))
         elif len(pulses) == 1:
@@ -202,19 +209,49 @@ def select_gpio_windows(
     return found
 
 
-def _find_pulses(samples: PowerSamples, inside: slice) -> list[TimeRange]:
+def _find_pulses(samples: PowerSamples) -> list[TimeRange]:
     """Return the time ranges in which the GPIO is high. An edge is midway between two samples."""
-    times = samples.times_ns[inside]
-    levels = np.concatenate([[False], samples.gpio[inside], [False]]).astype(np.int8)
+    times = samples.times_ns
+    levels = np.concatenate([[False], samples.gpio, [False]]).astype(np.int8)
     edges = np.diff(levels)
     middles = np.concatenate([times[:1], (times[1:] + times[:-1]) // 2, times[-1:]])
     starts, ends = middles[edges == 1], middles[edges == -1]
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
-def _check_samples(samples: PowerSamples, windows: Sequence[EnergyWindow], clock_error_ns: float) -> None:
+def _check_stream(samples: PowerSamples) -> None:
+    """Refuse samples that are not a valid series. A meter of a package may return anything."""
     if samples.problem:
         raise EnergyRefused("meter failed", samples.problem)
+    if samples.clock_problem:
+        raise EnergyRefused("clock not fitted", samples.clock_problem)
+    values = samples.joules if samples.joules.size else samples.watts
+    if values.shape != samples.times_ns.shape or samples.gpio.size not in (0, values.size):
+        raise EnergyRefused("invalid samples", f"{samples.times_ns.size} times for {values.size} values of the meter")
+    wrong = samples.invalid + int((~np.isfinite(values)).sum())
+    total = samples.times_ns.size + samples.invalid + samples.unordered
+    if wrong > MAX_LOST * total or wrong > samples.invalid:
+        raise EnergyRefused("invalid samples", f"{wrong} of {total} samples are not numbers")
+    back = int((np.diff(samples.times_ns) <= 0).sum())
+    if samples.unordered > MAX_LOST * total or back:
+        raise EnergyRefused(
+            "times not increasing",
+            f"the time of {samples.unordered + back} of {total} samples is not after the sample before",
+        )
+    if samples.joules.size and bool((np.diff(samples.joules) < 0).any()):
+        raise EnergyRefused("invalid samples", "the energy counter went back")
+
+
+def _check_end(samples: PowerSamples, end_ns: int) -> None:
+    """Refuse samples that end before the measurement."""
+    last = int(samples.times_ns[-1]) if samples.times_ns.size else 0
+    if end_ns - last > max(_END_PERIODS * samples.period_ns, _MIN_END_NS):
+        raise EnergyRefused(
+            "meter failed", f"the meter stopped {(end_ns - last) / 1e9:.3g} s before the end of the measurement"
+        )
+
+
+def _check_samples(samples: PowerSamples, windows: Sequence[EnergyWindow], clock_error_ns: float) -> None:
     for window in windows:
         count = count_samples(samples, window)
         if count < MIN_SAMPLES or any(_count_range(samples, part) < 2 for part in window.ranges):
@@ -240,9 +277,25 @@ def _check_samples(samples: PowerSamples, windows: Sequence[EnergyWindow], clock
         )
 
 
+def _check_sign(idle: IdlePower, average_w: float) -> None:
+    above_w = average_w - idle.mean_w
+    for title, power_w in (("idle", idle.mean_w), ("average", average_w)):
+        if power_w < -MAX_NEGATIVE * abs(above_w) and power_w < -_NOISE_ERRORS * idle.error_w:
+            raise EnergyRefused(
+                "negative power", f"the {title} power is {power_w:.3f} W: check the direction of the current"
+            )
+    if above_w < -_ROUNDING * abs(idle.mean_w):
+        raise EnergyRefused(
+            "negative energy",
+            f"the average power of {average_w:.4g} W is below the idle power of {idle.mean_w:.4g} W: "
+            "check that the meter measures this board, and that the board is idle before the measurement",
+        )
+
+
 def _check_drift(idle: IdlePower, above_w: float) -> None:
     change = abs(idle.after_w - idle.before_w)
-    if change > MAX_IDLE_DRIFT * abs(above_w) and change > _NOISE_ERRORS * 2 * idle.error_w:
+    noise = max(_NOISE_ERRORS * 2 * idle.error_w, _ROUNDING * abs(idle.mean_w))
+    if change > MAX_IDLE_DRIFT * abs(above_w) and change > noise:
         raise EnergyRefused(
             "idle drift",
             f"the idle power changed from {idle.before_w:.3f} to {idle.after_w:.3f} W, for {above_w:.3f} W above idle",

@@ -1,14 +1,16 @@
-"""Make the meter of a board config."""
+"""Make the meter of a board."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from hil.controller.devices.board import Board
+from hil.controller.devices.metering.board_meter import BoardMeter, is_on_board
 from hil.controller.devices.metering.samples import Meter, PowerSamples
 from hil.controller.devices.metering.simulated_meter import SimulatedMeter
 from hil.controller.devices.metering.stream_meter import CommandMeter, FileMeter
-from hil.controller.devices.metering.sysfs_meter import HwmonMeter, RaplMeter
+from hil.controller.devices.metering.sysfs_meter import SysfsMeter
 from hil.controller.storage.sources.packages import describe_entry_point, load
 from hil.core.field_types import is_a
 from hil.core.guarded import GuardedObject, guard_plugin
@@ -20,18 +22,21 @@ _MAKERS: Mapping[str, Callable[[MeterConfig], Meter]] = {
     "simulated": lambda config: SimulatedMeter(config.simulated, config.rate_hz),
     "command": CommandMeter,
     "file": FileMeter,
-    "hwmon": HwmonMeter,
-    "rapl": RaplMeter,
+    "hwmon": SysfsMeter,
+    "rapl": SysfsMeter,
 }
 
 
-def make_meter(config: MeterConfig) -> Meter:
-    """Return the meter of a config, not started.
+def make_meter(board: Board) -> Meter:
+    """Return the meter of a board, not started.
 
     Raises:
         UsageError: a package's meter cannot be loaded, or rejects its options.
         BoardUnfit: a package's meter fails.
     """
+    config = board.meter
+    if is_on_board(board):
+        return BoardMeter(board)
     if config.kind in _MAKERS:
         return _MAKERS[config.kind](config)
     for point in list_entry_points(METER_GROUP):

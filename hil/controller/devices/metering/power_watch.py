@@ -20,14 +20,14 @@ class PowerWatch:
     """Read a board's power during the block. Errors never affect the run. Without a meter, do nothing."""
 
     def __init__(self, board: Board) -> None:
-        self._config = board.meter
+        self._board = board
         self._meter: Meter | None = None
         self.problem = ""  # why there are no samples; "" without an error
 
     def __enter__(self) -> PowerWatch:
-        if self._config.is_set:
+        if self._board.meter.is_set:
             try:
-                self._meter = make_meter(self._config)
+                self._meter = make_meter(self._board)
                 self._meter.start()
             except HilError as error:
                 self._meter = None

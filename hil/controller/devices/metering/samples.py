@@ -25,6 +25,9 @@ class PowerSamples:
         joules: float64 [n], energy since an arbitrary start, without wrap-around; empty if the meter measures power.
         gpio: bool [n]; empty if the meter has no such input.
         lost: samples that the meter could not deliver, as far as it knows.
+        invalid: samples without a valid number, such as NaN, which are left out.
+        unordered: samples whose time is not after the sample before, which are left out.
+        clock_problem: why the times are not on this machine's clock; "" if they are.
         problem: why the meter stopped before :meth:`Meter.stop`; "" if it did not.
         clock: ``board`` if the times are on the board's clock.
     """
@@ -34,7 +37,10 @@ class PowerSamples:
     joules: Floats = field(default_factory=lambda: np.empty(0, np.float64))
     gpio: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     lost: int = 0
+    invalid: int = 0
+    unordered: int = 0
     problem: str = ""
+    clock_problem: str = ""
     clock: Literal["host", "board"] = "host"
 
     @property
@@ -78,9 +84,13 @@ class PowerSamples:
         return float(values.max()) if values.size else 0.0
 
     def find_gap(self, start_ns: int, end_ns: int) -> float:
-        """Return the longest time without samples in an interval, in nanoseconds."""
+        """Return the longest time without samples in an interval, in nanoseconds.
+
+        For an energy counter, only the gaps at both ends matter, because it also counts between two samples.
+        """
         inside = self.times_ns[self.find(start_ns, end_ns)]
-        return float(np.diff(np.concatenate([[start_ns], inside, [end_ns]])).max())
+        gaps = np.diff(np.concatenate([[start_ns], inside, [end_ns]]))
+        return float((gaps[[0, -1]] if self.joules.size else gaps).max())
 
 
 def replace_range(samples: PowerSamples, inside: slice) -> PowerSamples:
@@ -97,6 +107,26 @@ def list_watts(samples: PowerSamples) -> Floats:
         return np.empty(0, np.float64)
     powers: Floats = np.diff(samples.joules) / (np.diff(samples.times_ns) / 1e9)
     return np.concatenate([powers[:1], powers])
+
+
+def make_sensor_samples(
+    times_ns: Nanoseconds,
+    values: Floats,
+    *,
+    counts_energy: bool,
+    lost: int = 0,
+    problem: str = "",
+    clock: Literal["host", "board"] = "host",
+) -> PowerSamples:
+    """Return the samples of a sensor of the kernel: watts, or joules of an energy counter."""
+    if not counts_energy:
+        return PowerSamples(times_ns, values, lost=lost, problem=problem, clock=clock)
+    # The counter changes about once a millisecond: a repeated value has no time of its own.
+    kept = np.ones(values.size, np.bool_)
+    kept[1:] = np.diff(values) > 0
+    if values.size and kept.sum() < 2:
+        kept[:] = True  # a counter that stands still
+    return PowerSamples(times_ns[kept], joules=values[kept], lost=lost, problem=problem, clock=clock)
 
 
 class Meter(Protocol):

@@ -20,6 +20,7 @@ class SimulatedMeter:
         self._power = power
         self._period_ns = 1e9 / rate_hz
         self._runs: list[tuple[int, int]] = []
+        self._prompts: list[tuple[int, int]] = []
         self._start_ns = self._stop_ns = 0
 
     def start(self) -> None:
@@ -33,6 +34,10 @@ class SimulatedMeter:
     def observe_run(self, start_ns: int, end_ns: int) -> None:
         """Draw the active power between two host times: a program ran."""
         self._runs.append((start_ns, end_ns))
+
+    def observe_prompt(self, start_ns: int, end_ns: int) -> None:
+        """Draw the power of a prompt between two host times of a run."""
+        self._prompts.append((start_ns, end_ns))
 
     def read(self) -> PowerSamples:
         """Return the samples so far. Every call returns the same values for the same times."""
@@ -50,9 +55,10 @@ class SimulatedMeter:
     def compute_watts(self, times_ns: Nanoseconds) -> Floats:
         """Return the true power at host times."""
         power = self._power
-        active = np.zeros(times_ns.size, np.bool_)
-        for start, end in self._runs:
-            active |= (times_ns >= start) & (times_ns < end)
+        above_w = np.zeros(times_ns.size)
+        for parts, active_w in ((self._runs, power.active_w), (self._prompts, power.prompt_w or power.active_w)):
+            for start, end in parts:
+                above_w[(times_ns >= start) & (times_ns < end)] = active_w - power.idle_w
         elapsed_s = (times_ns - self._start_ns).astype(np.float64) / 1e9
-        watts: Floats = power.idle_w + power.drift_w * elapsed_s + (power.active_w - power.idle_w) * active
+        watts: Floats = power.idle_w + power.drift_w * elapsed_s + above_w
         return watts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import TARGET_SECONDS, BoardChoice, pin_choice
+from hil.controller.devices.board_choice import TARGET_SECONDS, BoardChoice, pin_choice, refuse_missing_device
 from hil.controller.devices.choosing.board_factory import open_board, reconnect
 from hil.controller.devices.console.board_console import BoardConsole, open_console
 from hil.controller.pipeline.boards.board_session import BoardSession
@@ -46,6 +46,7 @@ class BoardPool:
             board.
         most_loaded: Maximum number of programs that stay loaded on a board between runs.
         record_folder: Directory of the run's record, for the boards' console lines; None stores no lines.
+        needs_device: Raise an error if a board lacks the device of its config. False for use without programs.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class BoardPool:
         opened: Callable[[Board], None] = lambda board: None,
         most_loaded: int = 0,
         record_folder: Path | None = None,
+        needs_device: bool = True,
     ) -> None:
         self._purpose = purpose
         self._wait_s, self._timeout_s = wait_s, timeout_s
@@ -65,6 +67,7 @@ class BoardPool:
         self._opened = opened
         self._most_loaded = most_loaded
         self._record_folder = record_folder
+        self._needs_device = needs_device
         self._consoles: list[StoredConsole] = []  # of closed boards
         self._entries: dict[Hashable, _PoolEntry] = {}
         self._mutex = threading.Lock()
@@ -206,6 +209,8 @@ class BoardPool:
             board.close()
             board = self._connect_for_runtime(entry, runtime)
         try:
+            for runtime in entry.runtimes if self._needs_device else ():
+                refuse_missing_device(board.config, runtime, board.info, board.name)
             for runtime in entry.runtimes:
                 board.add_target(runtime)
             self._opened(board)

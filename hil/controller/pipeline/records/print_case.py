@@ -19,6 +19,7 @@ from hil.controller.records.outputs import (
     StoredControl,
     StoredVerdict,
     format_placement,
+    list_placement_reasons,
     list_software_devices,
 )
 from hil.controller.records.run import CaseError, DeviceStatistics, RunCase
@@ -79,6 +80,8 @@ def print_case(console: Console, case: RunCase, *, where: str = "") -> None:
         is_software = case.provenance is not None and list_software_devices(case.provenance.placement)
         kind = "; software device, not a GPU time" if is_software else ""
         print_labelled(console, "device time", _format_device_time(case.device) + kind)
+    if case.peak_device_memory_bytes:
+        print_labelled(console, "device mem", f"peak {case.peak_device_memory_bytes / 1e6:,.3f} MB")
     if case.instructions:
         print_labelled(console, "instructions", format_counts(case.instructions))
     if case.energy:
@@ -116,6 +119,8 @@ def _print_provenance(console: Console, case: RunCase) -> None:
         if provenance.placement is not UNSET and provenance.placement is not None:
             where = format_placement(provenance.placement)
             print_labelled(console, "ran on", where or "no device (the model has no nodes)")
+        for line in list_placement_reasons(provenance.placement, provenance.runtime):
+            print_labelled(console, "why", line)
     if case.artifact and (text := case.artifact.notes.get("text")):
         print_labelled(console, "compiled", text)
     if provenance and (command := provenance.command):

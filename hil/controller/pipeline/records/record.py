@@ -114,6 +114,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
         repetition=_record_repetition(case),
         compilations=None if compilations is None else make_record(compilations.record(), StoredCompilations),
         peak_memory_bytes=None if result is None else result.peak_memory_bytes,
+        peak_device_memory_bytes=None if result is None else result.peak_device_memory_bytes,
         provenance=make_record(result.provenance, StoredProvenance) if result and result.provenance else None,
         inputs=tensors.get("inputs", []),
         outputs=tensors.get("outputs", []),

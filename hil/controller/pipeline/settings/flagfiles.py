@@ -27,6 +27,7 @@ from hil.core.results import Model, RunResult, Tolerance
 from hil.core.tensors import Array, TensorSpec, get_dtype_name, read_as, to_bytes
 from hil.errors import UsageError, did_you_mean
 from hil.formats.iree_command import PARAMETER_SCOPE, is_sign_shown
+from hil.formats.iree_devices import GPU_DRIVERS, get_driver
 
 if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Job
@@ -141,7 +142,7 @@ def _is_blind(tolerance: Tolerance, expected: Array) -> bool:
 
 # Flags of the tools for the execution -> hint about hil's equivalent.
 _HOW = {
-    "device": "the board's config sets this: use --board or --runtime-hw-type",
+    "device": "use hil's --device NAME",
     "device_allocator": "the board's runtime sets this",
     "print_statistics": "hil always prints statistics",
     "output": "hil stores outputs with the run",
@@ -172,7 +173,7 @@ class FlagFile:
     inputs: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
     parameters: tuple[Path, ...] = ()
-    device: str = ""  # the device; "" if unspecified. hil takes the device from the board's config.
+    device: str = ""  # the device; "" if unspecified
     rtol: float | None = None  # relative tolerance; None is the tools' default
     # dtype -> absolute tolerance; the tools' defaults apply to other dtypes.
     atols: Mapping[str, float] = field(default_factory=dict)
@@ -269,8 +270,8 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     Options of the command line and ``later`` flags take precedence.
 
     hil uses the flags ``--module``, ``--function``, ``--input``, ``--expected_output`` and tolerances, with files
-    relative to the flag file. hil ignores flags that only configure the execution, because the board's config defines
-    the execution.
+    relative to the flag file. The flag ``--device`` applies to GPUs. hil ignores other flags that only configure the
+    execution, because the board's config defines the execution.
 
     Raises:
         UsageError: see :func:`parse_flagfile`; or the flags need several modules or parameter files.
@@ -301,6 +302,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
         job,
         models=job.models or flags.modules,
         function=job.function or flags.function,
+        device=job.device or (flags.device if get_driver(flags.device) in GPU_DRIVERS else ""),
         inputs=job.inputs or flags.inputs,
         expected=job.expected or flags.expected,
         element_types=types,

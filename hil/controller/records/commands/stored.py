@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from hil.controller.records.base import Count, Number, Record, note
+from hil.core.timeline import Ticks
 
 
 class RunSummary(Record, kw_only=True):
@@ -98,6 +99,7 @@ class ProfileSummary(Record, kw_only=True):
     totals: Annotated[list[ProfileTotal], note("the longest time first")]
     notes: list[str]
     plot: Annotated[str | None, note("file of --plot")]
+    ticks: Annotated[Ticks | None, note("of all operations on an emulated board; null on others")] = None
 
 
 class QueryResult(Record, kw_only=True):

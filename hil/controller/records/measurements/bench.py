@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hil.controller.records.base import Count, Interval, Record, note
 from hil.controller.records.measurements.conditions import Conditions, MeasurementGrade, Settling
-from hil.controller.records.measurements.energy import EnergyMeasurement
+from hil.controller.records.measurements.energy import EnergyComparison, EnergyMeasurement
 from hil.controller.records.measurements.generation import GenerationTimes
 from hil.controller.records.measurements.instructions import InstructionComparison, InstructionStatistics
 from hil.controller.records.outputs import Origin, Placement
@@ -110,6 +110,7 @@ class PromptComparison(Record, kw_only=True):
     prefill: Annotated[SpeedComparison | None, note("duration of the prompt's calls")]
     ttft: Annotated[SpeedComparison | None, note("time to first token")]
     tpot: Annotated[SpeedComparison | None, note("median duration of a step's call; null without steps")]
+    energy: Annotated[EnergyComparison | None, note("of a generation; null unless both were measured")] = None
 
 
 class SideTimings(Record, kw_only=True):
@@ -188,6 +189,9 @@ class SideRecord(Record, kw_only=True):
     ] = None
     repetition: Annotated[StoredRepetition | None, note("null if iterations were not compared")] = None
     peak_memory_bytes: Count | None
+    peak_device_memory_bytes: Annotated[
+        Count | None, note("of the device; null if neither the runtime nor the driver reports it")
+    ] = None
     parallelism: Annotated[float | None, note("mean number of busy cores; null if the board does not report it")]
     settling: Annotated[Settling | None, note("null without --settle")] = None
     conditions: Annotated[Conditions | None, note("of the board; null if nothing was measured")] = None
@@ -216,6 +220,9 @@ class BenchRecord(Record, kw_only=True):
     ]
     instructions: Annotated[
         InstructionComparison | None, note("null unless the same kind of counter counted two programs")
+    ] = None
+    energy: Annotated[
+        EnergyComparison | None, note("of A and B; null unless the same kind of meter measured both with an interval")
     ] = None
     not_comparable: Annotated[list[str], note("with two programs: why grade F prevents a comparison")] = []
     prompts: Annotated[list[PromptComparison], note("two programs with --generate: a comparison per prompt")] = []

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 from hil.controller.records.base import Count, Interval, Record, note
 
 EnergyRefusal = Literal[
-    "no meter", "meter failed", "clock not fitted", "too few samples", "lost samples", "idle drift", "gpio mismatch"
+    "no meter",
+    "meter failed",
+    "clock not fitted",
+    "too few samples",
+    "lost samples",
+    "idle drift",
+    "gpio mismatch",
+    "invalid samples",
+    "times not increasing",
+    "negative power",
+    "negative energy",
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from hil.controller.records.base import Count, Record, note
 from hil.core.clock import ClockFit
-from hil.core.timeline import InvokeTiming, Span
+from hil.core.timeline import InvokeTiming, Span, Ticks
 
 
 class StoredSample(Record, kw_only=True):
@@ -34,4 +34,9 @@ class ProfileHead(Record, kw_only=True):
     clock: Annotated[ClockFit, note("board's clock relative to the host's")]
     console: Annotated[list[Span], note("lines of the board's console on the host's clock")] = []
     notes: Annotated[list[str], note("errors and missing data")]
+    energy: Annotated[list[str], note("measured energies and powers of the program, as text")] = []
     device: Annotated[str, note("device whose clock timed the rows; empty if the CPU's clock timed them")] = ""
+    ticks: Annotated[
+        Ticks | None, note("of an emulated board, whose clock counts instructions: the profile then has no rows")
+    ] = None
+    stack: Annotated[dict[str, str], note("part of the board's stack -> version; empty if unknown")] = {}

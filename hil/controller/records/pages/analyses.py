@@ -6,7 +6,9 @@ from typing import Annotated
 
 from hil.controller.records.base import Number, Record, note
 from hil.controller.records.commands.stored import ProfileTotal
+from hil.controller.records.measurements.roofline import RooflineReport
 from hil.controller.records.pages.common import CaseSummary, PageDocument, Pages, Seconds, SessionSummary, Total
+from hil.core.timeline import Ticks
 
 
 class ProfileName(Record, kw_only=True):
@@ -38,6 +40,8 @@ class ProfileDocument(PageDocument, kw_only=True):
 
     profile: ProfileName
     times: ProfiledTimes
+    ticks: Annotated[Ticks | None, note("of all operations on an emulated board, which has no times")]
+    roofline: Annotated[RooflineReport | None, note("null if the directory has no peaks")] = None
     operations: list[ProfileTotal]
     total: Total
     pages: Pages

@@ -260,6 +260,7 @@ _CASE_ORDERS = {
     "outcome": _rank_outcomes(),
     "time": "device_p50_ns",
     "host": "host_s",
+    "energy": "joules",
     "abs": "max_abs",
     "ulp": "max_ulp",
     "sqnr": "sqnr_db",

@@ -9,6 +9,7 @@ from typing import Any
 from hil.controller.web.readers.analyses import read_row_toolchain
 from hil.controller.web.readers.fields import read_list, read_mapping, read_mappings
 from hil.controller.web.text.entries import read_text
+from hil.core.placement_reasons import format_reasons
 from hil.core.results import format_node_counts
 
 Facts = Sequence[tuple[str, str]]
@@ -31,7 +32,9 @@ def list_run_facts(record: Mapping[str, Any], document: Mapping[str, Any]) -> Fa
         "Runtime": runtime,
         "Device": read_text(provenance.get("device")),
         "Ran on": format_placement(record.get("placement", provenance.get("placement"))),
+        "Why elsewhere": format_placement_reasons(record.get("placement", provenance.get("placement")), runtime),
         "Elsewhere": read_text(provenance.get("elsewhere")),
+        "Peak device memory": _format_bytes(record.get("peak_device_memory_bytes")),
         "Without an agent": read_text(read_mapping(provenance.get("command")).get("why")),
         "Compiler": read_text(artifact.get("compiler")),
         "Flags": quote_words(artifact.get("flags")),
@@ -59,6 +62,7 @@ def list_line_facts(record: Mapping[str, Any], head: Mapping[str, Any]) -> Facts
         "Runtime": read_text(record.get("runtime")),
         "Flow": read_text(record.get("flow")),
         "Ran on": format_placement(record.get("placement")),
+        "Why elsewhere": format_placement_reasons(record.get("placement"), read_text(record.get("runtime"))),
         "Elsewhere": read_text(record.get("elsewhere")),
         "Answers": read_text(record.get("answers")),
         "Without an agent": read_text(record.get("agentless")),
@@ -86,6 +90,7 @@ def list_layer_facts(record: Mapping[str, Any], document: Mapping[str, Any], fin
         "Runtime": read_text(document.get("runtime")),
         "Flow": read_text(document.get("flow")),
         "Ran on": format_placement(finding.get("placement")),
+        "Why elsewhere": format_placement_reasons(finding.get("placement"), read_text(document.get("runtime"))),
         "Elsewhere": read_text(finding.get("elsewhere")),
         "Model": read_text(document.get("artifact_model")) or read_text(document.get("model")),
         "Nodes": quote_words(record.get("nodes")),
@@ -132,6 +137,28 @@ def format_placement(parts: Any) -> str:
         return ""
 
 
+def format_placement_reasons(parts: Any, runtime: str) -> str:
+    """Format why parts did not run on the requested device. Records of earlier versions have no reasons."""
+    try:
+        found = [
+            line
+            for part in read_mappings(parts)[:_MOST]
+            if part.get("elsewhere") is True and "reasons" in part
+            for line in format_reasons(
+                [
+                    (one["text"], one["nodes"], list(map(read_text, read_list(one.get("names")))))
+                    for one in read_mappings(part["reasons"])[:_MOST]
+                ],
+                part["nodes"],
+                part["device"],
+                runtime or "the runtime",
+            )
+        ]
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return "; ".join(found)[:_CHARS]
+
+
 def quote_words(values: Any) -> str:
     """Quote a list of texts for a shell."""
     return shlex.join(map(read_text, read_list(values)[:_MOST]))[:_CHARS]
@@ -143,6 +170,14 @@ def format_readings(values: Any) -> str:
         " ".join(read_text(one.get(key)) for key in ("name", "value", "unit")) for one in read_mappings(values)[:_MOST]
     ]
     return ", ".join(found)
+
+
+def _format_bytes(value: Any) -> str:
+    return (
+        f"{value / 1e6:,.3f} MB"
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63
+        else ""
+    )
 
 
 def _list_first_items(value: Any) -> list[tuple[Any, Any]]:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hil.controller.pipeline.records.energy_text import describe_energy
 from hil.controller.pipeline.records.evidence import list_case_evidence, list_evidence
+from hil.controller.records.base import make_record
+from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.run import make_run_case
 from hil.controller.records.suite import make_case_record
 from hil.controller.storage.runs import RECORD
@@ -111,6 +114,14 @@ class CaseDetail:
         grade = read_grade(self.record)
         reasons = read_texts(read_mapping(self.record.get("grade")).get("reasons"))
         return f"{grade}: {'; '.join(reasons)}" if grade and reasons else ""
+
+    @property
+    def energy(self) -> Facts:
+        """The energy of the case, or why it was refused; empty if it was not measured."""
+        try:
+            return describe_energy(make_record(self.record["energy"], EnergyMeasurement))
+        except (KeyError, UsageError):
+            return ()
 
     @property
     def short_record(self) -> Mapping[str, Any] | None:

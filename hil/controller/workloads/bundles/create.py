@@ -20,7 +20,7 @@ from hil.controller.backends.references import (
 from hil.controller.backends.references.control import measure_control
 from hil.controller.backends.references.generation import run_generation
 from hil.controller.backends.references.noise import select_relevant_noise
-from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.devices.board_choice import BoardChoice, knows_target, use_named_target
 from hil.controller.devices.board_client import ProgramHandle
 from hil.controller.models.generation.spec import read_spec
 from hil.controller.models.inputs import make_inputs
@@ -178,8 +178,8 @@ def _compile_program(
     connect: Callable[[], BoardSession],
 ) -> tuple[Artifact, str]:
     """Return a model's program, with all entry points, and the name of the target board."""
-    config = choice.config
     runtime = choose_runtime(model.format, request.options.runtime)
+    config = use_named_target(choice.config, runtime, request.options.compile_flags)
     if not knows_target(config, runtime):
         config = connect().board.config
     (folder / "logs").mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hil.bundles.cases import describe_untested, select_methods
 from hil.bundles.signature import add_seal
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.pipeline.stages import choose_board
 from hil.controller.records.run import RunRecord
@@ -55,7 +55,7 @@ def run_bundle(
     bundle = open_bundle(path, key)
     chosen = select_methods([bundle.method(name) for name in dict.fromkeys(methods)] or bundle.methods, cases)
     job = replace(job, runtime=bundle.program.runtime)
-    choice = choice or choose_board(job)
+    choice = use_device(choice, job.runtime, job.device) if choice else choose_board(job)
     if missing := describe_untested(chosen):
         screen.note(missing)
     with lend_pool(isolated, 1) as workers, make_temporary_folder("hil-bundle-") as folder:

@@ -22,6 +22,7 @@ from hil.controller.records.commands.bundles import (
     ProgramDescription,
     TensorDescription,
 )
+from hil.controller.records.outputs import note_software_devices
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.screen.texts import format_count, make_table, print_labelled
 from hil.core.digest import digest_of
@@ -160,7 +161,9 @@ def print_run(record: RunRecord) -> None:
             for criterion in output.criteria:
                 style = "green" if criterion.passed else "red"
                 _print_labelled(console, "", f"{case.name}, {output.name}: {format_criterion(criterion)}", style=style)
-    notes = (case.provenance.elsewhere for case in record.cases if case.provenance and case.provenance.elsewhere)
+    known = [case.provenance for case in record.cases if case.provenance]
+    notes = [one.elsewhere for one in known if one.elsewhere]
+    notes += [note for one in known for note in note_software_devices(one.placement)]
     for note in dict.fromkeys(notes):
         _print_labelled(console, "note", note)
     passed = sum(case.outcome is Outcome.PASS for case in record.cases)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.sequential import Decision
 from hil.controller.pipeline.instructions import describe_change
+from hil.controller.pipeline.records.energy_text import describe_energies
 from hil.controller.records.base import parse_number
 from hil.controller.records.decisions.gate import GateScore, GateSide, GateSuspect, GateVerdict, GateVerdictName
 from hil.controller.records.measurements.conditions import is_comparable
@@ -14,7 +15,6 @@ from hil.controller.records.measurements.history import HistoryEntry
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.outcomes import exit_code_for
 from hil.controller.storage.screen.texts import format_score
-from hil.controller.workloads.gate.comparing.energies import describe_energies
 from hil.controller.workloads.gate.plan import GateCase
 from hil.controller.workloads.history.entry_changes import list_changed_parts
 from hil.core.results import BOARD_OUTCOMES, WRONG, Outcome
@@ -80,9 +80,10 @@ def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | s
         score: scores of two evaluations, or why they cannot be compared; "" for other series.
     """
     verdict, reason = _judge_again(case, again) if again is not None else _judge_stored(case, score)
+    verdict, reason = _add_energy(verdict, reason, case)
     changes = list_changes(case.old, case.new) if case.old is not None else []
     is_same_source = case.old is not None and case.old.source.commit == case.new.source.commit != ""
-    if verdict in ("broken", "regressed") and is_same_source and not case.new.source.dirty and _has_new_tools(case):
+    if verdict in ("broken", "regressed") and is_same_source and not case.new.source.dirty and case.has_new_tools:
         verdict, reason = "toolchain", f"{reason}; same commit, but a different compiler or runtime"
     found = GateVerdict(
         series=case.series,
@@ -128,18 +129,16 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
     if is_wrong and exit_code_for(old.outcome) != 0:
         return "no change", f"{new.outcome}; {_name_run(old)} also failed"
     if is_wrong and is_same:
-        cause: GateVerdictName = "toolchain" if _has_new_tools(case) else "board fault"
+        cause: GateVerdictName = "toolchain" if case.has_new_tools else "board fault"
         return cause, f"{new.outcome}: the same program passed at {_name_run(old)}"
     if is_wrong:
         return "broken", f"{new.outcome}: {new.reason}"
-    if case.suspect is None and not case.has_more_instructions and case.has_more_energy:
-        return "regressed", describe_energies(case.energy)
     if case.suspect is None and not case.has_more_instructions:
         return "no change", _describe_unchanged(case)
     is_slower = case.suspect is not None and case.suspect.direction == "slower" and case.suspect.kind != "grade"
-    if is_same and _has_new_tools(case) and case.has_more_instructions:
+    if is_same and case.has_new_tools and case.has_more_instructions:
         return "toolchain", f"same program as {_name_run(old)}, but {_describe_instructions(case.instructions)}"
-    if is_same and _has_new_tools(case) and is_slower:
+    if is_same and case.has_new_tools and is_slower:
         # The old runtime is not available, so the programs cannot be measured again.
         return "toolchain", f"same program as {_name_run(old)}, but the stored times are slower"
     if is_same:
@@ -154,11 +153,24 @@ def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictNa
     return "undecided", cannot + (grades[0] if is_graded and grades else "")
 
 
+def _add_energy(verdict: GateVerdictName, reason: str, case: GateCase) -> tuple[GateVerdictName, str]:
+    """Return the verdict on the times and the energy together. A faster program may need more energy."""
+    energies, old = describe_energies(case.energy), case.old
+    is_passing = old is not None and exit_code_for(old.outcome) == exit_code_for(case.new.outcome) == 0
+    if old is None or not energies or not is_passing or is_accepted(case.new):
+        return verdict, reason
+    if verdict in ("no change", "improved", "undecided") and case.has_more_energy:
+        if case.new.program == old.program != "":
+            return "toolchain", f"same program as {_name_run(old)}, but {energies}"
+        return "regressed", "; ".join(filter(None, (energies, reason)))
+    return verdict, "; ".join(filter(None, (reason, energies)))
+
+
 def _describe_unchanged(case: GateCase) -> str:
     """Return why a series without a suspect has no change."""
     has_times = case.new.p50_ns is not None or case.instructions is None
     time = "the time is within the variation of the history" if has_times else ""
-    return "; ".join(filter(None, (time, _describe_instructions(case.instructions), describe_energies(case.energy))))
+    return "; ".join(filter(None, (time, _describe_instructions(case.instructions))))
 
 
 def _name_suspect(case: GateCase) -> GateSuspect:
@@ -286,13 +298,6 @@ def list_changes(old: HistoryEntry, new: HistoryEntry) -> list[str]:
         for parts in (old.board.parts, new.board.parts)
     )
     return [*found, *list_changed_parts(before, after)]
-
-
-def _has_new_tools(case: GateCase) -> bool:
-    assert case.old is not None
-    old, new = case.old.tools, case.new.tools
-    pairs = ((old.compiler, new.compiler), (old.runtime, new.runtime))
-    return any(before and after and before != after for before, after in pairs)
 
 
 def _describe_side(entry: HistoryEntry) -> GateSide:

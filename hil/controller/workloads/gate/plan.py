@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from hil.controller.analysis.detection.suspects import SeriesPoint, Suspect, find_suspects
 from hil.controller.pipeline.instructions import compare_counts
+from hil.controller.pipeline.records.energy_text import compare_energies
 from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.measurements.energy import EnergyComparison
 from hil.controller.records.measurements.history import Confirmation, HistoryEntry, SeriesKey
 from hil.controller.records.measurements.instructions import InstructionComparison
 from hil.controller.storage.history.store import HistoryStore, make_series_id
 from hil.controller.storage.outcomes import exit_code_for
-from hil.controller.workloads.gate.comparing.energies import compare_energies
 from hil.core.results import BOARD_OUTCOMES, Outcome
 from hil.errors import UsageError, did_you_mean
 
@@ -44,9 +44,18 @@ class GateCase:
 
     @property
     def has_more_energy(self) -> bool:
-        """Whether the stored energies show that a different program needs more energy."""
+        """Whether the stored energies show that a different program, or the same with new tools, needs more energy."""
         is_same = self.old is not None and self.new.program == self.old.program != ""
-        return self.energy is not None and self.energy.verdict == "more" and not is_same
+        return self.energy is not None and self.energy.verdict == "more" and (not is_same or self.has_new_tools)
+
+    @property
+    def has_new_tools(self) -> bool:
+        """Whether the version of the compiler or of the runtime changed."""
+        if self.old is None:
+            return False
+        old, new = self.old.tools, self.new.tools
+        pairs = ((old.compiler, new.compiler), (old.runtime, new.runtime))
+        return any(before and after and before != after for before, after in pairs)
 
     @property
     def has_more_instructions(self) -> bool:
@@ -136,7 +145,7 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     is_stored = bool(choices) and store.program(new.program) is not None
-    energy = compare_energies(old, new, min_effect)
+    energy = compare_energies(old.energy, new.energy, min_effect)
     return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new), energy)
 
 

@@ -7,9 +7,10 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from hil.controller.pipeline.records.energy_text import ENERGY_COLUMNS, format_unit_energy, list_energy
 from hil.controller.records.measurements.history import EntryScore, HistoryEntry, SeriesChange, SeriesKey, SeriesSummary
 from hil.controller.storage.history.store import compute_relative_spread, make_series_id
-from hil.controller.storage.screen.texts import as_text, format_joules, format_score, format_seconds, line
+from hil.controller.storage.screen.texts import as_text, format_score, format_seconds, line
 from hil.controller.workloads.history.entry_changes import describe_stacks
 
 SERIES_HEADS = ("series", "kind", "model", "case", "board", "runtime", "runs", "median", "outcome")
@@ -19,7 +20,7 @@ CSV_HEADS = (
     *("series", "kind", "model", "case", "function", "board", "runtime", "flow", "flags", "run", "created", "commit"),
     *("branch", "dirty", "outcome", "reason", "max_abs", "sqnr_db", "score", "iterations", "p50_ns", "spread"),
     *("compiler", "runtime_version", "program", "annotations", "instructions", "counter", "grade"),
-    *("joules", "joules_low", "joules_high", "average_w", "idle_w"),
+    *ENERGY_COLUMNS,
 )
 _COMMIT = 9
 
@@ -125,7 +126,7 @@ def write_csv(entries: Iterable[HistoryEntry]) -> str:
             *(entry.tools.runtime, entry.program, "; ".join(note.text for note in entry.annotations)),
             *((counted.median, counted.counter) if (counted := entry.instructions) else (None, None)),
             entry.grade and entry.grade.grade,
-            *list_energy(entry),
+            *list_energy(entry.energy),
         )
         rows.writerow([as_text(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
@@ -144,17 +145,7 @@ def _describe_instructions(entry: HistoryEntry) -> str:
 
 def _describe_energy(entry: HistoryEntry) -> str:
     found = entry.energy
-    return "-" if found is None or found.per_inference is None else format_joules(found.per_inference.joules)
-
-
-def list_energy(entry: HistoryEntry) -> tuple[float | None, ...]:
-    """Return the energy of an inference with its interval, and the average and idle power."""
-    found = entry.energy
-    if found is None or found.per_inference is None:
-        return (None,) * 5
-    unit = found.per_inference
-    bounds = (unit.interval.low, unit.interval.high) if unit.interval else (None, None)
-    return unit.joules, *bounds, found.average_w, found.idle_w
+    return "-" if found is None or found.per_inference is None else format_unit_energy(found.per_inference)
 
 
 def _describe_score(score: EntryScore) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from hil.controller.records.matrix import MatrixRecord, StoredTarget
-from hil.controller.records.outputs import Origin
+from hil.controller.records.outputs import Origin, list_software_devices
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, classify_outcome
 from hil.controller.storage.runs import MATRIX, write_file, write_json
 from hil.controller.storage.screen.texts import format_count, format_seconds, line, make_plain, make_table
@@ -211,6 +211,7 @@ def _format_cell(cell: MatrixCell) -> str:
     if record is None or record.device_p50_ns is None:
         return cell.word
     how = " cold" if record.cold else f" ({record.iterations})"
+    how += " software" if list_software_devices(record.placement) else ""
     return f"{cell.word} {format_seconds(record.device_p50_ns / 1e9)}{how}"
 
 

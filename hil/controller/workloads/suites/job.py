@@ -24,7 +24,12 @@ from hil.controller.workloads.suites.cases.spec import CaseSpec, Suite, list_mod
 from hil.controller.workloads.suites.engine import Engine
 from hil.controller.workloads.suites.expected import Expectations
 from hil.controller.workloads.suites.outcome import record_of
-from hil.controller.workloads.suites.preparing import check_settings, make_suite_runner, resolve_boards
+from hil.controller.workloads.suites.preparing import (
+    check_settings,
+    choose_board_runtime,
+    make_suite_runner,
+    resolve_boards,
+)
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
 from hil.controller.workloads.suites.store import SuiteRun, choose_default_folder, collect_versions
@@ -118,8 +123,9 @@ def resume_suite(
 
 def check_request(request: SuiteRequest) -> None:
     """Raise UsageError for unknown flows or boards, and for settings that the flows or boards do not support."""
-    flow = choose_flow(request)
-    check_settings(request.settings, flow, resolve_boards(request, flow))
+    choices = resolve_boards(request, choose_flow(request))
+    flow = choose_flow(choose_board_runtime(request, choices))
+    check_settings(request.settings, flow, choices)
 
 
 def select(
@@ -159,12 +165,12 @@ class _SuiteJob:
         boards: Sequence[BoardChoice] = (),
         known: TriageList | None = None,
     ) -> None:
-        self._request = request
         self._context = context
         self._screen = screen
         self._known = known or TriageList()
+        self._choices = list(boards) or resolve_boards(request, choose_flow(request))
+        self._request = request = choose_board_runtime(request, self._choices)
         self._flow = choose_flow(request)
-        self._choices = list(boards) or resolve_boards(request, self._flow)
         if request.on_farm and request.only_expected_failures and not request.hw_type:
             raise UsageError(
                 "--only-expected-failures requires a hardware type: farm boards report their type only after the start",

@@ -32,6 +32,7 @@ from hil.controller.workloads.suites.store import SuiteDirectory
 from hil.controller.workloads.suites.tasks import Task, make_unread_case
 from hil.core.board_config import BoardConfig
 from hil.core.futures import iterate_completed
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.results import Model, Stage
 from hil.errors import (
     CompileFailed,
@@ -127,6 +128,13 @@ def resolve_boards(request: SuiteRequest, flow: Flow) -> list[BoardChoice]:
             f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
         )
     return [use_device(choice, flow.runtime, flow.device) for choice in choices]
+
+
+def choose_board_runtime(request: SuiteRequest, choices: Sequence[BoardChoice]) -> SuiteRequest:
+    """Return the request with the runtime of microcontrollers, if the user selected neither flow nor runtime."""
+    if request.yields_flow and all(choice.config.mcu is not None for choice in choices):
+        return replace(request, runtime=MCU_RUNTIME)
+    return request
 
 
 def choose_references(settings: Settings, flow: Flow) -> tuple[str, ...]:

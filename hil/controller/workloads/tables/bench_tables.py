@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from hil.controller.pipeline.records.energy_text import ENERGY_COLUMNS, list_energy
 from hil.controller.records.measurements.bench import BenchRecord, SideRecord
 from hil.controller.storage.line_file import read_lines
 from hil.controller.workloads.suites.reports.tables import ResultTable
@@ -42,23 +43,12 @@ def _describe_side(side: SideRecord) -> dict[str, Any]:
         "outliers": None if times is None else times.outliers,
         "drift": None if times is None or times.drift is None else times.drift.change,
         "iterations_per_s": side.iterations_per_s,
-        **_describe_energy(side),
+        **dict(zip(ENERGY_COLUMNS, list_energy(side.energy), strict=True)),
+        "energy_refused": None if side.energy is None else side.energy.refused,
         "peak_memory_bytes": side.peak_memory_bytes,
+        "peak_device_memory_bytes": side.peak_device_memory_bytes,
         "parallelism": side.parallelism,
         **{name: timings[name] for name in _TIMINGS},
-    }
-
-
-def _describe_energy(side: SideRecord) -> dict[str, Any]:
-    found = side.energy
-    unit = found.per_inference if found is not None else None
-    interval = unit.interval if unit is not None else None
-    return {
-        "joules": None if unit is None else unit.joules,
-        "joules_low": None if interval is None else interval.low,
-        "joules_high": None if interval is None else interval.high,
-        **{name: None if found is None else getattr(found, name) for name in ("average_w", "peak_w", "idle_w")},
-        "energy_refused": None if found is None else found.refused,
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, use_device
 from hil.controller.models.tensorflow.graphs import iter_leaves, name_new_value, replace_leaves
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.runner import Runner
@@ -64,7 +64,7 @@ def run_trace(
             f"{folder} cannot be replayed: {trace.backend} has calls without a program", hint=_make_hint(folder)
         )
     job = replace(job, models=(folder,), runtime=runtimes[0])
-    choice = choice or choose_board(job)
+    choice = use_device(choice, job.runtime, job.device) if choice else choose_board(job)
     with lend_pool(isolated, 1) as workers:
         context = RunContext(Cache(), workers)
         cases = replay.make_cases(job, context)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.vulkan import describe_lavapipe
 
-from hil.controller.backends.gpu_targets import choose_gpu_flags, combine_flags
+from hil.controller.backends.gpu_targets import CUDA_TARGETS, choose_cuda_target, choose_gpu_flags, combine_flags
 from hil.controller.backends.targets import choose_iree_target
-from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target, use_device
+from hil.controller.devices.board_choice import (
+    BoardChoice,
+    fill_target,
+    knows_target,
+    refuse_missing_device,
+    use_device,
+    use_named_target,
+)
 from hil.controller.models.compiling import find_native_compiler
 from hil.core.boards import load_board
-from hil.errors import UsageError
+from hil.errors import BoardUnfit, UsageError
+from hil.formats.iree_devices import number_equal_ids
 
 PLAIN = "--iree-hal-target-device=vulkan"
 MODEL = """func.func @sum(%a: tensor<16x64xf32>) -> tensor<16xf32> {
@@ -59,8 +68,8 @@ def test_vulkan_target_needs_report(properties):
 def test_cuda_and_hip_targets_are_reported_architecture():
     details = {"name": "NVIDIA H200", "properties": {"arch": "sm_90"}}
     assert choose_gpu_flags("cuda", details) == (
-        ("--iree-hal-target-device=cuda", "--iree-cuda-target=sm_90"),
-        "cuda sm_90 (NVIDIA H200 of the board)",
+        ("--iree-hal-target-device=cuda", "--iree-cuda-target=sm_89"),
+        "cuda sm_90, code for sm_89 (NVIDIA H200 of the board)",
     )
     flags, _ = choose_gpu_flags("hip", {"properties": {"arch": "gfx942:sramecc+:xnack-"}})
     assert flags == ("--iree-hal-target-device=hip", "--iree-rocm-target=gfx942")
@@ -81,7 +90,8 @@ def test_iree_compiles_described_target(tmp_path: Path):
 def test_user_device_replaces_described_device():
     chosen = (flags_for(),)
     assert combine_flags(chosen, ("--iree-opt-level=O3",)) == (*chosen, "--iree-opt-level=O3")
-    assert combine_flags(chosen, (PLAIN,)) == (PLAIN,)
+    named = (PLAIN, "--iree-vulkan-target-features=spirv:v1.3")
+    assert combine_flags(chosen, named) == named
     assert combine_flags(chosen, ("--iree-vulkan-target=rdna3",)) == (PLAIN, "--iree-vulkan-target=rdna3")
 
 
@@ -111,11 +121,82 @@ def test_fill_target_uses_device_of_config():
     assert description.startswith("vulkan, SPIR-V 1.6")
 
 
-def test_missing_device_is_left_to_board():
-    config = use_device(BoardChoice(load_board("sim").config), "iree", "vulkan").config
-    filled, description = fill_target(config, "iree", {"machine": {}, "runtimes": [{"name": "iree", "devices": ["x"]}]})
-    assert filled.compile_flags["iree"] == (PLAIN,)
-    assert description == "vulkan, which the board lacks"
+@pytest.mark.parametrize("driver", ["vulkan", "cuda", "hip"])
+def test_default_target_of_compiler_is_refused(driver):
+    device = f"--iree-hal-target-device={driver}"
+    for chosen, given in (((device,), ()), ((flags_for(),), (device,))):
+        with pytest.raises(UsageError, match=f"missing compile target for {device}") as caught:
+            combine_flags(chosen, given)
+        assert f"--device {driver}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [
+        ("sm_50", "sm_50"),
+        ("sm_80", "sm_80"),
+        ("sm_90a", "sm_89"),
+        ("sm_103", "sm_89"),
+        ("?", "?"),
+        ("sm_130", "sm_121"),
+    ],
+)
+def test_cuda_target_is_newest_that_device_runs(arch, target):
+    assert choose_cuda_target(arch) == target
+
+
+@pytest.mark.parametrize("number", [89, 90, 120])
+def test_compiler_has_listed_cuda_targets(number, tmp_path: Path):
+    (tmp_path / "sum.mlir").write_text(MODEL)
+    compiler = find_native_compiler()
+    assert compiler is not None
+    flags = ("--iree-hal-target-device=cuda", f"--iree-cuda-target=sm_{number}", "--compile-to=executable-sources")
+    command = [str(compiler), str(tmp_path / "sum.mlir"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (f'arch = "sm_{number}"' in done.stdout) == (number in CUDA_TARGETS)
+
+
+RUNTIME = {"name": "iree", "devices": ["local-task", "vulkan"], "device_details": [describe_lavapipe()]}
+
+
+@pytest.mark.parametrize("device", ["cuda", "hip", "vulkan://1", "vulkan://GPU-0", "vulkan://radeon", "llvmpipe"])
+def test_missing_device_is_refused(device):
+    config = use_device(BoardChoice(load_board("sim").config), "iree", device).config
+    info = {"machine": {}, "runtimes": [RUNTIME]}
+    assert fill_target(config, "iree", info) == (config, "")
+    with pytest.raises(BoardUnfit, match=f"board 'lab' has no device '{device}'") as caught:
+        refuse_missing_device(config, "iree", info, "lab")
+    assert "devices found: vulkan://GPU-6d65" in caught.value.hint
+
+
+@pytest.mark.parametrize("device", ["", "vulkan", "vulkan://0", "vulkan://llvmpipe", "local-task://0"])
+def test_existing_device_is_accepted(device):
+    config = use_device(BoardChoice(load_board("sim").config), "iree", device).config
+    refuse_missing_device(config, "iree", {"runtimes": [RUNTIME]}, "lab")
+    refuse_missing_device(config, "onnxruntime", {"runtimes": [RUNTIME]}, "lab")
+
+
+def test_ambiguous_device_is_usage_error():
+    both = number_equal_ids([describe_lavapipe(), describe_lavapipe()])
+    config = use_device(BoardChoice(load_board("sim").config), "iree", "vulkan://llvmpipe").config
+    with pytest.raises(UsageError, match="selects vulkan://0 and vulkan://1"):
+        refuse_missing_device(config, "iree", {"runtimes": [{**RUNTIME, "device_details": both}]}, "lab")
+
+
+def test_other_gpu_of_same_driver_has_own_target():
+    before = load_board("sim").config
+    flags = {**before.compile_flags, "iree": (PLAIN, "--iree-vulkan-target=rdna3")}
+    config = replace(before, devices={**before.devices, "iree": "vulkan"}, compile_flags=flags)
+    assert use_device(BoardChoice(config), "iree", "vulkan").config == config
+    assert use_device(BoardChoice(config), "iree", "vulkan://1").config.compile_flags["iree"] == ()
+
+
+def test_named_target_needs_no_board():
+    config = use_device(BoardChoice(load_board("sim").config), "iree", "cuda").config
+    assert not knows_target(use_named_target(config, "iree", ["--iree-opt-level=O3"]), "iree")
+    named = use_named_target(config, "iree", ["--iree-cuda-target=sm_80"])
+    assert knows_target(named, "iree")
+    assert named.compile_flags["iree"] == ("--iree-hal-target-device=cuda",)
 
 
 def test_cpu_target_ignores_other_devices():

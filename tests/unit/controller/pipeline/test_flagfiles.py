@@ -53,6 +53,21 @@ def test_later_flags_and_options_override_flagfile(tmp_path):
     assert (found.models, found.function, found.rtol) == ((Path("a.onnx"),), "h", 0.2)
 
 
+@pytest.mark.parametrize(
+    ("line", "option", "device"),
+    [
+        ("--device=vulkan\n", "", "vulkan"),
+        ("--device=cuda://GPU-1\n", "", "cuda://GPU-1"),
+        ("--device=vulkan\n", "local-sync", "local-sync"),
+        ("--device=local-sync\n", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_flagfile_selects_gpu(tmp_path, line, option, device):
+    (tmp_path / "flagfile").write_text(f"--module=m.vmfb\n{line}")
+    assert read_flagfile(Job(flagfile=tmp_path / "flagfile", device=option)).device == device
+
+
 def test_integers_stay_exact_with_tolerance(tmp_path):
     loose = "--module=m.vmfb\n--expected_rtol=0.001\n--expected_output=1xi32=2000000\n"
     assert (job(tmp_path / "flagfile", loose).rtol, job(tmp_path / "flagfile", loose, rtol=0.5).rtol) == (None, 0.5)

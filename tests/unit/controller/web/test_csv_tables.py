@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from importlib import resources
@@ -20,16 +21,19 @@ from support.fake_farm_client import FakeFarm, at, board, busy_farm, job
 from support.generations import stored_generation
 from support.histories import history_entry
 from support.layer_models import residual_cnn
+from support.rooflines import make_peaks
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.roofline.peak_store import keep_peaks
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text import csv_answer
 from hil.controller.workloads.triage.entries import make_entry
 from hil.controller.workloads.triage.triage_file import NAME, write_triage
+from hil.core.timeline import OpTicks, Ticks
 
 FORMULAS = ["=1+1", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '=HYPERLINK("http://evil.example")']
 
@@ -246,7 +250,10 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
     texts = np.array(["=1", "b", "c"], dtype=object)
     write_tensors(tmp_path, {"t": texts}, {"t": texts[::-1].copy()}, name="texts")
     write_profile(example("a"), tmp_path / "profiles" / "a")
+    keep_peaks(make_peaks(), tmp_path / "profiles" / "a")
     write_profile(example("b"), tmp_path / "profiles" / "b")
+    ticks = Ticks(3, 1.25, 100.0, (OpTicks("=conv", "compute", ("=node",), ("Conv",), 1, 100.0, 99, 101, 1.0),))
+    write_profile(replace(example("a"), rows=[], ticks=ticks), tmp_path / "profiles" / "t")
     compiled = tmp_path / "profiles" / "c"
     compiled.mkdir()
     (compiled / "passes.csv").write_text("phase,depth,pass,wall_ms\nInput,0,Input,10\nInput,1,CSE,4\n")
@@ -264,7 +271,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         " /case?id=prompts&case=chat /console?id=night-00&file=consoles/b.jsonl"
         " /compare?a=night-00&b=night-11 /history /history?case=%3Dcase /history?suite=%3Dsuite"
         " /history/regressions?since=2020-01-01 /tensors?id=run&case=model /tensors?id=texts&case=model /traces"
-        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c /trace?a=0/profiles/a&b=0/profiles/b"
+        " /trace?profile=0/profiles/a /trace?profile=0/profiles/c"
+        " /trace?profile=0/profiles/t /trace?a=0/profiles/a&b=0/profiles/b"
         f" /gates /triage /series /series?id={series} /search?q=%3Dcase"
     ).split()
     farm = busy_farm()
@@ -288,6 +296,8 @@ def test_every_page_table_has_csv(tmp_path: Path) -> None:
         assert next((row["position"], row["actual"], row["kl"]) for row in positions) == ("2", "7", "1e-09")
         nodes = {row["node"]: row for row in rows_of(client.get("/graph.csv?id=bisect").text)}
         assert len(nodes) > 3 and (nodes["stem"]["outcome"], nodes["stem"]["max_abs"]) == ("FAIL", "0.25")
+        whole, *_ = rows_of(client.get("/trace/roofline.csv?profile=0/profiles/a").text)
+        assert (whole["kind"], whole["flops"], whole["time_ns"]) == ("model", "150000", "80000.0")
         (operation,) = rows_of(client.get("/trace/compilation.csv?profile=0/profiles/c&table=operations").text)
         assert (operation["name"], float(operation["seconds"])) == ("'=Conv", pytest.approx(1e-5))
         statistics = rows_of(client.get("/tensors.csv?id=run&case=model&table=statistics").text)

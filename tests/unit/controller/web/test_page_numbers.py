@@ -25,12 +25,14 @@ from support.histories import history_entry
 from support.layer_models import residual_cnn
 from support.nights import DAY, FIRST_NIGHT, write_nights
 from support.page_tables import PageTables, check_columns, near, value_of
+from support.rooflines import make_peaks
 from support.shown_profile import example
 from support.web import asking, write_record, write_run, write_suite
 from support.web_pages import routes
 from support.web_tensors import write_tensors
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.roofline.peak_store import keep_peaks
 from hil.controller.storage.history.place import HistoryPlace
 from hil.controller.storage.history.store import HistoryStore
 from hil.controller.web.text.table_views import has_tables
@@ -157,7 +159,8 @@ def write_sessions(root: Path) -> None:
     write_record(root / "gate" / "gate.json", {**gate, "fail_on": [], "unmeasured": [], "verdicts": [verdict]})
     values = np.arange(4, dtype=np.float32)
     write_tensors(root, {"y": values + np.float32([0, -0.5, 0, 2])}, {"y": values})
-    write_profile(example("a", timed_ns=99_000), root / "profiles" / "a")
+    write_profile(example("a", timed_ns=99_000, iterations=30, timed_runs=30), root / "profiles" / "a")
+    keep_peaks(make_peaks(f32=4e9, memory=1e9), root / "profiles" / "a")
     write_profile(example("b", slower=2.0, timed_ns=99_000), root / "profiles" / "b")
     compiled = root / "profiles" / "c"
     compiled.mkdir()
@@ -477,6 +480,26 @@ def operations(slower: float = 1.0) -> dict[str, float]:
     return {"matmul_0": 60e-6, "matmul_1": (20 * slower + 10) * 1e-6, "buffer.copy": 10e-6}
 
 
+def check_roofline(stored: Stored) -> None:
+    """Check the roofline for peaks of 4 Gop/s and 1 GB/s."""
+    work = {"whole": (150_000, 12_000), "matmul_0": (120_000, 6000), "matmul_1": (30_000, 6000)}
+    times = {**operations(), "whole": 99e-6}
+    rows = {
+        row["operation"].split()[0]: row
+        for row in stored.rows("/trace", "Table of the roofline", profile="0/profiles/a")
+    }
+    assert set(rows) == {*times}
+    for name, (flops, moved) in work.items():
+        spent = times[name]
+        # The two calls of matmul_1 have an intensity of 5 each, above the ridge of 4.
+        shortest = max(flops / 4e9, moved / 1e9)
+        expected = {"Time": spent, "Work": flops, "Moved": moved, "op/byte": flops / moved, "Speed": flops / spent}
+        check_columns(rows[name], {**expected, "Bound by": "compute"})
+        assert value_of(rows[name]["Attained"]) == pytest.approx(100 * shortest / spent, abs=0.05)
+        assert value_of(rows[name]["Interval"]) == pytest.approx(100 * shortest / spent, abs=0.05)
+    assert rows["buffer.copy"]["Attained"] == ""
+
+
 def check_trace(stored: Stored) -> None:
     times = operations()
     found = stored.rows("/trace", "Table of operations", profile="0/profiles/a")
@@ -485,6 +508,7 @@ def check_trace(stored: Stored) -> None:
         calls = 2 if name == "matmul_1" else 1
         check_columns(rows[name], {"Time per run": spent, "Calls per run": calls, "Mean": spent / calls})
         assert value_of(rows[name]["Share"]) == pytest.approx(100 * spent / sum(times.values()), abs=0.05)
+    check_roofline(stored)
     text = stored.text("/trace", profile="0/profiles/a")
     assert "+1.0 % compared with the timed run" in text and "complete call without the profiler" in text
     phases = stored.rows("/trace", "Table of phases", profile="0/profiles/c")

@@ -151,7 +151,16 @@ def test_case_page_shows_origin_references_and_files(tmp_path: Path) -> None:
         "id": "a",
         "board": "pi",
         "hw_type": "rpi5",
-        "placement": [{"device": "npu", "nodes": 4}],
+        "runtime": "vendor",
+        "placement": [
+            {"device": "npu", "nodes": 4},
+            {
+                "device": "cpu",
+                "nodes": 3,
+                "elsewhere": True,
+                "reasons": [{"text": "no kernel", "nodes": 2, "names": ["a", "b"]}],
+            },
+        ],
         "other_references": [other],
         "disagreement": "numpy and ort on y",
         "attempts": [{"why": "board lost", "board": "pi2", "outcome": "BOARD_LOST", "message": "gone"}],
@@ -175,7 +184,8 @@ def test_case_page_shows_origin_references_and_files(tmp_path: Path) -> None:
         page = get(client, "/case", id="s", case="a")
         text = text_of(page)
         for told in (
-            *("Board pi", "Hardware rpi5", "Machine arm", "Ran on npu (4 nodes)", "Versions onnx 1.23"),
+            *("Board pi", "Hardware rpi5", "Machine arm", "Ran on npu (4 nodes), cpu (3 nodes)", "Versions onnx 1.23"),
+            "Why elsewhere 2 nodes on cpu: no kernel (a, b); 1 node on cpu: reason not reported by vendor",
             *(
                 "The references disagree: numpy and ort on y",
                 "FAIL Compared with numpy",

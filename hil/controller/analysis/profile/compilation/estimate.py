@@ -263,6 +263,9 @@ def _read_type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | Non
 def count_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str, Any]) -> int | None:
     """Count a node's arithmetic operations, in ONNX's default domain.
 
+    A multiply-accumulate counts as two operations, as in LINPACK. The counts of other operators are those of ONNX's
+    definition of the operator, with one operation for each function such as exp.
+
     Args:
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.
         given: the attributes.
@@ -283,6 +286,7 @@ def count_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str
 
 
 def _make_convolution_count(weights: int) -> Count:
+    """Count a multiply-accumulate per output element and weight of its channel (Howard et al., "MobileNets", 2017)."""
     return lambda ins, outs, given: 2 * math.prod(outs[0]) * math.prod(ins[weights][1:])
 
 

@@ -83,7 +83,7 @@ def list_user_inputs(program: Any) -> list[tuple[str, Any]]:
     places = [node.name for node in program.graph.nodes if node.op == "placeholder"]
     return [
         (place, spec)
-        for place, spec in zip(places, program.graph_signature.list_input_specs, strict=True)
+        for place, spec in zip(places, program.graph_signature.input_specs, strict=True)
         if spec.kind is InputKind.USER_INPUT
     ]
 
@@ -93,7 +93,7 @@ def list_output_names(program: Any) -> list[tuple[str, Any]]:
     from torch.export.graph_signature import OutputKind
     from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
-    args = [spec.arg for spec in program.graph_signature.list_output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    args = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     tree = tree_unflatten(range(len(args)), program.call_spec.out_spec)
     names: list[str] = []
     for path, _ in tree_flatten_with_path(tree)[0]:
@@ -113,13 +113,11 @@ def list_new_values(program: Any) -> list[tuple[str, Any]]:
     if not any(map(_may_write, program.graph.nodes)):
         return []
     places = (node.name for node in program.graph.nodes if node.op == "placeholder")
-    held = {
-        spec.target or place: spec for place, spec in zip(places, program.graph_signature.list_input_specs, strict=True)
-    }
+    held = {spec.target or place: spec for place, spec in zip(places, program.graph_signature.input_specs, strict=True)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own copies
         functional = program.run_decompositions({})
-    targets = [str(functional.graph_signature.list_output_specs[at].target) for at in list_changed(functional)]
+    targets = [str(functional.graph_signature.output_specs[at].target) for at in list_changed(functional)]
     taken = [name for name, _ in (*list_user_inputs(program), *list_output_names(program))]
     names = _make_unique(taken, [f"{target}_out" for target in targets])
     return [(name, held[target]) for name, target in zip(names, targets, strict=True)]
@@ -130,7 +128,7 @@ def list_changed(program: Any) -> list[int]:
     from torch.export.graph_signature import OutputKind
 
     kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-    specs = program.graph_signature.list_output_specs
+    specs = program.graph_signature.output_specs
     return sorted((at for at, spec in enumerate(specs) if spec.kind in kinds), key=lambda at: str(specs[at].target))
 
 
@@ -139,7 +137,7 @@ def keep_outputs(program: Any, kept: Callable[[Any], bool]) -> None:
     from torch.export.graph_signature import OutputKind, OutputSpec
     from torch.utils._pytree import tree_structure
 
-    specs = program.graph_signature.list_output_specs
+    specs = program.graph_signature.output_specs
     own, new = [at for at, spec in enumerate(specs) if kept(spec)], list_changed(program)
     returned = next(node for node in program.graph.nodes if node.op == "output")
     returned.args = (tuple(returned.args[0][at] for at in (*own, *new)),)

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff, compare_profiles
 from hil.controller.analysis.profile.store import HEAD, TABLE, read_profile
 from hil.controller.analysis.profile.totals import GROUPS, sum_rows
+from hil.controller.analysis.roofline.peak_store import PEAKS_FILE
+from hil.controller.analysis.roofline.report import build_report
 from hil.controller.records.commands.stored import ProfileTotal
+from hil.controller.records.measurements.roofline import RooflineReport
 from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.parameters import InvalidParameter
 from hil.errors import UsageError
@@ -74,6 +77,20 @@ def read_diff(a: Path, b: Path) -> ProfileDiff:
     return _read_diff(a, _stamp_profile(a), b, _stamp_profile(b))
 
 
+def read_roofline(folder: Path, by: str) -> RooflineReport | None:
+    """Return the roofline of a profile with the peaks in its directory; None without peaks.
+
+    Raises UsageError for an unknown group, or if the profile or the peaks are damaged.
+    """
+    if by not in GROUPS:
+        raise InvalidParameter.choose("grouping", by, GROUPS)
+    try:
+        peaks = (folder / PEAKS_FILE).stat()
+    except OSError:
+        return None
+    return _read_roofline(folder, (*_stamp_profile(folder), peaks.st_ino, peaks.st_mtime_ns, peaks.st_size), by)
+
+
 def select_totals(found: Sequence[ProfileTotal], asked: TableQuery, rows: int) -> TablePage:
     """Return a page of totals. Raises UsageError for an unknown order."""
     return _make_page(_sort_rows(found, asked.order, _TOTAL_ORDERS), asked.page, rows)
@@ -118,3 +135,8 @@ def _read_totals(folder: Path, _: tuple[int, ...], by: str) -> Sequence[ProfileT
 @lru_cache(_CACHED_PROFILES)
 def _read_diff(a: Path, _: tuple[int, ...], b: Path, __: tuple[int, ...]) -> ProfileDiff:
     return compare_profiles(read_profile(a), read_profile(b))
+
+
+@lru_cache(_CACHED_PROFILES)
+def _read_roofline(folder: Path, _: tuple[int, ...], by: str) -> RooflineReport:
+    return build_report(folder, by=by)

@@ -13,8 +13,10 @@ from fastapi.responses import Response
 
 from hil.controller.analysis.profile.compilation.compile_totals import read_compilation
 from hil.controller.analysis.profile.diff import OpDiff
-from hil.controller.analysis.profile.show import TITLES
+from hil.controller.analysis.profile.ticks.columns import TITLES
+from hil.controller.analysis.profile.ticks.show_ticks import group_ticks
 from hil.controller.analysis.profile.totals import GROUPS, make_shortener, run_times
+from hil.controller.analysis.roofline.show import list_facts
 from hil.controller.records.pages.analyses import (
     CompilationDocument,
     ProfileDocument,
@@ -35,6 +37,7 @@ from hil.controller.web.index.profiles import (
 )
 from hil.controller.web.pages.traces import operations
 from hil.controller.web.pages.traces.perfetto import make_viewer_hint
+from hil.controller.web.pages.traces.roofline_chart import place_chart
 from hil.controller.web.session.records import read_detail
 from hil.controller.web.site import WebSite, get_site
 from hil.controller.web.templating import format_time
@@ -49,6 +52,8 @@ router = APIRouter()
 # Maximum profiles to offer for a comparison. The list of traces contains all profiles.
 _CHOICES = 200
 _LISTED = 500
+# Maximum rows in the table of a roofline. The CSV file contains all rows.
+_ROOFLINE_ROWS = 50
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,17 @@ def _render_profile(request: Request, profile: StoredProfile, run: str) -> Respo
     sums = operations.read_totals(profile.folder, wanted.by)
     with site.reader.open_snapshot() as database:
         others = list_profiles(database, site.roots, _CHOICES, kind="run", but=profile.key).found
+    roofline = operations.read_roofline(profile.folder, wanted.by)
     return site.render_page(
         request,
         "trace.html",
         head=head,
+        roofline=roofline,
+        roofline_facts=[] if roofline is None else list_facts(roofline),
+        roofline_chart=None if roofline is None else place_chart(roofline),
+        roofline_most=_ROOFLINE_ROWS,
         times=run_times(head),
+        ticks=group_ticks(head.ticks, wanted.by) if head.ticks else [],
         other_run=bool(run) and head.run.split(" ")[0] != run,
         found=operations.select_totals(sums, wanted, count_rows(request, operations.PAGE_ROWS)),
         short=make_shortener(sums),
@@ -181,6 +192,7 @@ _TOTAL = (
     *("name", "kind", "run_ns", "share", "calls", "total_ns", "mean_ns", "p50_ns", "parallelism", "flops_per_s"),
     *("bytes_per_s", "intensity", "bound_estimate", "onnx_nodes", "op_types", "ops"),
 )
+_TICKS = ("name", "others", "p50", "share", "calls", "minimum", "maximum")
 _DIFF = (
     *(
         "name",
@@ -213,7 +225,12 @@ def trace_csv(request: Request) -> Response:
     profile = find_profile(site.roots, query.get("profile", ""))
     if profile.kind != "run":
         raise UsageError(f"operations unavailable: {profile.name} is not a profile of a run")
-    open_profile(site.roots, profile)
+    head = open_profile(site.roots, profile)
+    if head.ticks:
+        if wanted.by not in GROUPS:
+            raise InvalidParameter.choose("grouping", wanted.by, GROUPS)
+        rows = [[getattr(one, name) for name in _TICKS] for one in group_ticks(head.ticks, wanted.by)]
+        return respond_with_rows(profile.name, _TICKS, rows)
     found = operations.select_totals(operations.read_totals(profile.folder, wanted.by), wanted, MAX_ROWS + 1).rows
     return respond_with_rows(profile.name, _TOTAL, [[getattr(one, name) for name in _TOTAL] for one in found])
 
@@ -222,6 +239,34 @@ def _change_row(one: OpDiff) -> tuple[Any, ...]:
     times = [(cost.p50_ns, cost.share) if cost else (None, None) for cost in (one.a, one.b)]
     (a, of_a), (b, of_b) = times
     return (one.name, one.kind, one.change, a, b, of_a, of_b, one.change_ns, one.ratio, one.low, one.high)
+
+
+_ROOFLINE = (
+    *("name", "kind", "dtype", "time_ns", "share", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s"),
+    *("bound", "roof_flops_per_s", "shortest_ns", "attained", "attained_low", "attained_high", "is_above"),
+)
+
+
+@router.get("/trace/roofline.csv")
+def roofline_csv(request: Request) -> Response:
+    """Return the rows of a profile's roofline. The first row is the whole model."""
+    site, query = get_site(request), request.query_params
+    profile = find_profile(site.roots, query.get("profile", ""))
+    if profile.kind != "run":
+        raise UsageError(f"no roofline: {profile.name} is not a profile of a run")
+    open_profile(site.roots, profile)
+    found = operations.read_roofline(profile.folder, query.get("by", "op"))
+    if found is None:
+        raise UsageError(f"{profile.name} has no peaks", hint=f"run: hil profile roofline {profile.folder}")
+    rows = [
+        {
+            **{name: getattr(one, name, None) for name in _ROOFLINE},
+            "attained_low": one.interval.low if one.interval else None,
+            "attained_high": one.interval.high if one.interval else None,
+        }
+        for one in (found.whole, *found.rows)
+    ]
+    return respond_with_rows(f"roofline of {profile.name}", _ROOFLINE, [list(row.values()) for row in rows])
 
 
 _STEPS = {
@@ -258,13 +303,16 @@ PARAMETERS = {
     "/trace": (*SESSION, "case", "kind", "profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace.csv": ("profile", "a", "b", *list_fields(operations.TableQuery)),
     "/trace/compilation.csv": ("profile", "table"),
+    "/trace/roofline.csv": ("profile", "by"),
 }
 
 # JSON documents by path and template.
 DOCUMENTS = {
     "/traces": {"traces.html": describe(ProfilesDocument, profiles="found")},
     "/trace": {
-        "trace.html": describe(ProfileDocument, operations="found.rows", total="found.total", pages="found.pages"),
+        "trace.html": describe(
+            ProfileDocument, ticks="head.ticks", operations="found.rows", total="found.total", pages="found.pages"
+        ),
         "trace_only.html": describe(TraceOnlyDocument),
         "trace_compile.html": describe(
             CompilationDocument,

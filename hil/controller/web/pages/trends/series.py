@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from hil.controller.pipeline.records.energy_text import ENERGY_COLUMNS, list_energy
 from hil.controller.records.pages.measurements import SeriesDocument, SeriesListDocument, SeriesRun
 from hil.controller.web.history.run_series import chart_runs, list_series, read_run_series
 from hil.controller.web.index.sessions import link_runs
@@ -19,7 +20,6 @@ from hil.controller.web.text.addresses import PageQuery, choose_page
 from hil.controller.web.text.csv_answer import respond_with_rows
 from hil.controller.web.text.documents import describe, list_numbered
 from hil.controller.web.text.requests import count_rows, list_fields, parse_filter
-from hil.controller.workloads.history.tables import list_energy
 from hil.errors import UsageError
 
 router = APIRouter()
@@ -44,7 +44,8 @@ _RUN = (
         "run",
     ),
     *("confirmed", "level_begins", "notes", "reason", "instructions", "counter", "grade", "grade_reasons"),
-    *("joules", "joules_low", "joules_high", "average_w", "idle_w", "stack"),
+    *ENERGY_COLUMNS,
+    "stack",
 )
 
 
@@ -135,7 +136,7 @@ def series_csv(request: Request) -> Response:
                 one.entry.reason,
                 *((counted.median, counted.counter) if (counted := one.entry.instructions) else (None, None)),
                 *((grade.grade, "; ".join(grade.reasons)) if (grade := one.entry.grade) else (None, None)),
-                *list_energy(one.entry),
+                *list_energy(one.entry.energy),
                 found.stacks[index],
             )
             for index, one in reversed(list(enumerate(found.runs)))

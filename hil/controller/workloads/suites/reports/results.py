@@ -12,7 +12,7 @@ from typing import Any
 from hil.controller.pipeline.records.evidence import format_unanswered
 from hil.controller.records.base import parse_number
 from hil.controller.records.measurements.conditions import is_comparable
-from hil.controller.records.outputs import StoredComparison
+from hil.controller.records.outputs import StoredComparison, note_software_devices
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
 from hil.controller.storage.screen.texts import format_count, format_seconds
@@ -143,6 +143,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
     if elsewhere := [record for record in records if record.elsewhere]:
         first = elsewhere[0]
         yield f"{format_count(len(elsewhere), 'case')} ran partly on a different device: {first.id}: {first.elsewhere}"
+    yield from _count_words(note for record in records for note in note_software_devices(record.placement))
     passing = [record for record in records if record.outcome == Outcome.PASS.value]
     if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed by --allow-blind"

@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 from hil.compare.stats import STATISTICS
-from hil.controller.pipeline.records.energy_text import format_energy
+from hil.controller.pipeline.records.energy_text import ENERGY_COLUMNS as ENERGY_VALUES
+from hil.controller.pipeline.records.energy_text import format_energy, format_token_energy, list_energy
 from hil.controller.pipeline.records.evidence import (
     format_criterion,
     format_evidence,
@@ -19,7 +20,6 @@ from hil.controller.pipeline.records.evidence import (
     format_unanswered,
 )
 from hil.controller.pipeline.records.print_generation import find_worst_position
-from hil.controller.records.base import Interval
 from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.controller.records.measurements.generation import StoredGeneration
 from hil.controller.records.suite import CaseRecord
@@ -84,12 +84,13 @@ def _find_worst_kl(generation: StoredGeneration) -> Any:
     return None if worst is None else worst.kl
 
 
-def _make_energy_column(name: str, value: Callable[[EnergyMeasurement], Any]) -> CaseColumn:
-    return CaseColumn(name, lambda record: None if record.energy is None else value(record.energy))
+def _format_energy(found: EnergyMeasurement | None) -> str:
+    """Return the energy of an inference and of tokens, or why it is refused."""
+    return "; ".join(filter(None, (format_energy(found), format_token_energy(found)))) if found else ""
 
 
-def _find_interval(found: EnergyMeasurement) -> Interval | None:
-    return found.per_inference.interval if found.per_inference is not None else None
+def _make_energy_column(number: int, name: str) -> CaseColumn:
+    return CaseColumn(name, lambda record: list_energy(record.energy)[number])
 
 
 COLUMNS: tuple[CaseColumn, ...] = (
@@ -135,12 +136,9 @@ COMPILER_COLUMNS: tuple[CaseColumn, ...] = (
 
 # Columns of energies. They are included only if the run contains any.
 ENERGY_COLUMNS: tuple[CaseColumn, ...] = (
-    _make_energy_column("joules", lambda found: found.per_inference and found.per_inference.joules),
-    _make_energy_column("joules_low", lambda found: (interval := _find_interval(found)) and interval.low),
-    _make_energy_column("joules_high", lambda found: (interval := _find_interval(found)) and interval.high),
-    *(_make_energy_column(name, attrgetter(name)) for name in ("average_w", "peak_w", "idle_w")),
-    _make_energy_column("energy_refused", lambda found: found.refused),
-    CaseColumn("energy", lambda record: format_energy(record.energy) if record.energy else "", title="Energy"),
+    *(_make_energy_column(number, name) for number, name in enumerate(ENERGY_VALUES)),
+    CaseColumn("energy_refused", lambda record: record.energy and record.energy.refused),
+    CaseColumn("energy", lambda record: _format_energy(record.energy), title="Energy"),
 )
 
 

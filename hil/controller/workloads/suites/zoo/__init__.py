@@ -10,6 +10,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.storage.tensor_files import load_npz
 from hil.controller.workloads.suites.cases.spec import SuiteModel
 from hil.controller.workloads.suites.zoo import networks
+from hil.controller.workloads.suites.zoo.graph_builder import GraphBuilder
 from hil.core.digest import digest_of
 from hil.core.examples import find_examples_folder
 from hil.core.installed import get_version
@@ -76,7 +77,7 @@ def build(folder: str) -> None:
     import onnx
 
     for name, builder in BUILDERS.items():
-        graph = networks.GraphBuilder(name)
+        graph = GraphBuilder(name)
         builder(graph)
         onnx.save(graph.model(), Path(folder) / f"{name}.onnx")
 

@@ -393,6 +393,13 @@ def test_trace_labels_board_with_known_facts(traced):
     assert names(labels, "string_value") == known
 
 
+def test_trace_labels_board_with_energy(traced):
+    energy = ["energy 40 mJ (99%: 38 mJ to 42 mJ) an inference", "power average 5 W, peak 5.5 W"]
+    ask = traced(profile(energy=energy))
+    labels = ask("SELECT string_value FROM args WHERE key GLOB 'chrome.process_label*'")
+    assert names(labels, "string_value")[-2:] == energy
+
+
 def test_trace_labels_profiler_overhead(traced):
     times = {"timed": 25 * US, "profiled": 100 * US}
     whole = Span("run", 0, MS)

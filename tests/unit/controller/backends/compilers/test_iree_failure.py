@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from hil.controller.backends.compilers import compile_model
 from hil.controller.backends.compilers.iree_failure import IR, PASS, SCRIPT
+from hil.controller.backends.compilers.iree_program import fail
 from hil.controller.models.compiling import CompileOrder, call_isolated, report_phase
 from hil.controller.models.importers import import_model
 from hil.controller.storage.isolation.isolated import IsolatedCrash
@@ -173,3 +174,29 @@ def test_compiler_crash_reports_last_entered_phase(tmp_path: Path) -> None:
         with pytest.raises(IsolatedCrash) as caught:
             call_isolated("a:b", phases, how)
         assert caught.value.detail == detail
+
+
+# Errors of iree-compile 3.13 for Vulkan, without the target's attributes.
+_BACKEND = 'for backend #hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", {iree_codegen.target_info = #x}>'
+_INT64 = f"""<unknown>:0: error: loc("Div_0"): failed to legalize operation 'arith.divsi': %1 = (i64, i64) -> i64
+<unknown>:0: error: loc("Div_0"): failed to run translation of source executable to target executable {_BACKEND}
+"""
+_FLOAT64 = f"""<unknown>:0: error: loc("Mul_0"): failed to convert SPIR-V type: 'memref<?xf64>'
+<unknown>:0: error: loc("Mul_0"): failed to run translation of source executable to target executable {_BACKEND}
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "hint"),
+    [
+        (_INT64, "--compile-flag=--iree-input-demote-i64-to-i32"),
+        (_FLOAT64, "a Vulkan program has only the types that the device reports"),
+        (_INT64.replace("vulkan-spirv", "llvm-cpu"), ""),
+    ],
+)
+def test_types_that_vulkan_lacks_are_explained(printed, hint):
+    with pytest.raises(CompileFailed) as caught:
+        fail(1, printed)
+    assert hint in caught.value.hint and bool(hint) == bool(caught.value.hint)
+    assert "iree_codegen" not in caught.value.message
+    assert ('for backend "vulkan-spirv"' in caught.value.message) == bool(hint)

@@ -9,6 +9,7 @@ import pytest
 
 from hil.controller.devices.metering.csv_samples import CsvParser
 from hil.controller.devices.metering.sample_buffer import SampleBuffer, align_by_arrival
+from hil.controller.devices.metering.samples import PowerSamples
 from hil.core.clock import get_time_ns
 
 
@@ -59,10 +60,10 @@ def test_parser_ignores_comments_and_empty_lines():
     assert (parser.garbage, samples.times_ns.size) == (0, 1)
 
 
-def test_samples_whose_time_does_not_increase_are_lost():
+def test_samples_whose_time_does_not_increase_are_left_out():
     _, samples = parse(["1,1", "3,1", "2,1", "3,1", "4,1"])
     assert samples.times_ns.tolist() == [1_000_000_000, 3_000_000_000, 4_000_000_000]
-    assert samples.lost == 2
+    assert (samples.unordered, samples.lost) == (2, 0)
 
 
 def test_epoch_times_become_times_of_this_machine():
@@ -78,5 +79,38 @@ def test_alignment_finds_offset_and_drift_of_the_meter(drift):
     arrived = true_ns + 200_000 + random.exponential(5e6, true_ns.size).astype(np.int64)
     # A program that buffers delays many samples.
     arrived = np.maximum.accumulate(np.where(random.random(true_ns.size) < 0.01, arrived + 50_000_000, arrived))
-    error = align_by_arrival(times_s, arrived) - true_ns
+    times_ns, problem = align_by_arrival(times_s, arrived)
+    assert problem == ""
+    error = times_ns - true_ns
     assert np.abs(error).max() < 1_000_000
+
+
+def read_lines(clock: str, lines: list[tuple[str, int]]) -> PowerSamples:
+    buffer = SampleBuffer(clock)
+    parser = CsvParser((), buffer)
+    for line, arrived_ns in lines:
+        parser.feed(line, arrived_ns)
+    return buffer.read(has_time=parser.has_time, problem="")
+
+
+def test_samples_without_numbers_are_counted():
+    found = read_lines("monotonic", [("1,nan", 10**9), ("1.1,2", 11 * 10**8), ("1.2,inf", 12 * 10**8), ("x", 0)])
+    assert (found.invalid, found.watts.tolist()) == (2, [2.0])
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "problem"),
+    [(0.0, ""), (0.5, ""), (-0.2, "0.2 s ahead of this"), (3.0, "at least 3 s after their time")],
+)
+@pytest.mark.parametrize("clock", ["monotonic", "epoch"])
+def test_clock_of_another_machine_is_a_problem(clock, shift_s, problem):
+    begun = time.monotonic_ns()
+    offset = (time.time_ns() - begun) / 1e9 if clock == "epoch" else 0.0
+    lines = [(f"{begun / 1e9 + offset + at / 100 - shift_s:.6f},2", begun + at * 10**7) for at in range(300)]
+    assert problem in read_lines(clock, lines).clock_problem
+    assert bool(problem) == bool(read_lines(clock, lines).clock_problem)
+
+
+def test_time_in_another_unit_is_a_problem():
+    lines = [(f"{at * 10},2", at * 10**7) for at in range(300)]
+    assert "2.62e+03 s of the meter's clock are" in read_lines("meter", lines).clock_problem

@@ -137,6 +137,14 @@ def test_noise_is_not_drift(measure):
         assert found.refused is None, found.reason
 
 
+def test_constant_power_has_no_energy(measure):
+    bench = measure(SimulatedPower())
+    watts = np.full(bench.samples.times_ns.size, 3.5)
+    found = replace(bench, samples=replace(bench.samples, watts=watts)).evaluate()
+    assert found.refused is None, found.reason
+    assert found.per_inference.joules == pytest.approx(0.0, abs=1e-12)
+
+
 def test_slow_meter_is_refused(measure):
     found = measure(SimulatedPower(), rate_hz=30).evaluate()
     assert found.refused == "too few samples"
@@ -171,6 +179,67 @@ def test_stopped_meter_is_refused(measure):
     bench = measure(SimulatedPower())
     found = replace(bench, samples=replace(bench.samples, problem="unplugged")).evaluate()
     assert (found.refused, found.reason) == ("meter failed", "unplugged")
+
+
+def test_meter_that_stops_in_the_middle_is_refused(measure):
+    bench = measure(SimulatedPower())
+    kept = bench.samples.times_ns < bench.fit.to_host(bench.stamps[5][0])
+    samples = replace(bench.samples, times_ns=bench.samples.times_ns[kept], watts=bench.samples.watts[kept])
+    found = replace(bench, samples=samples).evaluate()
+    assert found.refused == "meter failed"
+    assert "s before the end of the measurement" in found.reason
+
+
+def change_watts(samples: PowerSamples, change) -> PowerSamples:
+    return replace(samples, watts=change(samples.watts))
+
+
+def swap_times(samples: PowerSamples) -> PowerSamples:
+    times = samples.times_ns.copy()
+    times[[400, 401]] = times[[401, 400]]
+    return replace(samples, times_ns=times)
+
+
+def put_nan(watts: np.ndarray) -> np.ndarray:
+    watts = watts.copy()
+    watts[500] = np.nan
+    return watts
+
+
+@pytest.mark.parametrize(
+    ("change", "refused", "reason"),
+    [
+        (lambda found: change_watts(found, put_nan), "invalid samples", "1 of"),
+        (lambda found: change_watts(found, lambda watts: watts[:-1]), "invalid samples", "times for"),
+        (lambda found: replace(found, invalid=50), "invalid samples", "50 of"),
+        (lambda found: replace(found, invalid=1), None, ""),
+        (swap_times, "times not increasing", "the time of 1 of"),
+        (lambda found: replace(found, unordered=50), "times not increasing", "the time of 50 of"),
+        (lambda found: replace(found, clock_problem="3 s ahead"), "clock not fitted", "3 s ahead"),
+        (lambda found: change_watts(found, np.negative), "negative power", "the idle power is -2.000 W"),
+        (lambda found: change_watts(found, lambda watts: 7 - watts), "negative energy", "below the idle power of 5 W"),
+        (lambda found: change_watts(found, lambda watts: watts - 2.01), None, ""),
+        (lambda found: PowerSamples(found.times_ns, joules=-np.cumsum(found.watts)), "invalid samples", "went back"),
+        (lambda found: PowerSamples(), "meter failed", "the meter stopped"),
+    ],
+)
+def test_unreliable_samples_are_refused(measure, change, refused, reason):
+    bench = measure(SimulatedPower())
+    found = replace(bench, samples=change(bench.samples)).evaluate()
+    assert found.refused == refused
+    assert reason in found.reason
+    assert (found.per_inference is None) == (refused is not None)
+
+
+def test_gap_of_an_energy_counter_is_accepted_inside_a_window(measure):
+    bench = measure(SimulatedPower())
+    start = bench.fit.to_host(bench.stamps[3][0])
+    times = bench.samples.times_ns
+    joules = np.cumsum(bench.samples.watts) / 100
+    for shift, refused in ((S // 10, None), (-S // 20, "lost samples")):
+        kept = ~((times > start + shift) & (times < start + shift + S // 10))
+        found = replace(bench, samples=PowerSamples(times[kept], joules=joules[kept])).evaluate()
+        assert found.refused == refused
 
 
 def test_few_windows_have_no_interval(measure):

@@ -15,7 +15,8 @@ OFFSET_NS = 7_000_000_000_000
 
 
 def make_board(**keys) -> SimpleNamespace:
-    return SimpleNamespace(meter=MeterConfig(**keys))
+    config = SimpleNamespace(is_simulator=True, mcu=None)
+    return SimpleNamespace(meter=MeterConfig(**keys), config=config)
 
 
 def test_power_has_times_of_the_board():

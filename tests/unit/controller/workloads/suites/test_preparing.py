@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
+from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.models.flows.flow import Flow
 from hil.controller.records.suite import SuiteModelFile
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.spec import CaseData, CaseSpec
-from hil.controller.workloads.suites.preparing import begin_case, make_options, make_suite_runner
-from hil.controller.workloads.suites.request import Settings
+from hil.controller.workloads.suites.preparing import (
+    begin_case,
+    choose_board_runtime,
+    make_options,
+    make_suite_runner,
+)
+from hil.controller.workloads.suites.request import Settings, SuiteRequest
+from hil.core.board_config import BoardConfig
+from hil.core.mcu_config import Microcontroller
 from hil.core.results import Outcome
 
 DATA = CaseData(Path("made/by/recipe.onnx"))
@@ -24,6 +32,22 @@ FILE = SuiteModelFile(path="models/net.onnx", digest="")
 WHOLE = CaseSpec("net_full_model", "net", lambda folder: DATA, file=FILE)
 LAYER = CaseSpec("net_layer_Conv", "net", lambda folder: DATA, layer="conv", file=FILE)
 FLOW = Flow("own", "iree", accept=("logits: top1>=0.9",))
+
+
+@pytest.mark.parametrize(
+    ("has_mcu", "chosen", "runtime"),
+    [
+        ((True, True), {"is_default_flow": True}, "mcu"),
+        ((True, False), {"is_default_flow": True}, ""),
+        ((True,), {"is_default_flow": False}, ""),
+        ((True,), {"is_default_flow": True, "runtime": "onnxruntime"}, "onnxruntime"),
+    ],
+)
+def test_default_flow_runs_firmware_on_microcontrollers(
+    has_mcu: tuple[bool, ...], chosen: dict[str, Any], runtime: str
+) -> None:
+    boards = [BoardChoice(BoardConfig("m4", "mcu", mcu=Microcontroller(chip="c") if one else None)) for one in has_mcu]
+    assert choose_board_runtime(SuiteRequest("models", **chosen), boards).runtime == runtime
 
 
 def test_user_criteria_replace_flow_criteria() -> None:
