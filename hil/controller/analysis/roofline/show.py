@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hil.controller.analysis.profile.show import (
-    TITLES,
-    ProfileColumn,
-    format_si,
-    make_named_table,
-    time_text,
-)
+from hil.controller.analysis.profile.show import format_si, time_text
+from hil.controller.analysis.profile.ticks.columns import TITLES, ProfileColumn, make_named_table
 from hil.controller.analysis.roofline.chart import RoofChart, build_chart
 from hil.controller.analysis.roofline.show_peaks import describe_origin, format_peak
 from hil.controller.records.measurements.roofline import ModelWork, RooflineReport, RooflineRow
