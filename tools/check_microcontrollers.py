@@ -84,7 +84,7 @@ def _judge(chip: str, record: CaseRecord) -> LayerCheck:
 @click.option("--chip", "chips", multiple=True, type=click.Choice(CHIPS), help="Default: both chips.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write all results as JSON.")
 def cli(names: tuple[str, ...], chips: tuple[str, ...], out: Path | None) -> None:
-    """Run the example models and each of their layers, in float32 and int8, on an emulated Cortex-M55 and Cortex-M4.
+    """Run the example models and all layers, in float32 and int8, on an emulated Cortex-M55 and Cortex-M4.
 
     Example: scripts/check-microcontrollers ds_cnn --chip cortex-m4
     """

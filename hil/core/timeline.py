@@ -45,7 +45,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class OpTicks:
-    """Ticks of an operation on an emulated board, whose clock counts instructions. Ticks are not times."""
+    """Ticks of an operation on an emulated board: counts, not times."""
 
     name: str
     kind: str  # as in :class:`OpRow`

@@ -20,7 +20,7 @@ from hil.formats.iree_devices import find_device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove the combinations that do not exist: only microcontrollers run firmware, and they run nothing else."""
+    """Remove impossible combinations: only microcontrollers run firmware, and microcontrollers run only firmware."""
     items[:] = filter(_has_runtime, items)
 
 
@@ -48,7 +48,7 @@ def address(reached: Reached) -> str:
 def add(
     request: pytest.FixtureRequest, reached: Reached, add_programs_for: Callable[..., dict[str, Program]]
 ) -> Program:
-    """Return a program that adds two tensors of 4096 float32, for the agent's architecture, its GPU or its chip."""
+    """Return a program that adds two tensors of 4096 float32, for the agent's architecture, GPU or chip."""
     if request.param == "mcu":
         return request.getfixturevalue("add_firmware")
     if request.param == "iree_vulkan":

@@ -178,6 +178,7 @@ def _check_device_is_used(device: str, config: BoardConfig, runtime: str) -> Non
         raise errors.UsageError(
             f"--device {device} does not apply to the model's runtime {runtime}",
             hint=f"select the runtime of the device: --runtime {runtime}",
+            option="--runtime",
         )
 
 

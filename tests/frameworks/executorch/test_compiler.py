@@ -116,7 +116,8 @@ def test_run_reports_why_nodes_were_not_delegated(context: RunContext, tmp_path:
         assert reasons.pop("invalid dtype")[0] == 2
         assert not reasons
         # A program that hil did not compile contains no reasons.
-        program, expected = case.artifact.files["main.pte"], dict(case.result.outputs)
+        program = case.artifact.files["main.pte"]
+        expected = dict(zip(("output0", "output1"), case.result.outputs.values(), strict=True))
         alone = hil.run(program, board, context=context, runtime="executorch", expected=expected)
         assert all(part["reasons"] == [] for part in alone.result.provenance["placement"])
 

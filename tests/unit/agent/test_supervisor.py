@@ -48,6 +48,13 @@ def test_supervisor_missing_device_detects_unlisted_device(device, is_missing):
     assert found is None or (device in found.message and "local-task, vulkan" in found.hint)
 
 
+def test_supervisor_missing_device_accepts_short_names_of_providers():
+    supervisor = Supervisor({"onnxruntime": "hil.agent.runtimes.onnxruntime:OnnxRuntime"}, {})
+    supervisor._servers["onnxruntime"].described = {"version": "1", "devices": ["CPUExecutionProvider"]}
+    found = {device: supervisor.check_device("onnxruntime", device) is None for device in ("cpu", "CPU", "cuda")}
+    assert found == {"cpu": True, "CPU": True, "cuda": False}
+
+
 def test_worker_answer_of_ended_session_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: on a busy machine, the exit message took longer than the next session waits."""
     over = SessionEnded("the session is over")

@@ -38,6 +38,7 @@ class NodeValue:
     # within tolerance.
     tolerance_ratio: float | None = None
     is_ratio_bound: bool = False
+    placement_reason: str = ""  # why the node did not run on the requested device
 
     def get_metric(self, metric: str) -> float | str | None:
         """Return the value for a metric from :data:`METRICS`, or None if unknown."""
@@ -162,13 +163,23 @@ def map_placement(parts: Any, nodes: Sequence[str] = ()) -> dict[str, NodeValue]
         nodes: names of all nodes in the model.
     """
     found = {}
+    known = set(nodes)
     listed = read_mappings(parts)
     for part in listed:
         device = read_string(part.get("device")) + (" (elsewhere)" if part.get("elsewhere") is True else "")
+        why = {
+            name: read_string(reason.get("text"))
+            for reason in read_mappings(part.get("reasons"))
+            for name in read_list(reason.get("names"))
+            if isinstance(name, str)
+        }
         # Runtimes do not list the nodes if everything ran on one device.
         for name in read_list(part.get("names")) or (nodes if len(listed) == 1 else ()):
             if isinstance(name, str):
-                found[name] = NodeValue(placement=device)
+                # ONNX Runtime's names contain the operator: `relu (Relu)`.
+                plain = name.rpartition(" (")[0]
+                node = plain if name not in known and plain in known else name
+                found[node] = NodeValue(placement=device, placement_reason=why.get(name, ""))
     return found
 
 

@@ -77,8 +77,10 @@ def compute_median_interval(durations: Nanoseconds, *, level: float = LEVEL, see
     counts = np.bincount(block_of * edges.size + bins, minlength=blocks * edges.size).reshape(blocks, edges.size)
     weights = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=_RESAMPLES)
     below = np.cumsum(weights.astype(np.float64) @ counts.astype(np.float64), axis=1)
-    medians = edges[(2 * below >= below[:, -1:]).argmax(axis=1)]
-    return bootstrap_interval(medians.astype(np.float64), blocks, level)
+    # The median of an even number of samples is the mean of the two middle ones.
+    lower = edges[(2 * below >= below[:, -1:]).argmax(axis=1)].astype(np.float64)
+    upper = edges[(2 * below > below[:, -1:]).argmax(axis=1)]
+    return bootstrap_interval((lower + upper) / 2, blocks, level)
 
 
 def measure_drift(starts: Nanoseconds, durations: Nanoseconds, *, share: float) -> Drift | None:

@@ -50,6 +50,7 @@ def measure_board(request: PeakJob, choice: BoardChoice, screen: Progress) -> tu
             f"hil cannot create the programs of the measurement for runtime {runtime!r}",
             hint="measure with --runtime iree or onnxruntime, or write the values of the data sheet to [peak] in the "
             "board config",
+            option="--runtime",
         )
     if request.memory_mib is not None and not _LEAST_MEMORY_MIB <= request.memory_mib <= _MOST_MEMORY_MIB:
         raise UsageError(

@@ -15,7 +15,7 @@ from hil.formats.operations import Operation
 
 @dataclass(frozen=True)
 class FirmwareSteps:
-    """Executed steps of firmware, with the sites of its dispatches.
+    """Executed steps of firmware, with the sites of the dispatches.
 
     Args:
         operations: steps of all runs in order, without warm-up runs.
@@ -61,7 +61,7 @@ class FirmwareSteps:
             )
 
     def sum_ticks(self, instructions_per_tick: float) -> Ticks:
-        """Return the ticks of each operation. Steps with the same name and nodes are one operation."""
+        """Return the ticks of operations. Steps with the same name and nodes are one operation."""
         groups: dict[tuple[str, str, tuple[str, ...]], _StepTicks] = {}
         runs: dict[int, int] = defaultdict(int)
         for one, site in self._iter_sited():

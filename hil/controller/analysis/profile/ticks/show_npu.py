@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_estimate(console: Console, found: NpuEstimate) -> None:
-    """Print the estimated cycles of each operator, and the operators that stay on the CPU with the reason."""
+    """Print the estimated cycles of operators, and why operators stay on the CPU."""
     from rich.text import Text
 
     console.print(

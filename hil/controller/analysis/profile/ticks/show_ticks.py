@@ -1,4 +1,4 @@
-"""Show the ticks of an emulated board's operations in the terminal."""
+"""Show ticks in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TickGroup:
-    """Operations with the same key. The ticks of a group are the sum of the medians of its operations."""
+    """Operations with the same key. The ticks of a group are the sum of the medians."""
 
     name: str
     others: tuple[str, ...]  # nodes of an operation, or operations of nodes and types

@@ -40,7 +40,7 @@ def estimate_cycles(model: Path, accelerator: str) -> NpuEstimate:
     Raises:
         UsageError: the file is not a TFLite model, or Vela is not installed.
         CompileFailed: Vela does not accept the model.
-        StageTimeout: Vela takes too long.
+        StageTimeout: Vela did not finish in time.
     """
     _check_model(model)
     version = require_version(PACKAGE, EXTRA)
@@ -124,7 +124,7 @@ def _read_reasons(printed: str) -> Mapping[str, str]:
 
 
 def _merge_rows(rows: Sequence[Mapping[str, str]], reasons: Mapping[str, str]) -> list[NpuOperator]:
-    """Return the operators of the model. Vela has several rows for an operator that it splits."""
+    """Return the operators of the model. If Vela splits an operator, the table has a row per part."""
     groups: list[list[Mapping[str, str]]] = []
     for row in rows:
         if missing := [name for name in _COLUMNS if name not in row]:

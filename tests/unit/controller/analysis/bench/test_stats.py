@@ -82,6 +82,12 @@ def test_median_interval_covers_median_despite_autocorrelation():
     assert missed <= 5
 
 
+def test_median_interval_contains_median_of_alternating_times():
+    durations = np.tile(np.array([40, 44], dtype=np.int64), 500)
+    found = compute_median_interval(durations)
+    assert found.low <= np.median(durations) <= found.high
+
+
 @pytest.mark.parametrize("count", [1, 2, 12, 1000, 50_000])
 def test_median_interval_narrows_with_more_samples(count):
     durations = np.random.default_rng(3).normal(50_000, 500, count).astype(np.int64)

@@ -143,6 +143,16 @@ def test_placement_maps_nodes_to_devices():
     assert both["a"] == NodeValue("PASS", placement="npu", time_ns=1.0)
 
 
+def test_map_placement_shows_reasons_of_nodes():
+    reasons = [{"text": "no kernel", "nodes": 1, "names": ["relu (Relu)"]}]
+    part = {"device": "cpu", "names": ["relu (Relu)", "neg"], "elsewhere": True, "reasons": reasons}
+    found = map_placement([part], ["relu", "neg"])
+    assert {name: (one.placement, one.placement_reason) for name, one in found.items()} == {
+        "relu": ("cpu (elsewhere)", "no kernel"),
+        "neg": ("cpu (elsewhere)", ""),
+    }
+
+
 def test_scale_colours_errors_by_logarithm():
     values = [NodeValue(max_abs=value) for value in (0.0, 1e-6, 1e-4, 1e-2, math.inf)]
     scale = ColourScale.of("max_abs", values)
