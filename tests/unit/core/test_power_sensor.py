@@ -79,6 +79,15 @@ def test_counter_that_was_set_back_is_refused(tmp_path):
         counter.read_value()
 
 
+def test_counter_that_was_set_back_near_its_end_is_refused(tmp_path):
+    range_uj = 262_143_328_850
+    counter = RaplCounter(make_counter(tmp_path, 200_000_000_000, range_uj))
+    counter.read_value()
+    make_counter(tmp_path, 5_000, range_uj)
+    with pytest.raises(ValueError, match="went back"):
+        counter.read_value()
+
+
 def test_counter_without_range_is_a_usage_error(tmp_path):
     (tmp_path / "energy_uj").write_text("1\n")
     with pytest.raises(UsageError, match="is not an energy counter"):
