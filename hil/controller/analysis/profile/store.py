@@ -108,6 +108,7 @@ def read_profile(folder: Path) -> Profile:
         ticks=head.ticks,
         energy=head.energy,
         stack=head.stack,
+        flags=head.flags,
     )
 
 
@@ -130,6 +131,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         ticks=profile.ticks,
         energy=list(profile.energy),
         stack=dict(profile.stack),
+        flags=list(profile.flags),
     )
 
 

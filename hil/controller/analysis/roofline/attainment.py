@@ -47,7 +47,6 @@ class _WorkSums:
     op_types: dict[str, None] = field(default_factory=dict)
     flops: int | None = 0
     bytes: int | None = 0
-    is_unknown: bool = False  # the type of an operation has no measured peak
     # Sums of the shortest times in ns. None if unknown.
     shortest_ns: float | None = 0.0
     low_ns: float | None = 0.0
@@ -167,7 +166,6 @@ def _add_row(group: _WorkSums, row: OpRow, own_ns: int, peaks: BoardPeaks | None
     if row.flops and dtype is not None:
         group.dtypes.add(dtype)
     if limit is None:
-        group.is_unknown = group.is_unknown or is_counted
         if not partial:
             group.shortest_ns = None
         return
