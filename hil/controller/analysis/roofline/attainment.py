@@ -33,6 +33,8 @@ _FLOATS = {"f32", "f64"}
 _BYTES = {"i8", "si8", "ui8", "u8"}
 # Element type at the end of a shape: ``1x64xf32``, or a scalar ``f32``.
 _TYPE = re.compile(r"(?:^|x)([a-z]+\d+)$")
+# Largest factor between a peak and the lower end of its interval.
+_MAX_SPREAD = 1e6
 # Number of names to list in a warning.
 _NAMED = 3
 
@@ -136,12 +138,7 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
         ("memory", float(moved), peaks.memory),
     ]
     times = [
-        (
-            bound,
-            1e9 * amount / value.rate,
-            1e9 * amount / (value.interval.high if value.interval and value.interval.high > 0 else value.rate),
-            1e9 * amount / (value.interval.low if value.interval and value.interval.low > 0 else value.rate),
-        )
+        (bound, *(1e9 * amount / rate for rate in (value.rate, *reversed(_get_ends(value)))))
         for bound, amount, value in options
         if value is not None
     ]
@@ -149,6 +146,14 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
         return None
     longest = max(times, key=lambda one: one[1])
     return _Limit(longest[1], max(one[2] for one in times), max(one[3] for one in times), longest[0])
+
+
+def _get_ends(value: PeakValue) -> tuple[float, float]:
+    """Return the ends of a peak's interval, or the peak without a usable interval. A file may contain any number."""
+    found = value.interval
+    if found is None or not value.rate / _MAX_SPREAD <= found.low <= value.rate <= found.high:
+        return value.rate, value.rate
+    return found.low, found.high
 
 
 def _add_row(group: _WorkSums, row: OpRow, own_ns: int, peaks: BoardPeaks | None, *, partial: bool = False) -> None:

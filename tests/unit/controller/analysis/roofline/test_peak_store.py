@@ -184,3 +184,11 @@ def test_profile_without_operations_says_where_its_work_is_from(tmp_path: Path) 
     report = build_report(folder, by="op")
     assert report.whole.flops == 1000
     assert "the runtime does not profile operations: the work is that of the model's operators" in report.warnings
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e300, 0.0, -1.0])
+def test_peaks_beyond_all_boards_are_refused(rate: float, tmp_path: Path) -> None:
+    folder = save_profile(tmp_path / "p")
+    keep_peaks(make_peaks(memory=rate), folder)
+    with pytest.raises(UsageError, match=r"peaks\.json"):
+        build_report(folder, by="op")
