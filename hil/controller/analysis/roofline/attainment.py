@@ -137,11 +137,11 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
         ("compute", float(flops), compute),
         ("memory", float(moved), peaks.memory),
     ]
-    times = [
-        (bound, *(1e9 * amount / rate for rate in (value.rate, *reversed(_get_ends(value)))))
-        for bound, amount, value in options
-        if value is not None
-    ]
+    times = []
+    for bound, amount, value in options:
+        if value is not None:
+            low, high = _get_ends(value)
+            times.append((bound, 1e9 * amount / value.rate, 1e9 * amount / high, 1e9 * amount / low))
     if not times:
         return None
     longest = max(times, key=lambda one: one[1])

@@ -13,7 +13,12 @@ from hil.core.field_types import is_a
 from hil.core.guarded import guard_plugin
 from hil.errors import BoardUnfit, HilError, UsageError
 
-_DTYPES = {"times_ns": np.int64, "watts": np.float64, "joules": np.float64, "gpio": np.bool_}
+_DTYPES: dict[str, type[np.generic]] = {
+    "times_ns": np.int64,
+    "watts": np.float64,
+    "joules": np.float64,
+    "gpio": np.bool_,
+}
 
 
 class PackageMeter:
@@ -39,7 +44,7 @@ class PackageMeter:
             with guard_plugin(f"read() of {self._who}", BoardUnfit):
                 found = self._meter.read()
                 if isinstance(found, PowerSamples):
-                    arrays = {name: _make_array(name, getattr(found, name)) for name in _DTYPES}
+                    arrays: dict[str, Any] = {name: _make_array(name, getattr(found, name)) for name in _DTYPES}
                     found = replace(found, **arrays, problem=found.problem or self._problem)
                 is_a(PowerSamples)(found)
                 return found
@@ -56,7 +61,7 @@ class PackageMeter:
 
 
 def _make_array(name: str, values: Any) -> npt.NDArray[Any]:
-    array = np.asarray(values, _DTYPES[name])
+    array: npt.NDArray[Any] = np.asarray(values, _DTYPES[name])
     if array.ndim != 1:
         raise TypeError(f"{name} has {array.ndim} dimensions, expected 1")
     return array
