@@ -242,4 +242,4 @@ class BoardPool:
 
 
 def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
-    return choice.name, choice.config.path, tuple(faults)
+    return choice.name, choice.config.path, tuple(choice.config.devices.items()), tuple(faults)
