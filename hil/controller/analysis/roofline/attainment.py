@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hil.controller.analysis.profile.totals import GROUPS, list_timed_runs, own_times, run_times
-from hil.controller.devices.measuring.time_statistics import compute_median_interval
+from hil.controller.devices.measuring.time_statistics import Nanoseconds, compute_median_interval
 from hil.controller.records.base import Interval
 from hil.controller.records.measurements.roofline import (
     BoardPeaks,
@@ -35,6 +35,8 @@ _BYTES = {"i8", "si8", "ui8", "u8"}
 _TYPE = re.compile(r"(?:^|x)([a-z]+\d+)$")
 # Largest factor between a peak and the lower end of its interval.
 _MAX_SPREAD = 1e6
+# Longest duration: 146 years.
+_MAX_NS = 1 << 62
 # Number of names to list in a warning.
 _NAMED = 3
 
@@ -185,8 +187,13 @@ def _get_median(group: _WorkSums, iterations: Sequence[int]) -> float:
     return float(np.median([group.runs.get(number, 0) for number in iterations])) if iterations else 0.0
 
 
+def _make_durations(times_ns: Sequence[int]) -> Nanoseconds:
+    """Return durations as an array. Profiles of other users may contain any number."""
+    return np.array([min(max(one, 0), _MAX_NS) for one in times_ns], np.int64)
+
+
 def _make_row(name: str, group: _WorkSums, iterations: Sequence[int], total: float) -> RooflineRow:
-    times = np.array([group.runs.get(number, 0) for number in iterations], np.int64)
+    times = _make_durations([group.runs.get(number, 0) for number in iterations])
     time_ns = float(np.median(times)) if times.size else None
     return _build_row(
         name,
@@ -203,7 +210,7 @@ def _make_whole(
     profile: Profile, own: _WorkSums, iterations: Sequence[int], work: ModelWork | None, peaks: BoardPeaks | None
 ) -> RooflineRow:
     """Return the row of the whole model. Its time is the time without the profiler, if it was measured."""
-    timed = np.array(list_timed_runs(profile), np.int64)
+    timed = _make_durations(list_timed_runs(profile))
     time_ns = float(np.median(timed)) if timed.size else run_times(profile).profiled_p50_ns
     group, runs = own, len(iterations)
     if not own.runs and work is not None:

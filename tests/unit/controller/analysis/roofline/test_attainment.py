@@ -199,6 +199,14 @@ def test_unusable_interval_of_a_peak_is_ignored(ends: tuple[float, float]) -> No
     assert (found.shortest_ns, found.low_ns, found.high_ns) == (10_000, 10_000, 10_000)
 
 
+def test_durations_beyond_64_bits_are_limited() -> None:
+    longest = 2**63 - 1
+    rows = [make_row("a", longest, 1, 1, iteration=number) for number in range(3)]
+    rows += [make_row("a", longest, 1, 1, iteration=number) for number in range(3)]
+    found = compute_roofline(add_timed_runs(profile(rows), longest * 2, 2), make_peaks())
+    assert (found.rows[0].time_ns, found.whole.time_ns) == (2**62, 2**62)
+
+
 def test_limit_is_unknown_without_work_or_peaks() -> None:
     assert limit_time(None, 10, "f32", make_peaks()) is None
     assert limit_time(10, None, "f32", make_peaks()) is None
