@@ -106,9 +106,9 @@ def read_profile(folder: Path) -> Profile:
         notes=tuple(head.notes),
         device=head.device,
         ticks=head.ticks,
-        energy=head.energy,
+        energy=tuple(head.energy),
         stack=head.stack,
-        flags=head.flags,
+        flags=tuple(head.flags),
     )
 
 
