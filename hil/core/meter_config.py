@@ -21,7 +21,7 @@ from typing import Any
 from hil.core.config_keys import list_keys, make_key
 from hil.core.config_values import check_type, make_values, parse_timeout, parse_words, reject_key
 from hil.core.installed import list_entry_points
-from hil.core.power_sensor import MAX_RATE_HZ, RAPL_FOLDER, SENSOR_KINDS
+from hil.core.power_sensor import MAX_RATE_HZ, MIN_RATE_HZ, RAPL_FOLDER, SENSOR_KINDS
 from hil.errors import UsageError, did_you_mean
 
 METER_GROUP = "hil.meters"
@@ -174,8 +174,8 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         parse_timeout(table.get(key, getattr(MeterConfig, key)), f"{place} {key}") for key in ("idle_s", "start_s")
     )
     rate = table.get("rate_hz", MeterConfig.rate_hz)
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= MAX_RATE_HZ:
-        raise UsageError(f"{place} rate_hz must be a number above 0, at most {MAX_RATE_HZ:g}, got {rate!r}")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
+        raise UsageError(f"{place} rate_hz must be a number from {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g}, got {rate!r}")
     special = {"command", "rate_hz", "options", "idle_s", "start_s"}
     plain = {key: value for key, value in table.items() if key not in special}
     found: MeterConfig = make_values(MeterConfig, plain, place)

@@ -180,7 +180,7 @@ def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> Ene
     found = evaluate_energy(samples, windows, idle, meter=config.kind, clock_error_ns=error_ns)
     if not any(call.tokens for call in run.calls):
         return found
-    return add_tokens(found, samples, *_split_tokens(run.calls, convert), idle)
+    return add_tokens(found, samples, *_split_tokens(run.calls, convert), idle, clock_error_ns=error_ns)
 
 
 def _to_board(fit: ClockFit, part: TimeRange) -> TimeRange:
