@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hil.controller.devices.board_choice import BoardChoice, is_provider_address
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address, use_device
 from hil.controller.devices.choosing.board_resolver import check_faults, choose
 from hil.controller.models.flows.flow import Flow
 from hil.controller.pipeline.boards.board_pool import BoardPool
@@ -230,8 +230,8 @@ class PluginSession:
             say=print,
             record_folder=choose_out_folder(self.config) if must_write_reports(self.config) else None,
         )
-        # Boards -> lender; shared by all flows.
-        self._lenders: dict[tuple[tuple[str, str], ...], BoardLender] = {}
+        # Boards with their devices -> lender; shared by all flows with the same devices.
+        self._lenders: dict[tuple[Hashable, ...], BoardLender] = {}
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str, str], Prefetch] = {}
@@ -385,7 +385,7 @@ class PluginSession:
             )
             kinds: dict[str, list[BoardChoice]] = defaultdict(list)
             for name in request.boards or ("",):
-                choice = choose(name, request.hw_type, **request.ssh)
+                choice = use_device(choose(name, request.hw_type, **request.ssh), flow.runtime, flow.device)
                 check_settings(request.settings, flow, [choice])
                 check_faults(choice, request.faults)
                 kinds[choice.config.hw_type].append(choice)
@@ -404,7 +404,7 @@ class PluginSession:
         )
 
     def _get_lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
-        key = tuple((choice.name, choice.config.hw_type) for choice in choices)
+        key = tuple((choice.name, choice.config.hw_type, choice.devices) for choice in choices)
         if key not in self._lenders:
             self._lenders[key] = BoardLender(
                 choices, runtimes, self._pool, self._make_locks(choices), self.request.faults

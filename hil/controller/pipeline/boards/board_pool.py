@@ -82,7 +82,7 @@ class BoardPool:
 
         Args:
             runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
-            faults: Faults of a simulator. Requests with different faults get different boards.
+            faults: Faults of a simulator. Requests with different faults or devices get different boards.
 
         Raises:
             UsageError: the board does not support this use.
@@ -242,4 +242,4 @@ class BoardPool:
 
 
 def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
-    return choice.name, choice.config.path, tuple(faults)
+    return choice.name, choice.config.path, choice.devices, tuple(faults)
