@@ -125,6 +125,7 @@ admin = ["lab-admins"]
 [oidc.rights]
 power = ["vision"]
 commands = ["vision"]
+provision = ["lab"]
 """,
     },
     "board": {

@@ -147,7 +147,7 @@ def test_board_run_records_placement_every_time(load):
         for _ in range(2):  # the board itself reports the placement only once
             result, _ = program.run({"a": A, "b": B})
             (part,) = result.provenance["placement"]
-            assert part == {"device": "local-task", "nodes": 0, "names": [], "elsewhere": False}
+            assert part == {"device": "local-task", "nodes": 0, "names": [], "elsewhere": False, "reasons": []}
             assert result.provenance["elsewhere"] == ""
 
 

@@ -163,7 +163,7 @@ def test_run_records_provenance_and_placement(board: Board, load) -> None:
         for _ in range(2):  # the board itself reports the placement only once
             result, _ = loaded.run({"a": A, "b": B})
             (part,) = result.provenance["placement"]
-            assert (part["device"], part["nodes"], part["elsewhere"]) == ("cpu", 0, False)
+            assert part == {"device": "cpu", "nodes": 0, "names": [], "elsewhere": False, "reasons": []}
             assert result.provenance["elsewhere"] == ""
     assert result.provenance["board"] == board.name
     assert result.provenance["board_id"]

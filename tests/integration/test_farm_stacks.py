@@ -150,7 +150,7 @@ def test_image_reaches_board_and_later_records(farm: RunningFarm) -> None:
     check(("farm", "provision"), done.document)
     leased = farm.hil("run", MODEL, "--board", "farm:name=a", "--runtime", "onnxruntime", "--json")
     job = farm.hil("farm", "submit", MODEL, "--board", "a", "--runtime", "onnxruntime", "--wait", "--json")
-    (record,) = [one["record"] for one in job.document["results"]]
+    (record,) = [one["record"] for one in job.document["jobs"]]
     for info in (leased.document["board"]["info"], record["board"]["info"]):
         assert (info["image"]["file"], info["image"]["sha256"]) == ("card.img", sha256)
         assert [one["version"] for one in info["stack"] if one["name"] == "driver"] == ["1.1"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,3 +218,16 @@ def test_suite_and_bundle_run_on_vulkan(hil):
     assert ended.code == 0, ended.out
     assert hil("bundle", "create", DIGITS_MODEL, "--device", "vulkan", "--cases", 1, "-o", "d.hilb").code == 0
     assert hil("bundle", "run", "d.hilb", "--device", "vulkan").code == 0
+
+
+def test_pytest_uses_device_of_flow(environment, tmp_path):
+    (tmp_path / "nets").mkdir()
+    shutil.copy(DIGITS_MODEL, tmp_path / "nets")
+    (tmp_path / "pytest.toml").write_text('[pytest]\nhil_models = ["nets"]\n')
+    chosen = ["--hil-flow=iree", "--hil-flow=iree_vulkan", "--hil-out=found", "-k", "full_model"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--runtime-hw-type=sim", *chosen]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout
+    rows = [json.loads(one.read_text()) for one in (tmp_path / "found").rglob("results.jsonl")]
+    devices = {row["flow"]: [part["device"] for part in row["placement"]] for row in rows}
+    assert devices == {"iree": ["local-task"], "iree_vulkan": ["vulkan"]}

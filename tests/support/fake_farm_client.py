@@ -34,7 +34,7 @@ def parsed(what: str, answer: Any) -> Any:
 def board(name: str, state: str = "online", **values: Any) -> dict[str, Any]:
     usual = {"site": "lab", "host": "host1", "hw_type": "rpi5", "reason": "", "labels": {"name": name}, "failures": 0}
     usual |= {"warm": [], "job": "", "user": "", "since": None, "checked_at": at(1000), "power": []}
-    usual |= {"access": {"users": [], "groups": []}}
+    usual |= {"access": {"users": [], "groups": []}, "provisions": False, "image": None}
     return {"name": name, "state": state, **usual, **values}
 
 

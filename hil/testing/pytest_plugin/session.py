@@ -231,7 +231,7 @@ class PluginSession:
             record_folder=choose_out_folder(self.config) if must_write_reports(self.config) else None,
         )
         # Boards with their devices -> lender; shared by all flows with the same devices.
-        self._lenders: dict[tuple[Hashable, ...], BoardLender] = {}
+        self._lenders: dict[Hashable, BoardLender] = {}
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
         self._prefetches: dict[tuple[Path, str, str], Prefetch] = {}
