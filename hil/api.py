@@ -140,6 +140,8 @@ def _run(model: Any, board: Board, inputs: Any, context: RunContext | None, opti
         runner = Runner(context, lasting=False)
         case = runner.begin(path, chosen, folder)
         check_accepted_outputs([(chosen.accept, case.model)])
+        if case.outcome:
+            return case
         try:
             stack.enter_context(_use_device(board, case.options))
         except BoardError as error:

@@ -88,6 +88,21 @@ def test_bisect_finds_layer_with_wrong_weight(hil, simulator, branched, tmp_path
     assert document["whole"]["outcome"] == "FAIL"
 
 
+def test_bisect_runs_on_device_of_flow(hil, tmp_path):
+    model = save_model(
+        tmp_path / "relu.onnx",
+        [helper.make_node("Relu", ["x"], ["y"], "relu")],
+        [("x", FLOAT, [4])],
+        [("y", FLOAT, [4])],
+    )
+    (tmp_path / "flows.toml").write_text('[sync]\nruntime = "iree"\ndevice = "local-sync"\n')
+    flow = f"{tmp_path / 'flows.toml'}:sync"
+    ended = hil("bisect", model, "--flow", flow, "--isolated", "--json")
+    assert ended.code == 0, ended.err
+    (layer,) = ended.document["layers"]
+    assert [part["device"] for part in layer["isolated"]["placement"]] == ["local-sync"]
+
+
 @pytest.mark.slow
 def test_bisect_stores_files_to_reproduce_wrong_layer(hil, simulator, tmp_path):
     wrong = with_wrong_weight(DIGITS_CNN, tmp_path / "received.onnx", "conv2.weight")

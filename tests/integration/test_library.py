@@ -13,6 +13,7 @@ import hil
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated
 from hil.controller.storage.run_context import RunContext
+from hil.core.results import Outcome
 from hil.errors import UsageError
 
 pytestmark = pytest.mark.daily
@@ -142,3 +143,10 @@ def test_run_rejects_closed_board(doubling):
         pass
     with pytest.raises(UsageError, match="sim was released"):
         hil.run(doubling, board)
+
+
+def test_missing_device_does_not_hide_an_unreadable_model(board: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.onnx"
+    wrong.write_bytes(b"no model")
+    assert hil.run(wrong, board, runtime="iree", device="hip").outcome is Outcome.IMPORT_ERROR
+    assert hil.run(DIGITS / "digits_cnn.onnx", board, runtime="iree", device="hip").outcome is Outcome.BOARD_UNFIT

@@ -460,6 +460,15 @@ def pytest_runtest_setup(item):
 """
 
 
+def test_flow_with_device_runs_on_this_device(project, small):
+    project.set_up(small)
+    project.write("flows.toml", '[sync]\nruntime = "iree"\ndevice = "local-sync"\n')
+    tested = project.test("--hil-flow", "iree", "--hil-flow", "sync", "--hil-no-layers")
+    assert tested.code == 0, tested.out
+    devices = {told["hil_flow"]: told["hil_placement"] for told in tested.properties.values()}
+    assert devices == {"iree": "local-task", "sync": "local-sync"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("named", "file"), [("flows/mine.toml:fast", "flows/mine.toml"), ("fast", "flows.toml")])
 def test_ini_file_resolves_flow_from_project_directory(project, small, named, file):

@@ -57,6 +57,13 @@ def test_run_accepts_models_of_different_runtimes(hil, simulator):
     assert any("target-cpu" in flag for flag in flags), flags
 
 
+def test_run_rejects_device_of_other_runtime_before_the_first_model(hil, tmp_path):
+    ended = hil("run", DIGITS / "digits_cnn.onnx", FLOAT, "--device", "local-sync")
+    assert ended.code == 2
+    assert "--device local-sync does not apply to the runtime tflite of digits.tflite" in ended.err
+    assert not (tmp_path / "hil-runs").exists()
+
+
 @pytest.mark.parametrize("which", ["inputs", "outputs"])
 def test_run_rejects_duplicate_tensor_names_without_signature(hil, simulator, tmp_path, which):
     import flatbuffers

@@ -114,8 +114,9 @@ class IreeRuntime:
         except Exception as error:
             targets = read_targets(memoryview(content)) if get_driver(name) in CPU_DRIVERS else []
             wanted = targets[0].driver if targets else find_missing_device(str(error))
-            if wanted and wanted != get_driver(name):
-                is_cpu = wanted == "local"
+            is_cpu = wanted == "local"
+            # A program for another kind of CPU also reports a missing CPU.
+            if wanted and wanted != get_driver(name) and not (is_cpu and get_driver(name) in CPU_DRIVERS):
                 built = "the CPU" if is_cpu else f"{wanted} ({targets[0].arch})" if targets else wanted
                 raise LoadFailed(
                     f"{main} was compiled for {built}, not for device {name!r}",

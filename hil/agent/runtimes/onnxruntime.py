@@ -80,6 +80,8 @@ class OnnxRuntime(Runtime):
 
         try:
             session = make(ort.SessionOptions())
+        except LoadFailed:
+            raise
         except Exception as error:
             text = str(error).replace(str(folder) + "/", "")
             where = "" if provider.name == DEFAULT_DEVICE else f" on {provider.name}"

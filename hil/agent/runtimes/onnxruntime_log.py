@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hil.agent.runtimes.onnxruntime_providers import ProviderDevice, open_session, register_libraries
+from hil.core.placement_reasons import MAX_REASON_CHARS
 
 TIME_LIMIT_SECONDS = 60
 _MAX_LINE = 4096
@@ -43,6 +44,7 @@ _REFUSED_UNIT = re.compile(r"Node supported: \[0\] index: \[\d+\] name: \[([^\]]
 _UNIT_FAILED = "Validation FAILED for "
 _UNIT_NODE = re.compile(r"\s*Operator type: (\S*) Node name: (.*) Node index: \d+\s*$")
 _UNIT_REASON = "REASON : "
+_OR = " or: "
 
 
 @dataclass
@@ -101,9 +103,13 @@ class ProviderLog:
                 self._add_reason(name, operator, line.partition(_UNIT_REASON)[2])
 
     def _add_reason(self, name: str, operator: str, why: str) -> None:
-        # Providers may examine the nodes repeatedly. The first message is the most specific.
-        if len(self.reasons) < _MAX_NODES:
-            self.reasons.setdefault((name, operator), why)
+        before = self.reasons.get((name, operator), "")
+        if not before and len(self.reasons) < _MAX_NODES:
+            self.reasons[name, operator] = why
+        elif before and not name and why not in before.split(_OR) and len(before) < MAX_REASON_CHARS:
+            # The log does not contain which node without a name is which.
+            self.reasons[name, operator] = before + _OR + why
+        # For a node with a name, the first message is the most specific: providers may examine the nodes repeatedly.
 
 
 def parse_log(lines: Iterable[str]) -> ProviderLog:

@@ -25,6 +25,11 @@ _PACKAGES = "onnxruntime_"
 _LIBRARY_FUNCTION = "def get_library_path("
 _MAX_MODULE_BYTES = 1 << 20
 _registered: set[str] = set()
+# Providers in libraries that were registered.
+_plugins: set[str] = set()
+# Types of devices in ONNX Runtime, for the option ``device_type``.
+_DEVICE_TYPES = ("cpu", "gpu", "npu")
+_MAX_DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,9 @@ def register_libraries() -> None:
         try:
             if _has_library(module.name):
                 package = importlib.import_module(module.name)
-                register(_get_provider_name(package), package.get_library_path())
+                names = _list_provider_names(package)
+                register(names[0], package.get_library_path())
+                _plugins.update(names)
         except Exception as error:
             print(f"cannot register the execution provider of {module.name}: {error}", file=sys.stderr, flush=True)
 
@@ -83,9 +90,10 @@ def register_libraries() -> None:
 def open_session(path: Path, provider: ProviderDevice, settings: ort.SessionOptions) -> ort.InferenceSession:
     """Create a session. The CPU runs the nodes that the provider does not support."""
     options = dict(provider.options)
-    if _is_plugin(provider.name):
-        own = [one for one in ort.get_ep_devices() if one.ep_name == provider.name]
-        settings.add_provider_for_devices(own[:1], options)
+    own = [one for one in ort.get_ep_devices() if one.ep_name == provider.name] if provider.name in _plugins else []
+    if own:
+        device = _take_device(own, options, provider.name)
+        settings.add_provider_for_devices([device], options)
         return ort.InferenceSession(str(path), settings, enable_fallback=0)
     # With fallback, a provider that fails to open would be silently replaced by the CPU.
     return ort.InferenceSession(str(path), settings, providers=[(provider.name, options)], enable_fallback=0)
@@ -116,11 +124,30 @@ def _has_library(module: str) -> bool:
     return bool(spec and spec.origin and _LIBRARY_FUNCTION in read_text(Path(spec.origin), _MAX_MODULE_BYTES))
 
 
-def _get_provider_name(package: Any) -> str:
-    """Return the name under which a package wants its library to be registered."""
-    return str(package.get_ep_name()) if hasattr(package, "get_ep_name") else str(package.get_ep_names()[0])
+def _list_provider_names(package: Any) -> list[str]:
+    """Return the providers of a package. Its library is registered under the first name."""
+    names = list(package.get_ep_names()) if hasattr(package, "get_ep_names") else []
+    first = package.get_ep_name() if hasattr(package, "get_ep_name") else names[0]
+    return [str(name) for name in dict.fromkeys((first, *names))]
 
 
-def _is_plugin(name: str) -> bool:
-    """Return True if a provider is in a library that was registered."""
-    return bool(_registered) and name != CPU_PROVIDER and any(one.ep_name == name for one in ort.get_ep_devices())
+def _take_device(devices: list[Any], options: dict[str, str], provider: str) -> Any:
+    """Return the device that the options of a provider in a library select, and remove these options.
+
+    ONNX Runtime passes the device to the provider. Options with another device would have no effect.
+
+    Raises:
+        LoadFailed: there is no such device.
+    """
+    found, text = devices, ""
+    if (kind := options.get("device_type", "").lower()) in _DEVICE_TYPES:
+        text = f" with device_type={options.pop('device_type')}"
+        found = [one for one in devices if one.device.type.name.lower() == kind]
+    place = options.get("device_id", "")
+    if len(devices) > 1 and place.isascii() and place.isdecimal() and len(place) <= _MAX_DIGITS:
+        text += f" with device_id={options.pop('device_id')}"
+        found = found[int(place) :]
+    if not found:
+        kinds = ", ".join(f"{number}: {one.device.type.name.lower()}" for number, one in enumerate(devices))
+        raise LoadFailed(f"{provider} has no device{text}", hint=f"devices of this provider: {kinds}")
+    return found[0]

@@ -51,6 +51,11 @@ class BoardChoice:
         return self.address or self.config.name
 
     @property
+    def devices(self) -> tuple[tuple[str, str], ...]:
+        """The runtimes with a selected device, and their devices. A connection uses these devices for all programs."""
+        return tuple(sorted(self.config.devices.items()))
+
+    @property
     def alias_note(self) -> str:
         """Text for the user that the board is a host of the ssh config, or ""."""
         return f"board {self.alias} is a host of ~/.ssh/config: using {self.address}" if self.alias else ""

@@ -139,7 +139,7 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     model, config, context = case.model, tools.config, tools.context
     assert model is not None and config is not None
     runtime = case.options.runtime or config.runtime
-    _check_device_is_used(case.options.device, config, runtime)
+    check_device_is_used(case, config)
     tools.sink.stage(case, Stage.COMPILE, "")
     log = case.folder / "logs" / "compile.log"
     compiler = choose_case_compiler(case, model, config)
@@ -172,12 +172,14 @@ def _compile_program(case: Case, tools: Tools) -> Iterator[Case]:
     tools.sink.stage(case, Stage.COMPILE, note)
 
 
-def _check_device_is_used(device: str, config: BoardConfig, runtime: str) -> None:
+def check_device_is_used(case: Case, config: BoardConfig) -> None:
     """Raise UsageError if the device was selected for another runtime than the runtime of the model's format."""
+    device, runtime = case.options.device, case.options.runtime or config.runtime
     if device and config.devices.get(runtime, "") != device:
         raise errors.UsageError(
-            f"--device {device} does not apply to the model's runtime {runtime}",
-            hint=f"select the runtime of the device: --runtime {runtime}",
+            f"--device {device} does not apply to the runtime {runtime} of {case.path.name}",
+            hint=f"if {device} is a device of this runtime, add --runtime {runtime}; otherwise run this model without "
+            "--device",
             option="--runtime",
         )
 

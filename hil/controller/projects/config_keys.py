@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from hil.controller.pipeline.settings.command_keys import COMMAND_KEYS
 from hil.controller.pipeline.settings.history_settings import HISTORY_KEYS, SIZE_PATTERN
+from hil.controller.pipeline.settings.model_settings import is_model_key
 from hil.controller.pipeline.settings.option_names import make_renamer, rename_options
 from hil.controller.pipeline.settings.options import RunSettings, Spec, flag_of
 from hil.controller.pipeline.settings.project import FUNCTIONS, NEED_TRUST, list_key_specs
@@ -113,7 +114,7 @@ def list_project_tables() -> list[ConfigTable]:
         for name, one in COMMAND_KEYS.items()
     )
     specs = list_key_specs()
-    of_models = tuple(one for one in options if specs[one.name].decides)
+    of_models = tuple(one for one in options if is_model_key(one.name, specs[one.name]))
     accept = next(one for one in options if one.name == "accept")
     return [
         ConfigTable("defaults", "Options that the command line does not give.", (*commands, *options)),

@@ -21,7 +21,7 @@ from hil.controller.pipeline.runner import Runner
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
 from hil.controller.pipeline.settings.given_inputs import describe_inputs_file
 from hil.controller.pipeline.settings.options import Job
-from hil.controller.pipeline.stages import STAGES, choose_board, needs_compiler
+from hil.controller.pipeline.stages import STAGES, check_device_is_used, choose_board, needs_compiler
 from hil.controller.pipeline.verdicts.accepting import check_accepted_outputs
 from hil.controller.records.run import RunCase, RunRecord
 from hil.controller.storage.cache import Cache
@@ -112,7 +112,10 @@ def run_job(
         cases = [begin(one) for one in planned if one.name not in kept]
         if run is None:
             check_accepted_outputs((case.options.accept, case.model) for case in cases)
-        runtimes = [case.options.runtime for case in cases if not case.outcome] or [job.runtime]
+        running = [case for case in cases if not case.outcome]
+        for case in running:
+            check_device_is_used(case, choice.config)
+        runtimes = [case.options.runtime for case in running] or [job.runtime]
         title = planned[0].model if len(job.models) == 1 else f"{len(job.models)}-models"
         stored = run or store.create(title, convert_to_json(asdict(job)), run_id)
         search = FailureSearch(planned)

@@ -230,7 +230,7 @@ class PluginSession:
             say=print,
             record_folder=choose_out_folder(self.config) if must_write_reports(self.config) else None,
         )
-        # Boards -> lender; shared by all flows.
+        # Boards with their devices -> lender; shared by all flows with the same devices.
         self._lenders: dict[Hashable, BoardLender] = {}
         self.targets = self._make_targets()
         self._isolated: Isolated | None = None
@@ -404,7 +404,7 @@ class PluginSession:
         )
 
     def _get_lender(self, choices: list[BoardChoice], runtimes: list[str]) -> BoardLender:
-        key = tuple((choice.name, choice.config.hw_type, tuple(choice.config.devices.items())) for choice in choices)
+        key = tuple((choice.name, choice.config.hw_type, choice.devices) for choice in choices)
         if key not in self._lenders:
             self._lenders[key] = BoardLender(
                 choices, runtimes, self._pool, self._make_locks(choices), self.request.faults

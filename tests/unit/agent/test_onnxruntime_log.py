@@ -88,6 +88,20 @@ def test_parse_log_ignores_supported_nodes():
     assert not parse_log([HEAD.format("V", supported), "\tREASON : of no message"]).reasons
 
 
+def test_parse_log_reports_all_reasons_of_nodes_without_name():
+    checks = [("", "no shape"), ("", "no type"), ("", "no shape"), ("neg", "no shape"), ("neg", "no type")]
+    texts = [
+        line
+        for name, why in checks
+        for line in (
+            HEAD.format("V", "Validation FAILED for 1 nodes"),
+            f"\tOperator type: Neg Node name: {name} Node index: 1",
+            f"\tREASON : {why}",
+        )
+    ]
+    assert parse_log(texts).reasons == {("", "Neg"): "no shape or: no type", ("neg", "Neg"): "no shape"}
+
+
 def test_parse_log_is_bounded():
     """A model decides how many nodes the log lists, and how they are named."""
     line = HEAD.format("I", "CUDA kernel not found in registries for Op type: Erf node name: ")

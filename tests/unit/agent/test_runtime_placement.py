@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from hil.agent.runtimes.onnxruntime import OnnxRuntime
 from hil.agent.runtimes.onnxruntime_log import ProviderLog
 from hil.core.placement_reasons import PlacementReason
 from hil.core.results import Part
-from hil.errors import LoadFailed
+from hil.errors import ErrorCode, LoadFailed
 from hil.formats.executorch_file import map_program, read_methods
 
 CPU = "CPUExecutionProvider"
@@ -159,6 +160,17 @@ def test_iree_placement_reports_device_of_other_driver(add_programs, monkeypatch
     add: Program = add_programs["iree"]
     program = iree.IreeRuntime({}).load(add.path.parent, add.path.name, "local-task", "")
     assert program.placement() == (Part("local-sync", elsewhere=True),)
+
+
+@pytest.mark.parametrize("device", ["local-task", "local-sync", ""])
+def test_iree_reports_program_for_other_cpu(add_programs_for, device):
+    from hil.agent.runtimes.iree import IreeRuntime
+
+    add: Program = add_programs_for("x86_64" if platform.machine() == "aarch64" else "aarch64")["iree"]
+    with pytest.raises(LoadFailed, match=r"IREE cannot load add.vmfb") as caught:
+        IreeRuntime({}).load(add.path.parent, add.path.name, device, "")
+    # With this code, the controller compares the program's CPU with the board's.
+    assert caught.value.code is ErrorCode.WRONG_TARGET and "different CPU" in caught.value.hint
 
 
 def test_iree_placement_accepts_vendor_device_name():

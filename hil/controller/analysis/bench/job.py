@@ -25,7 +25,7 @@ from hil.controller.analysis.bench.store import (
     write_google,
 )
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import fill_target, knows_target
+from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target
 from hil.controller.devices.metering.meter_factory import make_missing_error
 from hil.controller.models.sizing.dimensions import choose_model_sizes
 from hil.controller.pipeline.boards.board_pool import BoardPool
@@ -150,6 +150,7 @@ class _BenchRun:
         # Report usage errors before anything is stored.
         self._import_cases(base)
         self.choices = [choose_board(job) for job in self.jobs]
+        _refuse_different_devices(self.choices)
         run = self.store.create(
             f"bench-{self.cases[-1].name}", convert_to_json(asdict(self.jobs[-1])), command=get_typed_command()
         )
@@ -231,7 +232,10 @@ class _BenchRun:
 
     def _open_session(self, pool: BoardPool, number: int) -> BoardSession:
         """Open a session on a job's board. Jobs with the same board and faults share the session."""
-        places = [(its.name, its.config.path, job.faults) for job, its in zip(self.jobs, self.choices, strict=True)]
+        places = [
+            (its.name, its.config.path, its.devices, job.faults)
+            for job, its in zip(self.jobs, self.choices, strict=True)
+        ]
         shared = [job.runtime for job, place in zip(self.jobs, places, strict=True) if place == places[number]]
         return pool.session(self.choices[number], runtimes=shared, faults=self.jobs[number].faults)
 
@@ -387,6 +391,19 @@ class _BenchRun:
         self.screen.stage(case.name, STAGES.index(stage), f"{stage.value} {note}".strip())
         if not note:
             self.recorder.write(case)
+
+
+def _refuse_different_devices(choices: Sequence[BoardChoice]) -> None:
+    """Raise UsageError for programs on different devices of a board. They need two sessions, but a board has one."""
+    found: dict[tuple[str, Path], BoardChoice] = {}
+    for choice in choices:
+        first = found.setdefault((choice.name, choice.config.path), choice)
+        if first.devices != choice.devices and not choice.config.is_simulator:
+            names = [", ".join(device for _, device in one.devices) or "the default" for one in (first, choice)]
+            raise UsageError(
+                f"the programs use different devices of board {choice.name}: {names[0]} and {names[1]}",
+                hint="use the same --device for both programs, or bench each device separately",
+            )
 
 
 def _drop_references(case: Case) -> Case:

@@ -26,7 +26,7 @@ from hil.controller.backends.compilers.iree_group import compile_together
 from hil.controller.backends.gpu_targets import combine_flags
 from hil.controller.backends.references.independence import find_relation
 from hil.controller.devices.board import Board
-from hil.controller.devices.board_choice import BoardChoice, knows_target
+from hil.controller.devices.board_choice import BoardChoice, knows_target, use_device
 from hil.controller.models.flows import quanta
 from hil.controller.models.flows.flow import Flow
 from hil.controller.models.flows.quanta import compute_quantum_atol
@@ -101,6 +101,7 @@ def bisect(
     if note := describe_inputs_file(given, asked, model):
         screen.note(note)
     chosen = apply_flow(asked, flow)
+    choice = use_device(choice, chosen.runtime, chosen.device)
     check_options(chosen, choice)
 
     used = choice.name, choice.config.hw_type

@@ -233,14 +233,15 @@ def open_subject(
 def apply_flow(options: Options, flow: Flow | None) -> Options:
     """Return the options with the flow's settings.
 
-    The flow sets the runtime and the compiler, and the flow's flags precede the options' flags. Tolerances, acceptance
-    criteria and arithmetic come from the flow only if the options leave them unset.
+    The flow sets the runtime and the compiler, and the flow's flags precede the options' flags. The device, tolerances,
+    acceptance criteria and arithmetic come from the flow only if the options leave them unset.
     """
     if flow is None:
         return options
     return replace(
         options,
         runtime=flow.runtime,
+        device=options.device or flow.device,
         compiler=flow.compiler,
         compile_flags=(*flow.compile_flags, *options.compile_flags),
         rtol=flow.rtol if options.rtol is None else options.rtol,

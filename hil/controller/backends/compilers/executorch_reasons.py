@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from hil.core.placement_reasons import MAX_REASON_CHARS, MAX_REASONS
 
 _LOGGER = "executorch"
+_UNREPORTED = "reason not reported by ExecuTorch"
 # A line of Vulkan's partitioner, which logs to the root logger: the reason, then the node's name.
 _VULKAN = re.compile(r"\[Vulkan Partitioner\] Due to \[(.*)\], skipping (\w+)", re.DOTALL)
 
@@ -60,7 +61,8 @@ class PartitionReasons(logging.Handler):
 def explain_nodes(nodes: Iterable[tuple[str, str]], why: Mapping[str, str], backend: str) -> dict[str, dict[str, int]]:
     """Return the reasons of the nodes that a backend did not take: operator -> reason -> number of nodes.
 
-    Nodes without a reason are missing.
+    Operators without any reason are missing. Nodes without a reason, of an operator with reasons, have a text that says
+    so: a program does not contain which of its calls is which node.
 
     Args:
         nodes: (name, operator) of each node that was not delegated.
@@ -69,12 +71,17 @@ def explain_nodes(nodes: Iterable[tuple[str, str]], why: Mapping[str, str], back
     """
     known = _list_known_operators(backend)
     found: dict[str, Counter[str]] = {}
+    unreported: Counter[str] = Counter()
     for name, operator in nodes:
         reason = why.get(name, "")
         if not reason and known is not None and operator.partition(".")[2] not in known:
             reason = "XNNPACK's partitioner does not support this operator"
         if reason:
             found.setdefault(operator, Counter())[" ".join(reason.split())[:MAX_REASON_CHARS]] += 1
+        else:
+            unreported[operator] += 1
+    for operator in found.keys() & unreported.keys():
+        found[operator][_UNREPORTED] = unreported[operator]
     return {operator: dict(reasons.most_common(MAX_REASONS)) for operator, reasons in sorted(found.items())}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
@@ -22,6 +22,16 @@ from hil.errors import BoardError, BoardLost, BoardUnfit
 
 # Directory of a record with the boards' console lines.
 CONSOLES = "consoles"
+
+
+@dataclass(frozen=True)
+class _BoardKey:
+    """What requests for the same session have in common."""
+
+    board: str
+    config_path: Path
+    devices: tuple[tuple[str, str], ...]
+    faults: tuple[str, ...]
 
 
 @dataclass
@@ -69,7 +79,7 @@ class BoardPool:
         self._record_folder = record_folder
         self._needs_device = needs_device
         self._consoles: list[StoredConsole] = []  # of closed boards
-        self._entries: dict[Hashable, _PoolEntry] = {}
+        self._entries: dict[_BoardKey, _PoolEntry] = {}
         self._mutex = threading.Lock()
         self._closed = False
 
@@ -80,9 +90,12 @@ class BoardPool:
 
         A farm may choose any of its boards for the first connection. Later connections use the same board.
 
+        A session uses one device of each runtime, and a board has one session at a time. So a request with other
+        devices closes the session of this board. Simulators stay open.
+
         Args:
             runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
-            faults: Faults of a simulator. Requests with different faults get different boards.
+            faults: Faults of a simulator. Requests with different faults or devices get different boards.
 
         Raises:
             UsageError: the board does not support this use.
@@ -91,6 +104,7 @@ class BoardPool:
         entry = self._get_entry(choice, runtimes, faults)
         with entry.mutex:
             if entry.session is None:
+                self._give_back_other_devices(choice, faults)
                 self._start_session(entry, self._open_board(entry))
             assert entry.session is not None
             return entry.session
@@ -127,8 +141,11 @@ class BoardPool:
 
     def give_back(self, choice: BoardChoice, *, faults: Sequence[str] = ()) -> None:
         """Close a board if it is open."""
+        self._give_back(_make_board_key(choice, faults))
+
+    def _give_back(self, key: _BoardKey) -> None:
         with self._mutex:
-            entry = self._entries.pop(_make_board_key(choice, faults), None)
+            entry = self._entries.pop(key, None)
         if entry is not None:
             session, entry.session = entry.session, None
             try:
@@ -136,6 +153,16 @@ class BoardPool:
                     session.close()
             finally:
                 self._close_console(entry)
+
+    def _give_back_other_devices(self, choice: BoardChoice, faults: Sequence[str]) -> None:
+        """Close the session of the same board with other devices."""
+        if choice.config.is_simulator:
+            return
+        key = _make_board_key(choice, faults)
+        with self._mutex:
+            others = [one for one in self._entries if one != key and replace(one, devices=choice.devices) == key]
+        for other in others:
+            self._give_back(other)
 
     def close(self) -> None:
         """Close all boards. Further boards cannot be opened. May be called from any thread."""
@@ -241,5 +268,5 @@ class BoardPool:
         self.close()
 
 
-def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> Hashable:
-    return choice.name, choice.config.path, tuple(choice.config.devices.items()), tuple(faults)
+def _make_board_key(choice: BoardChoice, faults: Sequence[str]) -> _BoardKey:
+    return _BoardKey(choice.name, choice.config.path, choice.devices, tuple(faults))

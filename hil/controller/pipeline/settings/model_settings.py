@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hil.controller.models.sizing.sizes import format_range
-from hil.controller.pipeline.settings.options import CaseSettings, Kind, RunSettings, check_value, list_specs
+from hil.controller.pipeline.settings.options import CaseSettings, Kind, RunSettings, Spec, check_value, list_specs
 from hil.errors import UsageError, did_you_mean
 
 T = TypeVar("T", bound=CaseSettings)
@@ -27,9 +27,14 @@ def _require_mapping(value: Any) -> Mapping[str, Any]:
 _TABLE: Kind = ("a table", _require_mapping)
 
 
+def is_model_key(name: str, spec: Spec) -> bool:
+    """Return True if models may have different values of an option. A board uses the same device for all models."""
+    return spec.decides and name != "device"
+
+
 def check_models(values: Any) -> dict[str, dict[str, Any]]:
     """Return validated settings by file name pattern. Raises UsageError if settings are invalid or unknown."""
-    specs = {name: spec for name, spec in list_specs(RunSettings).items() if spec.help and spec.decides}
+    specs = {name: spec for name, spec in list_specs(RunSettings).items() if spec.help and is_model_key(name, spec)}
     found: dict[str, dict[str, Any]] = {}
     for pattern, table in check_value("settings of models", values, _TABLE).items():
         own: dict[str, Any] = {}

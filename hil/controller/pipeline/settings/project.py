@@ -40,7 +40,7 @@ from hil.controller.pipeline.settings.history_settings import (
     is_inside,
     read_history_table,
 )
-from hil.controller.pipeline.settings.model_settings import check_models
+from hil.controller.pipeline.settings.model_settings import check_models, is_model_key
 from hil.controller.pipeline.settings.options import PATH_OR_NONE, RunSettings, Spec, check_value, list_specs
 from hil.core.boards import load_board
 from hil.core.config_files import check_trust, parse_toml
@@ -163,7 +163,7 @@ def read_project(path: Path) -> Project:
     commands = {name: _read_command_key(path, name, table.pop(name)) for name in COMMAND_KEYS if name in table}
     specs = list_key_specs()
     defaults = dict(_read_table(path, "[defaults]", table, specs, COMMAND_KEYS))
-    specs = {name: spec for name, spec in specs.items() if spec.decides}
+    specs = {name: spec for name, spec in specs.items() if is_model_key(name, spec)}
     models = {}
     for pattern, table in _require_table(path, "[models]", data.get("models", {})).items():
         where = f'[models."{pattern}"]'

@@ -29,6 +29,7 @@ from hil.controller.workloads.suites.preparing import (
     choose_board_runtime,
     make_suite_runner,
     resolve_boards,
+    use_flow_device,
 )
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.request import SuiteRequest, make_profile_folders
@@ -168,7 +169,8 @@ class _SuiteJob:
         self._context = context
         self._screen = screen
         self._known = known or TriageList()
-        self._choices = list(boards) or resolve_boards(request, choose_flow(request))
+        asked = choose_flow(request)
+        self._choices = use_flow_device(boards, asked) or resolve_boards(request, asked)
         self._request = request = choose_board_runtime(request, self._choices)
         self._flow = choose_flow(request)
         if request.on_farm and request.only_expected_failures and not request.hw_type:

@@ -127,6 +127,11 @@ def resolve_boards(request: SuiteRequest, flow: Flow) -> list[BoardChoice]:
         raise UsageError(
             f"duplicate --board {twice}", hint="specify each board once: a board runs one program at a time"
         )
+    return use_flow_device(choices, flow)
+
+
+def use_flow_device(choices: Iterable[BoardChoice], flow: Flow) -> list[BoardChoice]:
+    """Return the boards with the flow's device."""
     return [use_device(choice, flow.runtime, flow.device) for choice in choices]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hil.controller.devices.board_choice import BoardChoice, is_provider_address
+from hil.controller.devices.board_choice import BoardChoice, is_provider_address, use_device
 from hil.controller.devices.links.link import BoardLoan
 from hil.controller.devices.links.package_links import find_provider
 from hil.controller.pipeline.case import Case
@@ -278,7 +278,7 @@ class LeasedSlot(BoardSlot):
                     if self._loan.wait(_LOOK_SECONDS):
                         state.say(f"farm board {self._loan.name} runs cases")
                         self._had_one = True
-                        return BoardChoice(self._loan.config)
+                        return use_device(BoardChoice(self._loan.config), *self._choice.used_device)
                 except FarmUnreachable:
                     # Wait for the farm only if it was reachable before.
                     if not (self._had_one or state.running()) or time.monotonic() > deadline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,9 +13,13 @@ from hil.controller.cli.times import parse_duration
 from hil.controller.devices.board_choice import BoardChoice, is_provider_address, knows_target, pin_choice
 from hil.controller.devices.choosing.board_resolver import choose, is_address
 from hil.controller.farm.selector import parse
+from hil.controller.models.flows.flow import Flow
 from hil.controller.storage.sources.packages import pick
-from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, TaskQueue, make_slots
+from hil.controller.workloads.suites import tasks
+from hil.controller.workloads.suites.preparing import use_flow_device
+from hil.controller.workloads.suites.tasks import BoardSlot, LeasedSlot, RunState, TaskQueue, make_slots
 from hil.core import boards
+from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
 from hil.errors import UsageError
 
@@ -106,6 +111,15 @@ def test_selector_gets_requested_number_of_slots() -> None:
         replace(named.config, connection=replace(named.config.connection, address="farm:gpu")), address=""
     )
     assert [slot.lent for slot in make_slots([by_config], 2, "a test", 60)] == [True, True]
+
+
+def test_leased_board_uses_device_of_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    loan = SimpleNamespace(name="lab1", config=BoardConfig("lab1", "sim"), wait=lambda seconds: True)
+    provider = SimpleNamespace(order=lambda selector, purpose: loan)
+    monkeypatch.setattr(tasks, "find_provider", lambda address: (provider, ""))
+    (slot,) = make_slots(use_flow_device([choose("farm:gpu")], Flow("gpu", "iree", "vulkan")), 1, "a test", 60)
+    leased = slot.take(RunState(lambda: False, lambda: False, lambda text: None))
+    assert leased is not None and leased.config.devices == {"iree": "vulkan"}
 
 
 def test_queue_renames_waiting_slot() -> None:

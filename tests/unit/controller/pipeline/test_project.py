@@ -114,6 +114,7 @@ def test_read_project_resolves_paths_against_its_directory(write: Write) -> None
         ("[models]\nx = 3", '[models."x"] must be a table', ""),
         ("[models.x]\nrtoll = 1", "unknown key 'rtoll' in [models.\"x\"]", "did you mean 'rtol'"),
         ('[models.x]\ndims = ["N"]', "dims 'N': expected NAME=SIZE", ""),
+        ('[models.x]\ndevice = "vulkan"', "unknown key 'device' in [models.\"x\"]", ""),
         ('[models.x]\nlabels = ["a"]', "unknown key 'labels' in [models.\"x\"]", "outputs"),
         ("[defaults]\niterations = 0", "[defaults] iterations must be a whole number from 1 to", ""),
         ("[models.x]\niterations = 0", '[models."x"] iterations must be a whole number from 1 to', ""),

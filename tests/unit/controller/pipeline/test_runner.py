@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.fake_boards import FakeBoards, fake_boards, fake_case, fake_choice, lost
 
+from hil.controller.devices.board_choice import use_device
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.case import Case, ProgressSink
 from hil.controller.pipeline.runner import Runner
@@ -221,6 +222,18 @@ def test_sink_receives_progress_per_stage(fake_boards: FakeBoards, context: RunC
 def test_ended_case_passes_through(fake_boards: FakeBoards, context: RunContext) -> None:
     done = fake_case("a").with_error(RunFailed("before"), Stage.RUN)
     assert go(context, done)[0].reason == "before" and fake_boards.opened == []
+
+
+def test_pool_opens_one_session_of_a_board_with_several_devices(fake_boards: FakeBoards) -> None:
+    choice = fake_choice()
+    with BoardPool("a test") as pool:
+        first = pool.session(choice)
+        gpu = pool.session(use_device(choice, "iree", "vulkan"))
+        assert (first.board.closed, gpu.board.closed) == (True, False)
+        assert gpu.board.config.devices == {"iree": "vulkan"}
+        pool.session(fake_choice("b"))
+        assert not gpu.board.closed
+        assert pool.session(choice) is not first and gpu.board.closed
 
 
 def test_closed_pool_refuses_sessions(fake_boards: FakeBoards) -> None:

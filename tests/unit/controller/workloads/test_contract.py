@@ -635,6 +635,14 @@ def test_unconfirmed_failure_stays_failure_with_profiles(
     assert (record.outcome, record.confirmed, written) == ("FAIL", "flaky", [("a_full_model", "FAIL")])
 
 
+def test_suite_on_given_board_uses_device_of_flow(fake_boards: FakeBoards, tmp_path: Path) -> None:
+    flows = tmp_path / "flows.toml"
+    flows.write_text('[gpu]\nruntime = "onnxruntime"\ndevice = "cuda"\n')
+    request = replace(asked(tmp_path), flow=f"{flows}:gpu")
+    run_suite(request, out=tmp_path / "suite", screen=Quiet(), choices=[fake_choice()])
+    assert [board.config.devices for board in fake_boards.opened] == [{"onnxruntime": "cuda"}]
+
+
 def test_resumed_suite_runs_remaining_cases(fake_boards: FakeBoards, tmp_path: Path) -> None:
     fake_boards.scripts[A] = {("run", "b"): KeyboardInterrupt()}
     with pytest.raises(KeyboardInterrupt):

@@ -12,9 +12,11 @@ from support.contexts import context_without_workers
 from support.models import DIGITS
 
 from hil.compare.generation.results import GenerationVerdict
-from hil.controller.analysis.bench.job import _BenchRun, _drop_references, run_bench
+from hil.controller.analysis.bench.job import _BenchRun, _drop_references, _refuse_different_devices, run_bench
 from hil.controller.analysis.bench.stats import BenchJob
 from hil.controller.cli.screen import Screen
+from hil.controller.devices.board_choice import use_device
+from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.pipeline.case import Case
 from hil.controller.pipeline.records.restored import restore_board
 from hil.controller.pipeline.runner import Runner
@@ -101,3 +103,13 @@ def test_bench_drops_references_of_judged_generation():
     found = _drop_references(replace(case, generation=judged))
     assert (found.prefill, found.result) == (None, result)
     assert [(one.source, one.outputs) for one in found.references] == [("onnxruntime", {})]
+
+
+def test_programs_on_different_devices_of_a_board_are_refused() -> None:
+    board = choose("unix:/board")
+    gpu = use_device(board, "iree", "vulkan")
+    with pytest.raises(UsageError, match="different devices of board unix:/board: the default and vulkan"):
+        _refuse_different_devices([board, gpu])
+    _refuse_different_devices([gpu, gpu, choose("unix:/other")])
+    # Simulators are separate processes.
+    _refuse_different_devices([choose("sim"), use_device(choose("sim"), "iree", "vulkan")])
