@@ -80,7 +80,7 @@ class BoardWorker:
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
         self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
-        images = ImageWriter(site, lambda: self._way.config, self.print_message, self._handle_image)
+        images = ImageWriter(site, post.folder, lambda: self._way.config, self.print_message, self._handle_image)
         self._power = PowerSwitch(
             post.name,
             lambda: self._way.config,
