@@ -23,8 +23,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # A host splits lines at 4 KiB, which JSON can escape to six times the size.
 _MAX_LINE = 1 << 16
-# A host of an older release continues after the stored lines: end after this silence, or with an error after this time.
-_STORED_IDLE_SECONDS, _STORED_SECONDS = 10.0, 300.0
+# Maximum seconds without a stored line, and for all stored lines.
+_STORED_SECONDS, _MAX_STORED_SECONDS = 10.0, 300.0
 _decoder = msgspec.json.Decoder(ConsoleEntry)
 
 
@@ -47,7 +47,8 @@ class FarmConsole:
         *,
         follows: bool = True,
     ) -> None:
-        self._seconds = seconds if follows else _STORED_IDLE_SECONDS
+        # A host of an older release continues after the stored lines.
+        self._seconds = seconds if follows else _STORED_SECONDS
         self._farm, self._board, self._held, self._follows = farm, board, held, follows
         self._outgoing: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
         self._outgoing.put({"since_s": since_s, "follow": follows})
@@ -75,10 +76,11 @@ class FarmConsole:
         if self._is_ended.is_set():
             call.cancel()
         self._restart_timer()
+        if not self._follows:
+            call = self._iter_stored_pieces(call)
         try:
             with convert_grpc_errors():
-                pieces = call if self._follows else self._iter_stored_pieces(call)
-                is_complete = yield from _parse_pieces(pieces, self._board)
+                is_complete = yield from _parse_pieces(call, self._board)
             if is_complete:
                 return
         except FarmError:
@@ -88,7 +90,7 @@ class FarmConsole:
             if self._timer is not None:
                 self._timer.cancel()
             self._outgoing.put(None)
-            call.cancel()
+            self._call.cancel()
         if not self._is_ended.is_set():
             raise FarmError(f"the host ended the console of {self._board}")
 
@@ -102,12 +104,12 @@ class FarmConsole:
 
     def _iter_stored_pieces(self, call: Iterator[pb.Piece]) -> Iterator[pb.Piece]:
         """Yield the pieces of the stored lines. Raise FarmError if a host with a busy console does not end them."""
-        deadline = time.monotonic() + _STORED_SECONDS
+        deadline = time.monotonic() + _MAX_STORED_SECONDS
         for piece in call:
             self._restart_timer()
             if time.monotonic() > deadline:
                 raise FarmError(
-                    f"the host did not end the stored lines of {self._board} within {_STORED_SECONDS:g} s",
+                    f"the host did not end the stored lines of {self._board} within {_MAX_STORED_SECONDS:g} s",
                     hint="update hil on the host, or use --seconds S instead of --no-follow",
                 )
             yield piece

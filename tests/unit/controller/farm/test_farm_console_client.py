@@ -74,7 +74,7 @@ def test_stored_lines_may_take_longer_than_a_silence(monkeypatch: pytest.MonkeyP
 
 
 def test_stored_lines_of_an_older_host_end_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_STORED_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(console, "_STORED_SECONDS", 0.3)
 
     def send(call: Call) -> Iterator[bytes]:
         yield line("old")
@@ -84,7 +84,7 @@ def test_stored_lines_of_an_older_host_end_after_a_silence(monkeypatch: pytest.M
 
 
 def test_busy_console_of_an_older_host_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_STORED_SECONDS", 0.0)
+    monkeypatch.setattr(console, "_MAX_STORED_SECONDS", 0.0)
 
     def send(call: Call) -> Iterator[bytes]:
         while True:
