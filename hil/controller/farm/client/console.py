@@ -6,6 +6,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -22,8 +23,8 @@ from hil.protocol.v1 import farm_pb2 as pb
 
 # A host splits lines at 4 KiB, which JSON can escape to six times the size.
 _MAX_LINE = 1 << 16
-# Maximum seconds for the stored lines.
-_STORED_SECONDS = 10.0
+# Maximum seconds without a stored line, and for all stored lines.
+_STORED_SECONDS, _MAX_STORED_SECONDS = 10.0, 300.0
 _decoder = msgspec.json.Decoder(ConsoleEntry)
 
 
@@ -53,6 +54,7 @@ class FarmConsole:
         self._outgoing.put({"since_s": since_s, "follow": follows})
         self._is_ended = threading.Event()
         self._call: Any = None
+        self._timer: threading.Timer | None = None
 
     def send_line(self, text: str) -> None:
         """Send a line of input to the board. The host ignores it without a lease."""
@@ -73,10 +75,9 @@ class FarmConsole:
             self._call = call = self._farm.stub.Dial(self._iter_pieces(), metadata=metadata)
         if self._is_ended.is_set():
             call.cancel()
-        timer = None if self._seconds is None else threading.Timer(self._seconds, self.stop)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
+        self._restart_timer()
+        if not self._follows:
+            call = self._iter_stored_pieces(call)
         try:
             with convert_grpc_errors():
                 is_complete = yield from _parse_pieces(call, self._board)
@@ -86,12 +87,32 @@ class FarmConsole:
             if not self._is_ended.is_set():
                 raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             self._outgoing.put(None)
-            call.cancel()
+            self._call.cancel()
         if not self._is_ended.is_set():
             raise FarmError(f"the host ended the console of {self._board}")
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._seconds is not None:
+            self._timer = threading.Timer(self._seconds, self.stop)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _iter_stored_pieces(self, call: Iterator[pb.Piece]) -> Iterator[pb.Piece]:
+        """Yield the pieces of the stored lines. Raise FarmError if a host with a busy console does not end them."""
+        deadline = time.monotonic() + _MAX_STORED_SECONDS
+        for piece in call:
+            self._restart_timer()
+            if time.monotonic() > deadline:
+                raise FarmError(
+                    f"the host did not end the stored lines of {self._board} within {_MAX_STORED_SECONDS:g} s",
+                    hint="update hil on the host, or use --seconds S instead of --no-follow",
+                )
+            yield piece
 
     def stop(self) -> None:
         """End :meth:`iter_lines`. May be called from any thread."""
