@@ -22,7 +22,7 @@ from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
-from hil.formats.iree_devices import find_device, get_driver, is_software_gpu
+from hil.formats.iree_devices import find_device, get_driver, is_software_gpu, rejects_empty_tensors
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -144,6 +144,7 @@ class LoadedProgram:
         provenance = self._build_provenance(invocation, version)
         provenance["notes"] += filter(None, [unchecked])
         provenance["notes"] += self._narrowing.describe(self._artifact.inputs or (), self._artifact.outputs or ())
+        provenance["notes"] += self._describe_cache(steps)
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
         instructions, invocation = self._count(invocation)
@@ -262,6 +263,13 @@ class LoadedProgram:
         )
         repetition = made.repetition and made.repetition.convert(self._narrowing.widen_outputs)
         return replace(made, repetition=repetition)
+
+    def _describe_cache(self, steps: StepsPlan | None) -> list[str]:
+        """Return a note if the cache starts with a hidden entry. The board's agent applies the same rule."""
+        is_iree_gpu = self._artifact.runtime == "iree" and rejects_empty_tensors(self.loaded.device)
+        if steps is None or not is_iree_gpu or not steps.can_hide_entry(self.loaded.inputs):
+            return []
+        return ["the cache starts with an entry that the mask hides, because IREE rejects empty tensors on Vulkan"]
 
     def _widen_handle(self, loaded: ProgramHandle) -> ProgramHandle:
         """Return the handle with the model's dtypes, which hil converts to the program's dtypes."""

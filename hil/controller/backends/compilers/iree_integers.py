@@ -1,7 +1,8 @@
-"""Change the int64 inputs and outputs of a module to int32, for iree-compile's flag NARROW_FLAG.
+"""Change the int64 inputs and outputs of a torch module to int32, for iree-compile's flag NARROW_FLAG.
 
-IREE converts the types after it has created the interface of a program. The program then declares int64 tensors, but
-reads and writes their memory as int32. So hil changes the interface before compiling.
+For the torch dialect, which ONNX models use, IREE converts the types after it has created the interface of a program.
+The program then declares int64 tensors, but reads and writes their memory as int32. So hil changes the interface before
+compiling. For other dialects, IREE converts the types in the correct order.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from hil.controller.storage.screen.texts import get_first_line
 from hil.core.narrow_integers import NARROW_FLAG
 from hil.errors import CompileFailed
 
-_WIDE = re.compile(r"\b[su]?i64\b")
 _TORCH = re.compile(r"(!torch\.vtensor<.*,\s*)si64>", re.S)
-_BUILTIN = re.compile(r"((?:tensor<[^<>]*x)?)i64(>?)")
+_OTHER_WIDE = re.compile(r"!torch\.(int|v?tensor<.*[su]i64>)", re.S)
 # Numbers of the dtypes in torch.
 _TORCH_INT32, _TORCH_INT64 = 3, 4
 
@@ -77,25 +77,20 @@ def _narrow_type(function: str, what: str, kind: Any) -> Any:
     from iree.compiler import ir
 
     text = str(kind)
-    if not _WIDE.search(text) and text != "!torch.int":
-        return kind
     if match := _TORCH.fullmatch(text):
         return ir.Type.parse(f"{match[1]}si32>")
-    if match := _BUILTIN.fullmatch(text):
-        return ir.Type.parse(f"{match[1]}i32{match[2]}")
-    raise CompileFailed(
-        f"{what} of {function} has type {text}: with {NARROW_FLAG}, hil supports only int64 tensors",
-        hint=f"change the type in the model, or compile without {NARROW_FLAG}",
-    )
+    if _OTHER_WIDE.fullmatch(text):
+        raise CompileFailed(
+            f"{what} of {function} has type {text}: with {NARROW_FLAG}, hil supports only int64 tensors",
+            hint=f"change the type in the model, or compile without {NARROW_FLAG}",
+        )
+    return kind
 
 
 def _convert(value: Any, kind: Any, place: Any) -> Any:
     """Insert the conversion of an integer tensor to another type."""
     from iree.compiler import ir
 
-    if not str(kind).startswith("!torch."):
-        name = "arith.trunci" if "i32" in str(kind) else "arith.extsi"
-        return ir.Operation.create(name, results=[kind], operands=[value], ip=place)
     number = _TORCH_INT32 if str(kind).endswith("si32>") else _TORCH_INT64
     attributes = {"value": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)}
     code = ir.Operation.create(
