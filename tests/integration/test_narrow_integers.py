@@ -57,7 +57,7 @@ def test_bundle_contains_int32_values(hil, square):
 
 @pytest.mark.slow
 def test_bench_and_profile_convert_int64(hil, square):
-    ended = hil("bench", square, *IREE, "--time", "0.2", "--json")
+    ended = hil("bench", square, *IREE, "--min-time", "0.2", "--json")
     assert ended.code == 0, ended.out
     ended = hil("run", square, *IREE, "--profile", "profile", "--json")
     assert ended.case["outcome"] == "PASS", ended.out
