@@ -47,8 +47,10 @@ from hil.controller.workloads.bundles.methods import (
     read_signatures,
     settle_signatures,
 )
+from hil.controller.workloads.bundles.narrow_cases import narrow_cases
 from hil.core import own_version
 from hil.core.arithmetic import FLOAT32
+from hil.core.narrow_integers import is_narrowed
 from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import choose_runtime
 from hil.core.scratch import make_temporary_folder
@@ -130,6 +132,8 @@ def create_bundle(
         ]
         if artifact.carried:
             signatures, suites = _add_carried_inputs(artifact, signatures, suites)
+        if is_narrowed(artifact.flags):
+            signatures, suites = narrow_cases(signatures, suites)
         model = models[0]
         # This data contains no times or random values, so that a repeated creation gives the same bundle.
         made = {
