@@ -294,6 +294,14 @@ address = "telnet://lab:4001"
 kind = "command"
 file = "bin/iree-run-module"
 """,
+        "boards/desk.toml": """\
+# A board whose console a host of the farm reads.
+[connection]
+address = "root@rpi5-3.lab"
+
+[console]
+farm = "rpi5-3"
+""",
         "boards/metered.toml": """\
 # A simulated board with a simulated meter.
 [simulator]

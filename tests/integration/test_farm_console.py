@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -47,6 +48,25 @@ def test_console_prints_lines_of_host(farm: RunningFarm):
     assert [line["text"] for line in done.document["lines"]][:2] == texts[:2]
     done = farm.hil("farm", "console", "laptop", "--no-follow", "--seconds", "4")
     assert (done.code, "--no-follow and --seconds are mutually exclusive" in done.err) == (2, True)
+
+
+def test_run_on_leased_board_stores_console_of_host(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    where = ("--runtime", "onnxruntime", "--out", tmp_path / "runs", "--profile", tmp_path / "prof")
+    done = farm.hil("run", doubling, "--board", "farm:name=laptop", *where, "--json")
+    assert done.code == 0, done.err
+    (stored,) = done.document["consoles"]
+    assert (stored["board"], [quote["pattern"] for quote in stored["quotes"]]) == ("laptop", ["kernel panic"])
+    (file,) = (tmp_path / "runs").rglob("consoles/laptop.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    profile = json.loads((tmp_path / "prof" / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == [line["text"] for line in lines]
+
+
+def test_crash_on_leased_board_quotes_console(farm: RunningFarm, crashing: Path, tmp_path: Path):
+    done = farm.hil("run", crashing, "--board", "farm:name=laptop", "--json")
+    assert done.code == 3, done.err
+    assert 'console: "Kernel panic - not syncing: test"' in done.case["reason"]
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):

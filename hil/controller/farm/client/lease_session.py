@@ -9,7 +9,6 @@ import contextlib
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +31,8 @@ from hil.controller.farm.client.client import (
     make_boards_mismatch,
     translate_grpc_error,
 )
+from hil.controller.farm.client.console_source import FarmLineSource
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.messages import (
     LONGEST,
     BoardCard,
@@ -50,6 +51,7 @@ from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
 from hil.core.compile_flags import is_safe_flag
 from hil.core.config_files import list_trusted_settings, parse_toml
+from hil.core.console_config import parse_console
 from hil.core.text import TextSink
 from hil.errors import (
     BoardBusy,
@@ -362,8 +364,6 @@ def _make_sort_key(priority: str, submission: int) -> tuple[int, int]:
     return classes.index(priority) if priority in classes else len(classes), submission
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 # Maximum length in characters, because other users see the purpose.
 _MAX_PURPOSE_LENGTH = 200
 # Maximum bytes in a board config. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
@@ -404,8 +404,11 @@ def lease_order(
     )
 
 
-def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
+def make_leased_config(card: BoardCard, grant: Grant, address: str, *, has_console: bool = True) -> str:
     """Return the config of a leased board as TOML, with the agent at ``address``.
+
+    Args:
+        has_console: True if the user of the config can read the console through the farm.
 
     Raises:
         FarmError: the farm's config is invalid, or contains settings with side effects on this machine.
@@ -418,6 +421,7 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     try:
         config = parse_toml(card.config, path)
         parse_board(card.config, path)
+        console = _make_console_table(card) if has_console else {}
     except UsageError as error:
         raise FarmError(f"cannot read the farm's config of {card.name}: {error.message}") from error
     own = config.get("board", {})
@@ -436,7 +440,19 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
         )
     config["board"] = board
     config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}
+    if console:
+        config["console"] = console
     return tomlkit.dumps(config)
+
+
+def _make_console_table(card: BoardCard) -> dict[str, Any]:
+    """Return the table ``[console]`` for a leased board; {} if its host cannot read a console. Raises UsageError."""
+    if not card.console:
+        return {}
+    path = Path(f"{card.name}.toml")
+    table = {"farm": card.name, "patterns": parse_toml(card.console, path).get("patterns", [])}
+    parse_console(table, path)
+    return table
 
 
 def list_unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
@@ -456,14 +472,6 @@ def describe_lease(card: BoardCard, grant: Grant) -> str:
     return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _format_location(card)) if part)
 
 
-def get_machine_id() -> str:
-    """Return the boot id of this machine, or the MAC address if unavailable."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return f"{uuid.getnode():012x}"
-
-
 # After a board error, wait this long for the farm's reason.
 _REASON_SECONDS = 5.0
 
@@ -474,6 +482,10 @@ class FarmProvider:
     def order(self, selector: str, purpose: str) -> LeaseSession:
         """Queue for a board of the farm."""
         return LeaseSession(choose_farm_address(), lease_order(selector, purpose))
+
+    def open_console(self, board: str, since_s: float) -> FarmLineSource:
+        """Open the console of a board: see :class:`hil.controller.devices.console.sources.ConsoleProvider`."""
+        return FarmLineSource(FarmClient(choose_farm_address(), patience_s=_PATIENCE_SECONDS), board, since_s)
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
         """Lease a board and return the link to the board. Closing the link returns the board."""

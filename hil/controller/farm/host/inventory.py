@@ -184,7 +184,7 @@ def format_leased_config(config: BoardConfig, address: str, fence: int, lease: s
     document = _read_document(config)
     for table in ("power", "recover", "measure", "meter", "provision", "console", "access"):
         document.pop(table, None)
-    if config.console.is_set:
+    if config.console.is_local:
         document["console"] = _make_console_table(config.console)
     if config.stack:
         document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
@@ -203,8 +203,19 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
     """Return the table ``[console]`` for a config in another directory, with the console of a labgrid place."""
     values = {name: getattr(console, name) for name in ("serial", "address", "boot") if getattr(console, name)}
     values |= {"command": list(console.command)} if console.command else {}
-    patterns = [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
-    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": patterns}
+    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": _list_pattern_tables(console)}
+
+
+def _list_pattern_tables(console: ConsoleConfig) -> list[dict[str, str]]:
+    return [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
+
+
+def format_public_console(config: BoardConfig) -> str:
+    """Return the table ``[console]`` for the config of a lease, as TOML; "" if this host cannot read a console.
+
+    The holder of the lease gets the lines through the farm.
+    """
+    return tomlkit.dumps({"patterns": _list_pattern_tables(config.console)}) if config.console.is_local else ""
 
 
 def format_public_config(config: BoardConfig, versions: Mapping[str, str] = MappingProxyType({})) -> str:

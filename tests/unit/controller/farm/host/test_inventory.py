@@ -9,11 +9,13 @@ from hil.controller.farm.host.inventory import (
     find_boards,
     format_leased_config,
     format_public_config,
+    format_public_console,
     make_simulators,
     make_socket_folder,
 )
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_parser import parse_board, read_config
+from hil.core.config_files import parse_toml
 from hil.errors import UsageError
 
 
@@ -108,6 +110,18 @@ def test_leased_config_keeps_console_without_provision(tmp_path: Path):
     assert leased.console.command[0] == str(tmp_path / "console.sh")
     assert leased.provision.command == ()
     assert "console" not in format_public_config(config)
+
+
+def test_public_console_contains_only_patterns(tmp_path: Path):
+    path = tmp_path / "b.toml"
+    path.write_text(
+        '[connection]\naddress = "unix:a"\n[console]\ncommand = ["./secret.sh"]\n'
+        '[[console.patterns]]\nname = "npu"\npattern = "npu: fault"\n'
+    )
+    text = format_public_console(read_config(path))
+    assert parse_toml(text, path) == {"patterns": [{"name": "npu", "pattern": "npu: fault"}]}
+    path.write_text('[connection]\naddress = "unix:a"\n[console]\nfarm = "c"\n')
+    assert format_public_console(read_config(path)) == ""
 
 
 def test_public_config_omits_measure_commands(tmp_path: Path):
