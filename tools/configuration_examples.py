@@ -167,6 +167,7 @@ host_key = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 folder = "/srv/hil"
 fence = 7
 lease = "ana, farm.lab"
+image = '{"file": "npu-5.img", "sha256": "9a3f", "time_s": 1796083200.0}'
 
 [power]
 reset = ["usbrelay", "BOARD_1=1"]

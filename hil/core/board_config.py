@@ -66,6 +66,11 @@ class Connection:
     lease: str = make_key(
         "", "[Farm](farm.md) lease data. hil sets this key for a leased board, and records the data in results."
     )
+    image: str = make_key(
+        "",
+        "[Image](board-images.md) of a leased board, as JSON. hil sets this key, and records the image in results.",
+        unset="the image that hil wrote to the board of this config",
+    )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.choosing.board_resolver import read_capabilities
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.power_control.provisioned_image import format_image
 from hil.controller.farm.client.client import (
     RESTART_SECONDS,
     SILENT_S,
@@ -439,7 +440,12 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str, *, has_conso
             hint="set your flags with --compile-flag, or use `hil farm submit`, which compiles on the board's host",
         )
     config["board"] = board
-    config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}
+    config["connection"] = {
+        "address": address,
+        "fence": grant.fence,
+        "lease": describe_lease(card, grant),
+        "image": format_image(card.image),
+    }
     if console:
         config["console"] = console
     return tomlkit.dumps(config)
@@ -507,9 +513,8 @@ class FarmProvider:
                 return AgentEndpoint(lease.address)
 
             over = partial(lease.ended, _REASON_SECONDS)
-            image = lease.held.card.image
             target = AgentEndpoint(lease.address)
-            return Link(target, lease.close, lease.log, renew, config=config, image=image, over=over)
+            return Link(target, lease.close, lease.log, renew, config=config, over=over)
         except BaseException:
             lease.close()
             raise

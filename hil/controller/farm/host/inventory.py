@@ -16,7 +16,9 @@ from typing import Any
 
 import tomlkit
 
+from hil.controller.devices.power_control.provisioned_image import format_image
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
@@ -179,8 +181,14 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     )
 
 
-def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
-    """Return the config of :func:`lease_config` as TOML, for commands on the host."""
+def format_leased_config(
+    config: BoardConfig, address: str, fence: int, lease: str, image: ProvisionedImage | None = None
+) -> str:
+    """Return the config of :func:`lease_config` as TOML, for commands on the host.
+
+    Args:
+        image: image on the board; None if unknown.
+    """
     document = _read_document(config)
     for table in ("power", "recover", "measure", "meter", "provision", "console", "access"):
         document.pop(table, None)
@@ -188,7 +196,7 @@ def format_leased_config(config: BoardConfig, address: str, fence: int, lease: s
         document["console"] = _make_console_table(config.console)
     if config.stack:
         document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
-    document["connection"] = {"address": address, "fence": fence, "lease": lease}
+    document["connection"] = {"address": address, "fence": fence, "lease": lease, "image": format_image(image)}
     return tomlkit.dumps(document)
 
 

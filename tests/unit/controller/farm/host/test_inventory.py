@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.devices.power_control.provisioned_image import parse_image
+from hil.controller.farm.client.lease_session import make_leased_config
 from hil.controller.farm.host.inventory import (
     HostInfo,
     find_boards,
@@ -13,7 +15,9 @@ from hil.controller.farm.host.inventory import (
     make_simulators,
     make_socket_folder,
 )
+from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_parser import parse_board, read_config
 from hil.core.config_files import parse_toml
 from hil.errors import UsageError
@@ -110,6 +114,20 @@ def test_leased_config_keeps_console_without_provision(tmp_path: Path):
     assert leased.console.command[0] == str(tmp_path / "console.sh")
     assert leased.provision.command == ()
     assert "console" not in format_public_config(config)
+
+
+def test_leased_configs_contain_image_of_board(tmp_path: Path):
+    image = ProvisionedImage(file="card.img", sha256="ab" * 32, time_s=5.0)
+    path = tmp_path / "b.toml"
+    path.write_text('[connection]\naddress = "unix:a"\n')
+    grant = Grant(5, "17", 17, "b", 12, 6, 60, 1, JobSpec(Kind.COMMAND))
+    for text in (
+        format_leased_config(read_config(path), "unix:b", 3, "", image),
+        make_leased_config(BoardCard("b", image=image), grant, "unix:b"),
+    ):
+        assert parse_image(parse_board(text, path).connection.image) == image
+    assert parse_image(parse_board(format_leased_config(read_config(path), "unix:b", 3, ""), path).connection.image) is None
+    assert parse_image("[1") is None
 
 
 def test_public_console_contains_only_patterns(tmp_path: Path):
