@@ -126,7 +126,10 @@ def test_leased_configs_contain_image_of_board(tmp_path: Path):
         make_leased_config(BoardCard("b", image=image), grant, "unix:b"),
     ):
         assert parse_image(parse_board(text, path).connection.image) == image
-    assert parse_image(parse_board(format_leased_config(read_config(path), "unix:b", 3, ""), path).connection.image) is None
+    assert (
+        parse_image(parse_board(format_leased_config(read_config(path), "unix:b", 3, ""), path).connection.image)
+        is None
+    )
     assert parse_image("[1") is None
 
 
