@@ -84,7 +84,8 @@ def run_job(
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
     choice = use_device(choice, job.runtime, job.device) if choice else choose_board(job, takes_ranges=True)
     if profiles:
-        job = replace(job, **{_PROFILE_FIELDS[kind]: Path(PROFILE_FOLDERS[kind]) for kind in profiles})
+        named: dict[str, Any] = {_PROFILE_FIELDS[kind]: Path(PROFILE_FOLDERS[kind]) for kind in profiles}
+        job = replace(job, **named)
     else:
         _check_profiles(job)
     with lend_pool(isolated) as workers:
