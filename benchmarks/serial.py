@@ -40,6 +40,7 @@ from benchmarks import common
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import ProgramHandle
 from hil.core.files import digest_file
+from hil.formats.firmware import DESCRIPTION
 from hil.mcu.client import SerialClient
 from hil.mcu.frames import DATA_BYTES, SerialFrame, decode_frame, encode_frame
 from hil.mcu.messages import HELLO, HELLO_ANSWER, OUTPUTS, READ, READ_REQUEST, VERSION, WRITE, WRITE_HEADER
@@ -302,13 +303,13 @@ def _load(client: AgentClient, board: MicrocontrollerBoard, folder: Path, count:
     model, program = folder / "twice.onnx", folder / "program"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
     program.mkdir()
-    words = ["compile", str(model), "--board", str(board.config), "-o", str(program / "twice.json")]
+    words = ["compile", str(model), "--board", str(board.config), "-o", str(program / DESCRIPTION)]
     subprocess.run([sys.executable, "-m", "hil.controller.cli.main", *words], check=True, stdout=sys.stderr)
     files = {path.name: (path, digest_file(path)) for path in program.iterdir()}
     digests = {name: digest for name, (_, digest) in files.items()}
     paths = {digest: path for path, digest in files.values()}
     client.put({digest: (paths[digest], have) for digest, have in client.missing([*paths]).items()})
-    return client.load(digests, "twice.json", runtime="mcu", device="", function="", timeout=300)
+    return client.load(digests, DESCRIPTION, runtime="mcu", device="", function="", timeout=300)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def get_driver(device: str) -> str:
 def number_equal_ids(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a driver's devices with unique IDs.
 
-    Drivers such as lavapipe report the same path for several devices. These devices get their position as ID:
+    Drivers such as lavapipe report the same path for multiple devices. These devices get the position as ID:
     ``vulkan://0``, ``vulkan://1``.
     """
     counts = Counter(one["id"] for one in devices)
@@ -72,11 +72,11 @@ def number_equal_ids(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def match_devices(devices: Iterable[Mapping[str, Any]], wanted: str) -> list[Mapping[str, Any]]:
-    """Return the devices that a name selects: several if the name is ambiguous, none if there is no such device.
+    """Return the devices that a name selects: multiple if the name is ambiguous, none if the device is missing.
 
     Args:
         devices: descriptions of :func:`parse_device`.
-        wanted: an ID, a driver, which selects its first device, ``DRIVER://N`` for the device at position N, or
+        wanted: an ID, a driver, which selects the first device, ``DRIVER://N`` for the device at position N, or
             ``DRIVER://TEXT`` for a device whose name contains the text.
     """
     driver, _, which = wanted.partition("://")

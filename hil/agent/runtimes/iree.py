@@ -62,7 +62,7 @@ class IreeRuntime:
         """Open a device.
 
         Raises:
-            LoadFailed: IREE does not find the device, or the name selects several devices.
+            LoadFailed: the device is missing, or the name is ambiguous.
         """
         name = device or DEFAULT_DEVICE
         if name not in self._devices and get_driver(name) in rt.query_available_drivers():

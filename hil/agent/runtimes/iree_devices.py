@@ -35,11 +35,11 @@ def list_devices() -> dict[str, list[dict[str, Any]]]:
 def open_device(name: str) -> OpenedDevice:
     """Open the device that a name selects.
 
-    IREE finds devices only by driver and path. hil opens a GPU by its number, because several GPUs may have the same
+    IREE finds devices only by driver and path. hil opens a GPU by its number, because multiple GPUs may have the same
     path, and hil compares the program with the device's description.
 
     Raises:
-        LoadFailed: there is no such device, or the name selects several devices.
+        LoadFailed: the device is missing, or the name is ambiguous.
     """
     driver = get_driver(name)
     if driver in CPU_DRIVERS:

@@ -170,8 +170,8 @@ def refuse_missing_device(config: BoardConfig, runtime: str, info: Mapping[str, 
         board: the board's name, for the error.
 
     Raises:
-        BoardUnfit: the board has no such device.
-        UsageError: the device's name selects several devices.
+        BoardUnfit: the board lacks the device.
+        UsageError: the device's name is ambiguous.
     """
     name = runtime or config.runtime
     known, runtimes = list_known_runtimes().get(name), info.get("runtimes", ())
