@@ -167,6 +167,7 @@ host_key = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
 folder = "/srv/hil"
 fence = 7
 lease = "ana, farm.lab"
+host_meter = "command"
 
 [power]
 reset = ["usbrelay", "BOARD_1=1"]

@@ -1,4 +1,4 @@
-"""`hil farm console`: the console of a board over gateway and host, with and without a lease."""
+"""A board with a console and a meter in a farm: `hil farm console` with and without a lease, and energy of jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.models import DIGITS
 from support.running_farms import HIL, RunningFarm, running_farm
 from support.waiting import allowed_s
 
@@ -18,6 +19,7 @@ echo "Booting Linux"
 echo "Kernel panic - not syncing: test"
 exec cat
 """
+METER = '[meter]\nkind = "simulated"\nidle_s = 0.6\n[meter.options]\nidle_w = 2.0\nactive_w = 5.0\n'
 
 
 def seconds(least: float) -> str:
@@ -30,7 +32,9 @@ def farm(simulator: str, shared_cache: Path, tmp_path_factory: pytest.TempPathFa
     home = tmp_path_factory.mktemp("user")
     (home / "console.sh").write_text(SCRIPT)
     config = home / "laptop.toml"
-    config.write_text(f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n')
+    config.write_text(
+        f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n{METER}'
+    )
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
     with running_farm("--sim", "1", "--board", str(config), environment=environment) as running:
         yield running
@@ -47,6 +51,16 @@ def test_console_prints_lines_of_host(farm: RunningFarm):
     assert [line["text"] for line in done.document["lines"]][:2] == texts[:2]
     done = farm.hil("farm", "console", "laptop", "--no-follow", "--seconds", "4")
     assert (done.code, "--no-follow and --seconds are mutually exclusive" in done.err) == (2, True)
+
+
+def test_job_measures_energy_with_meter_of_host(farm: RunningFarm):
+    words = ("--select", "meter=simulated", "--runtime", "onnxruntime", "--reference", "onnxruntime")
+    done = farm.hil("farm", "submit", DIGITS / "digits_cnn.onnx", *words, "--energy", "--wait", "--json")
+    assert done.code == 0, done.err
+    (case,) = done.document["jobs"][0]["record"]["cases"]
+    energy = case["energy"]
+    assert (energy["meter"], energy["refused"]) == ("simulated", None), energy
+    assert (energy["idle_w"], energy["above_idle_w"]) == pytest.approx((2.0, 3.0), rel=0.02)
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):

@@ -89,6 +89,9 @@ class Board:
         # Never use the link's config here: a provider's config must not run commands on this machine.
         self.measure = choice.config.measure
         self.meter = choice.config.meter
+        # The board's agent reads this meter, so it is safe.
+        if self._link.config is not None and self._link.config.has_board_meter:
+            self.meter = self._link.config.meter
         self.config_path = choice.config.path
         self._stack_values = choice.config.stack
         self.client = make_client(self._link, self.name)

@@ -101,6 +101,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
             ticks=ticks,
             energy=[f"{name} {text}" for name, text in describe_energy(case.energy)] if case.energy else (),
             stack=_map_stack(case),
+            flags=case.artifact.flags if case.artifact else (),
         )
         write_profile(profile, folder)
         log = case.folder / "logs" / "profile.log"

@@ -32,6 +32,7 @@ from hil.controller.farm.client.client import (
     make_boards_mismatch,
     translate_grpc_error,
 )
+from hil.controller.farm.client.leased_meter import add_meter
 from hil.controller.farm.messages import (
     LONGEST,
     BoardCard,
@@ -436,6 +437,7 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
         )
     config["board"] = board
     config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}
+    add_meter(config, card)
     return tomlkit.dumps(config)
 
 

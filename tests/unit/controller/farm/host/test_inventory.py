@@ -9,9 +9,11 @@ from hil.controller.farm.host.inventory import (
     find_boards,
     format_leased_config,
     format_public_config,
+    make_meter_card,
     make_simulators,
     make_socket_folder,
 )
+from hil.controller.farm.messages import MeterCard
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_parser import parse_board, read_config
 from hil.errors import UsageError
@@ -108,6 +110,28 @@ def test_leased_config_keeps_console_without_provision(tmp_path: Path):
     assert leased.console.command[0] == str(tmp_path / "console.sh")
     assert leased.provision.command == ()
     assert "console" not in format_public_config(config)
+
+
+@pytest.mark.parametrize(
+    ("meter", "card"),
+    [
+        ('kind = "command"\ncommand = ["./meter.sh", "--secret"]\nidle_s = 2\n', MeterCard(kind="command")),
+        ('kind = "hwmon"\npath = "/sys/h"\nwhere = "host"\n', MeterCard(kind="hwmon")),
+        ('kind = "simulated"\n[meter.options]\nidle_w = 1.5\n', MeterCard(kind="simulated")),
+        (
+            'kind = "hwmon"\npath = "/sys/h*"\nchannel = 2\nrate_hz = 50\n',
+            MeterCard(kind="hwmon", on_board=True, path="/sys/h*", channel=2, rate_hz=50.0, idle_s=1.0),
+        ),
+    ],
+)
+def test_meter_is_complete_for_jobs_and_without_commands_for_users(tmp_path: Path, meter: str, card: MeterCard):
+    path = tmp_path / "b.toml"
+    path.write_text(f'[connection]\naddress = "unix:a"\n[meter]\n{meter}')
+    config = read_config(path)
+    leased = parse_board(format_leased_config(config, "unix:b", 3, ""), tmp_path / "elsewhere" / "b.toml")
+    assert leased.meter == config.meter
+    assert "meter" not in format_public_config(config)
+    assert make_meter_card(config) == card
 
 
 def test_public_config_omits_measure_commands(tmp_path: Path):
