@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from hil.core.clock import get_time_ns
-from hil.core.power_sensor import MAX_RATE_HZ, SENSOR_KINDS, PowerSensor, open_sensor
+from hil.core.power_sensor import MAX_RATE_HZ, MIN_RATE_HZ, SENSOR_KINDS, PowerSensor, open_sensor
 from hil.errors import BoardUnfit, UsageError
 from hil.protocol.v1 import agent_pb2 as pb
 
@@ -86,8 +86,8 @@ def stream_power(request: pb.PowerRequest, is_wanted: Callable[[], bool]) -> Ite
         UsageError: the rate is out of range.
         BoardUnfit: the sensor is missing or unreadable.
     """
-    if not 0 < request.rate_hz <= MAX_RATE_HZ:
-        raise UsageError(f"the sample rate must be above 0, at most {MAX_RATE_HZ:g} Hz")
+    if not MIN_RATE_HZ <= request.rate_hz <= MAX_RATE_HZ:
+        raise UsageError(f"the sample rate must be from {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g} Hz")
     try:
         sensor = open_sensor(request.kind, request.path, request.channel)
     except UsageError as error:

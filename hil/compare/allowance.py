@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from hil.compare.tolerance import Scale
 from hil.compare.values import CHUNK, Floats, make_reader
 from hil.core.file_tensor import Tensor
+from hil.core.tensors import get_dtype_name, get_float_limits, parse_dtype
 
 # Noise widens a tolerance by at most this many eps, relative to the value, or to the root mean square if it is larger.
 _CEILING_EPS = 1e4
@@ -17,6 +19,12 @@ _CEILING = 2.0**-5
 # An element with more noise than this ceiling is unsteady: the element jumps, or its terms cancel. If at most this
 # fraction of elements is unsteady, each may differ by its noise.
 _UNSTEADY_SHARE = 1 / 8
+# Narrower dtypes in which an output may have been computed, each with a narrower one.
+_NARROWER = {
+    "float32": (("float16", "bfloat16"),),
+    "float64": (("float16", "bfloat16"), ("float32", "float16")),
+}
+_MIN_EVIDENCE = 8
 # Smaller noise counts as zero.
 _NO_NOISE = 2.0**-127
 # Unsteady elements listed in messages.
@@ -56,7 +64,8 @@ class Allowance:
 
 def measure_allowance(noise: Tensor, reference: Tensor, scale: Scale) -> Allowance:
     """Compare an output's noise with the ceiling, in one chunked pass."""
-    share = min(_CEILING_EPS * scale.eps, _CEILING) if scale.eps else _CEILING
+    eps = _find_eps(reference, scale)
+    share = min(_CEILING_EPS * eps, _CEILING) if eps else _CEILING
     largest = widest = clipped = 0.0
     unsteady = 0
     first: list[int] = []
@@ -72,6 +81,29 @@ def measure_allowance(noise: Tensor, reference: Tensor, scale: Scale) -> Allowan
             first += [start + int(place) for place in np.flatnonzero(above)[: _MAX_LISTED - len(first)]]
     found = Allowance(noise, reference, share, scale.rms, largest, widest, unsteady, tuple(first))
     return found if found.is_rare else replace(found, widest=clipped)
+
+
+def _find_eps(reference: Tensor, scale: Scale) -> float:
+    """Return the eps of the dtype in which an output was computed.
+
+    If a narrower float represents all values, the last operator computed in this float and a cast followed. Values that
+    a still narrower float represents, such as whole numbers, are no evidence.
+    """
+    for narrow, narrowest in _NARROWER.get(get_dtype_name(reference.dtype), ()):
+        changed, evidence = (_count_changed(reference, parse_dtype(one)) for one in (narrow, narrowest))
+        if not changed and evidence >= _MIN_EVIDENCE:
+            return float(get_float_limits(parse_dtype(narrow)).eps)
+    return scale.eps
+
+
+def _count_changed(reference: Tensor, narrow: np.dtype[Any]) -> int:
+    """Return the number of values that a cast to a narrower float changes."""
+    read, found = make_reader(reference), 0
+    with np.errstate(all="ignore"):
+        for start in range(0, reference.size, CHUNK):
+            chunk = read(start, start + CHUNK)
+            found += int(np.count_nonzero((chunk.astype(narrow).astype(chunk.dtype) != chunk) & ~np.isnan(chunk)))
+    return found
 
 
 def _read_sizes(noise: Tensor, start: int, stop: int) -> Floats:

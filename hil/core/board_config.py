@@ -66,6 +66,16 @@ class Connection:
     lease: str = make_key(
         "", "[Farm](farm.md) lease data. hil sets this key for a leased board, and records the data in results."
     )
+    host_meter: str = make_key(
+        "",
+        "Kind of the [meter](meters.md#boards-of-a-farm) of a leased board, if only jobs can use it. hil sets this key "
+        "for a leased board.",
+    )
+    image: str = make_key(
+        "",
+        "[Image](board-images.md) of a leased board, as JSON. hil sets this key, and records the image in results.",
+        unset="the image that hil wrote to the board of this config",
+    )
 
 
 @dataclass(frozen=True)
@@ -310,6 +320,11 @@ class BoardConfig:
     def recovery_steps(self) -> tuple[str | Command | BoardCommand, ...]:
         """Steps from ``[recover]``; by default the ``[power]`` actions reset and cycle."""
         return self.recover.steps or tuple(action for action in ("reset", "cycle") if self.power.can(action))
+
+    @property
+    def has_board_meter(self) -> bool:
+        """True if the board's agent reads the meter."""
+        return self.meter.is_agent_sensor(is_emulated=self.is_simulator or self.mcu is not None)
 
     @property
     def is_simulator(self) -> bool:

@@ -171,8 +171,9 @@ def parse_chip(values: Mapping[str, str]) -> Chip:
     numbers: dict[str, Any] = {
         key: _parse_number(key, values[key]) for key in ("tick_hz", "stack", "baud", "uart_irq") if key in values
     }
-    if "uart" in values:
-        numbers.setdefault("uart_irq", None)  # another file may not enable the interrupt
+    if "uart" in values or "define.HIL_UART" in values:
+        # Another file may not enable the interrupt, and another UART has another number.
+        numbers.setdefault("uart_irq", None)
     names = {"flash": "flash_memory", "ram": "ram"}
     regions: dict[str, Any] = {field: _parse_region(key, values[key]) for field, key in names.items() if key in values}
     defines = {key[7:]: _parse_number(key, value) for key, value in values.items() if key.startswith("define.")}

@@ -1,11 +1,13 @@
 """Regular expressions for lines of an untrusted board, with a limited time for each line.
 
-Python's expressions need up to ``forms * length ** (repetitions + 1)`` steps for a line. A pattern therefore matches
-only the start of a line, with a length that limits the number of steps.
+Python's expressions need up to ``forms * length ** n / n!`` steps for a line, where n is the number of repetitions plus
+one: the places where the parts between repetitions begin are in order. A pattern therefore matches only the start of a
+line, with a length that limits the number of steps.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from hil.errors import UsageError
@@ -20,6 +22,8 @@ _MIN_CHARACTERS = 64
 # A repetition at the start of a pattern has no effect on the result of a search.
 _LEADING = re.compile(r"((?:\(\?[a-z]+\))?)(?:\.\*\??)+")
 _REPEATS = re.compile(r"[*+]|\{\d*,\d*\}")
+# The flag x allows comments, which could hide a part of the pattern from the checks.
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 
 
 class LinePattern:
@@ -46,7 +50,7 @@ def check_pattern(pattern: str, place: str) -> None:
     """Raise UsageError for an invalid regular expression, or one that may need exponential time.
 
     A group with a repetition, an optional part or an alternative inside may not be repeated, such as ``(a+)+``. The
-    number of these parts is limited.
+    number of these parts is limited. The flag ``x`` is not supported.
     """
     try:
         re.compile(pattern)
@@ -61,6 +65,8 @@ def check_pattern(pattern: str, place: str) -> None:
 
 def _find_slow_part(pattern: str) -> str:
     """Return why a pattern may be slow; "" if it is fast. Scans the text of a valid regular expression."""
+    if _VERBOSE.search(pattern):
+        return "the flag x is not supported"
     plain = _simplify(pattern)
     open_groups: list[str] = [""]
     for index, character in enumerate(plain):
@@ -75,9 +81,9 @@ def _find_slow_part(pattern: str) -> str:
             open_groups[-1] += found.replace("|", "*")
     shorter = _strip_leading_repetition(pattern)
     if (length := _find_length(shorter)) < _MIN_CHARACTERS:
-        repeats, choices = _count_slow_parts(shorter)
+        repeats, forms = _count_slow_parts(shorter)
         return (
-            f"{repeats} repetitions, and {choices} optional parts and groups with alternatives, allow only "
+            f"{repeats} repetitions, and {forms:,} combinations of optional parts and alternatives, allow only "
             f"{length} characters of a line; the minimum is {_MIN_CHARACTERS}"
         )
     return ""
@@ -93,9 +99,20 @@ def _simplify(pattern: str) -> str:
 
 
 def _count_slow_parts(pattern: str) -> tuple[int, int]:
-    """Return the number of repetitions, and of optional parts and groups with alternatives."""
+    """Return the number of repetitions, and the maximum number of combinations of optional parts and alternatives.
+
+    A group with alternatives counts as one more, because the choice itself takes time.
+    """
     plain = _simplify(pattern)
-    return len(_REPEATS.findall(plain)), plain.count("?") + sum("|" in one for one in plain.split(")"))
+    forms, alternatives = 2 ** plain.count("?"), [1]
+    for character in plain:
+        if character == "(":
+            alternatives.append(1)
+        elif character == "|":
+            alternatives[-1] += 1 if alternatives[-1] > 1 else 2
+        elif character == ")" and len(alternatives) > 1:
+            forms *= alternatives.pop()
+    return len(_REPEATS.findall(plain)), forms * math.prod(alternatives)
 
 
 def _strip_leading_repetition(pattern: str) -> str:
@@ -110,5 +127,6 @@ def _strip_leading_repetition(pattern: str) -> str:
 
 def _find_length(pattern: str) -> int:
     """Return the length of the part of a line that a pattern can match within :data:`_MAX_STEPS` steps."""
-    repeats, choices = _count_slow_parts(pattern)
-    return min(MATCHED_CHARACTERS, int((_MAX_STEPS / 2.0**choices) ** (1 / (repeats + 1))))
+    repeats, forms = _count_slow_parts(pattern)
+    places = repeats + 1
+    return min(MATCHED_CHARACTERS, int((_MAX_STEPS * math.factorial(places) / forms) ** (1 / places)))

@@ -21,7 +21,7 @@ from typing import Any
 from hil.core.config_keys import list_keys, make_key
 from hil.core.config_values import check_type, make_values, parse_timeout, parse_words, reject_key
 from hil.core.installed import list_entry_points
-from hil.core.power_sensor import MAX_RATE_HZ, RAPL_FOLDER
+from hil.core.power_sensor import MAX_RATE_HZ, MIN_RATE_HZ, RAPL_FOLDER, SENSOR_KINDS
 from hil.errors import UsageError, did_you_mean
 
 METER_GROUP = "hil.meters"
@@ -123,10 +123,27 @@ class MeterConfig:
         """True if the board has a meter."""
         return bool(self.kind)
 
+    def is_agent_sensor(self, *, is_emulated: bool) -> bool:
+        """Return whether the board's agent reads the meter.
+
+        Args:
+            is_emulated: True for a simulator or a microcontroller. This machine reads their sensors by default.
+        """
+        if self.kind not in SENSOR_KINDS:
+            return False
+        return self.where == "board" if self.where else not is_emulated
+
     @property
     def simulated(self) -> SimulatedPower:
         """Settings of a simulated meter."""
         return SimulatedPower(**self.options)
+
+
+def make_meter_table(config: MeterConfig) -> dict[str, Any]:
+    """Return the table ``[meter]`` for a config in another directory. Without a meter, it is empty."""
+    values = {name: getattr(config, name) for name in list_keys(MeterConfig)}
+    table = {name: value for name, value in values.items() if value != getattr(MeterConfig(), name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in table.items()}
 
 
 def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
@@ -157,8 +174,8 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
         parse_timeout(table.get(key, getattr(MeterConfig, key)), f"{place} {key}") for key in ("idle_s", "start_s")
     )
     rate = table.get("rate_hz", MeterConfig.rate_hz)
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= MAX_RATE_HZ:
-        raise UsageError(f"{place} rate_hz must be a number above 0, at most {MAX_RATE_HZ:g}, got {rate!r}")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
+        raise UsageError(f"{place} rate_hz must be a number from {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g}, got {rate!r}")
     special = {"command", "rate_hz", "options", "idle_s", "start_s"}
     plain = {key: value for key, value in table.items() if key not in special}
     found: MeterConfig = make_values(MeterConfig, plain, place)

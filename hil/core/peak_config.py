@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +17,9 @@ from typing import Any
 from hil.core.config_keys import make_key
 from hil.core.config_values import reject_key
 from hil.errors import UsageError
+
+# Billions per second.
+_LEAST, _MOST = 1e-6, 1e11
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,6 @@ def parse_peak(table: Mapping[str, Any], where: str) -> PeakConfig:
     for key, value in table.items():
         if key not in known:
             reject_key(where, key, known)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise UsageError(f"{where} {key} must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST <= value <= _MOST:
+            raise UsageError(f"{where} {key} must be a number from {_LEAST:g} to {_MOST:g}")
     return PeakConfig(**{key: float(value) for key, value in table.items()})

@@ -10,11 +10,14 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from hil.core.clock import get_time_ns
 from hil.core.text import escape_controls
 from hil.errors import UsageError
 
 SENSOR_KINDS = ("hwmon", "rapl")
 RAPL_FOLDER = "/sys/class/powercap/intel-rapl:0"
+# Lowest rate of samples: a slower meter cannot measure a window.
+MIN_RATE_HZ = 0.1
 # Highest rate of samples. The values of faster sensors do not change between two samples.
 MAX_RATE_HZ = 10_000.0
 _HWMON_FOLDERS = "/sys/class/hwmon/hwmon*"
@@ -23,6 +26,9 @@ _MAX_PATH, _MAX_WILDCARDS = 1000, 3
 # Sensors that a hint lists.
 _MAX_LISTED = 6
 _MICRO, _MILLI = 1e-6, 1e-3
+# A wrap-around adds at most this energy, and this power since the reading before. A counter that was set back seems to
+# add the rest of its range.
+_MAX_WRAP_JOULES, _MAX_WRAP_WATTS = 100.0, 10_000.0
 
 
 class PowerSensor(Protocol):
@@ -104,18 +110,19 @@ class RaplCounter:
                 hint="list the counters with ls /sys/class/powercap",
             ) from error
         self._last: int | None = None
+        self._last_ns = 0
         self._total = 0
 
     def read_value(self) -> float:
         """Return the energy in joules since the first call, across wrap-arounds. Raises ValueError after a reset."""
-        value = _read_number(self._file)
+        value, now_ns = _read_number(self._file), get_time_ns()
         step = 0 if self._last is None else value - self._last
         if step < 0:
             step += self._range + 1
-            # A wrap-around adds a small step. A counter that was set back seems to add most of its range.
-            if step < 0 or step > self._range / 2:
+            most = _MAX_WRAP_JOULES + _MAX_WRAP_WATTS * (now_ns - self._last_ns) / 1e9
+            if step < 0 or step > self._range / 2 or step * _MICRO > most:
                 raise ValueError(f"the energy counter went back from {self._last} to {value}")
-        self._last = value
+        self._last, self._last_ns = value, now_ns
         self._total += step
         return self._total * _MICRO
 

@@ -95,6 +95,9 @@ class SteppedProgram:
 
     The other prompt runs before every run except the first, outside the timed section. A program whose cache depends
     on earlier prompts then returns different outputs.
+
+    If a device rejects empty tensors (``rejects_empty`` of the program), the cache starts with an entry that the mask
+    hides. The returned cache does not contain this entry.
     """
 
     def __init__(self, program: Any, plan: StepsPlan) -> None:
@@ -110,6 +113,9 @@ class SteppedProgram:
         # Padding needs a cache of fixed size without recurrent states. In a growing cache, padding would stay before
         # later entries. In a recurrent state, padding would count as tokens.
         axes = plan.find_axes(program.inputs)
+        self._axes = axes
+        needs_entry = getattr(program, "rejects_empty", False) and plan.can_hide_entry(program.inputs)
+        self._hidden = int(needs_entry)
         self._can_pad = plan.bound > 0 and all(
             axis is not None and shape[axis] == plan.bound for axis, shape in zip(axes, plan.shapes, strict=True)
         )
@@ -210,8 +216,17 @@ class SteppedProgram:
         """Return the outputs of the last run."""
         rows = [row for _, logits in self._logits for row in logits]
         positions = [first + number for first, logits in self._logits for number in range(len(logits))]
-        cache = [self._program.to_array(output, self._cache[output]) for _, output in self._plan.feedback]
+        cache = [
+            self._remove_hidden(self._program.to_array(output, self._cache[output]), axis, shape)
+            for (_, output), axis, shape in zip(self._plan.feedback, self._axes, self._plan.shapes, strict=True)
+        ]
         return [np.stack(rows), np.array(positions, np.int64), np.array(self._picked, np.int64), *cache]
+
+    def _remove_hidden(self, array: Array, axis: int | None, shape: Sequence[int]) -> Array:
+        """Return a cache tensor without the hidden entry. ``shape`` is the tensor's shape in the plan."""
+        if not self._hidden or axis is None or 0 not in shape:
+            return array
+        return array[(*[slice(None)] * axis, slice(self._hidden, None))]
 
     def placement(self) -> Any:
         """Return the placement of the program, or None if unknown."""
@@ -259,7 +274,7 @@ class SteppedProgram:
 
     def start_cache(self) -> dict[int, Any]:
         """Return the cache before the first call of a prompt: output -> content."""
-        return dict(make_empty_cache(self._program.inputs, self._plan))
+        return dict(make_empty_cache(self._program.inputs, self._plan, self._hidden))
 
     def _call(self, program: DecoderProgram, tokens: Sequence[int], position: int, step: int, padding: int = 0) -> int:
         """Run the program, or its function for prompts. Return the token with the largest logit, or 0 without logits.
@@ -299,7 +314,8 @@ class SteppedProgram:
 
     def make_feeds(self, program: DecoderProgram, tokens: Sequence[int], position: int) -> list[Any]:
         """Return a function's inputs for new tokens. The first token has position ``position``."""
-        given: dict[int, Any] = {**self._given, **make_rule_inputs(program.inputs, self._plan, tokens, position)}
+        given: dict[int, Any] = dict(self._given)
+        given |= make_rule_inputs(program.inputs, self._plan, tokens, position, self._hidden)
         for place, output in self._plan.feedback:
             given[place] = self._cache[output]
         return [given[place] for place in range(len(self._program.inputs))]

@@ -132,6 +132,18 @@ class StepsPlan:
             for name, shape in zip(names, self.shapes, strict=True)
         ]
 
+    def can_hide_entry(self, inputs: Sequence[TensorSpec]) -> bool:
+        """Return True if the cache may start with an entry that the mask hides, instead of being empty.
+
+        The program then needs explicit positions. Otherwise, the entry could change the positions of the tokens.
+        """
+        rules = {rule: inputs[place] for place, rule in self.rules}
+        mask = rules.get(StepRule.MASK)
+        is_possible = mask is not None and bool(mask.shape) and not isinstance(mask.shape[-1], int)
+        others = rules.keys() - {StepRule.TOKENS, StepRule.POSITIONS, StepRule.MASK}
+        is_empty = [shape.count(0) for shape in self.shapes]
+        return is_possible and StepRule.POSITIONS in rules and not others and max(is_empty, default=0) == 1
+
     def check(self, inputs: int, outputs: int) -> None:
         """Raise UsageError if the plan does not fit a program with this many inputs and outputs."""
         used = [place for place, _ in (*self.rules, *self.feedback)]
@@ -180,22 +192,33 @@ def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) ->
     return usual if usual in places or not bound else next(iter(places), None)
 
 
-def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan) -> dict[int, Array]:
-    """Return the cache before the first call of a prompt: output -> content."""
+def make_empty_cache(inputs: Sequence[TensorSpec], plan: StepsPlan, hidden: int = 0) -> dict[int, Array]:
+    """Return the cache before the first call of a prompt: output -> content.
+
+    Args:
+        hidden: Number of entries that the mask hides, see :meth:`StepsPlan.can_hide_entry`.
+    """
     return {
-        output: np.zeros(shape, parse_dtype(inputs[place].dtype))
+        output: np.zeros([size or hidden for size in shape], parse_dtype(inputs[place].dtype))
         for (place, output), shape in zip(plan.feedback, plan.shapes, strict=True)
     }
 
 
 def make_rule_inputs(
-    inputs: Sequence[TensorSpec], plan: StepsPlan, tokens: Sequence[int], position: int
+    inputs: Sequence[TensorSpec], plan: StepsPlan, tokens: Sequence[int], position: int, hidden: int = 0
 ) -> dict[int, Array]:
     """Compute the inputs with a rule for new tokens: number of the input -> array.
 
-    The first token has position ``position``.
+    Args:
+        position: Position of the first token.
+        hidden: Number of entries at the start of the cache that the mask hides.
     """
-    return {place: _MAKERS[rule](inputs[place], tokens, position) for place, rule in plan.rules}
+    return {
+        place: _make_mask(inputs[place], tokens, position, hidden)
+        if rule is StepRule.MASK
+        else _MAKERS[rule](inputs[place], tokens, position)
+        for place, rule in plan.rules
+    }
 
 
 def split_turns(tokens: Iterable[int]) -> list[list[int]]:
@@ -281,11 +304,12 @@ def _make_positions(spec: TensorSpec, tokens: Sequence[int], position: int) -> A
     return _reshape(spec, np.arange(position, position + count, dtype=np.int64))
 
 
-def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int) -> Array:
+def _make_mask(spec: TensorSpec, tokens: Sequence[int], position: int, hidden: int = 0) -> Array:
+    position += hidden
     total = position + len(tokens)
     size = spec.shape[-1] if spec.shape and isinstance(spec.shape[-1], int) else total
     last = np.arange(position, total)[:, None] if len(spec.shape) > 2 else np.array(total - 1)
-    seen = np.arange(size) <= last
+    seen = (np.arange(size) <= last) & (np.arange(size) >= hidden)
     if parse_dtype(spec.dtype).kind in "biu":
         return _reshape(spec, seen)
     lowest = max(_MASKED, float(get_float_limits(parse_dtype(spec.dtype)).min))
@@ -307,7 +331,6 @@ def _fill(spec: TensorSpec, value: int) -> Array:
 _MAKERS: dict[StepRule, Callable[[TensorSpec, Sequence[int], int], Array]] = {
     StepRule.TOKENS: _make_tokens,
     StepRule.POSITIONS: _make_positions,
-    StepRule.MASK: _make_mask,
     StepRule.LENGTH: _make_length,
     StepRule.LAST: _make_last,
 }

@@ -126,3 +126,4 @@ class Profile:
     ticks: Ticks | None = None  # instead of rows, if the board's clock counts instructions
     energy: Sequence[str] = ()  # measured energies and powers, a text each
     stack: Mapping[str, str] = field(default_factory=dict)  # part of the board's stack -> version; "" if unknown
+    flags: Sequence[str] = ()  # of the compiler

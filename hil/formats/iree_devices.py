@@ -58,6 +58,11 @@ def get_driver(device: str) -> str:
     return device.partition("://")[0]
 
 
+def rejects_empty_tensors(device: str) -> bool:
+    """Return whether the device's driver fails if a program reads a tensor that is empty only at run time."""
+    return get_driver(device) == "vulkan"
+
+
 def number_equal_ids(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a driver's devices with unique IDs.
 

@@ -100,19 +100,22 @@ def _open_device(path: str, baud: int) -> SerialStream:
         import serial
     except ImportError as error:
         raise UsageError("serial lines need pyserial, which is not installed", hint="pip install 'hil[mcu]'") from error
-    try:
-        device = serial.Serial(path, baud, timeout=0)
-    except ValueError as error:
-        raise UsageError(
-            f"{path} does not support {baud} baud", hint="set [mcu] baud to a speed that the adapter supports"
-        ) from error
-    until = time.monotonic() + _LOCK_SECONDS
-    while not _try_lock(device.fileno()):
-        if time.monotonic() > until:
-            device.close()
-            raise _make_busy_error(path)
-        time.sleep(0.02)
-    return DescriptorStream(device.fileno(), contextlib.closing(device))
+    with contextlib.ExitStack() as stack:
+        # Before pyserial opens the device: pyserial sets the speed, and discards bytes of another process.
+        lock = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+        stack.callback(os.close, lock)
+        until = time.monotonic() + _LOCK_SECONDS
+        while not _try_lock(lock):
+            if time.monotonic() > until:
+                raise _make_busy_error(path)
+            time.sleep(0.02)
+        try:
+            device = stack.enter_context(contextlib.closing(serial.Serial(path, baud, timeout=0)))
+        except ValueError as error:
+            raise UsageError(
+                f"{path} does not support {baud} baud", hint="set [mcu] baud to a speed that the adapter supports"
+            ) from error
+        return DescriptorStream(device.fileno(), stack.pop_all())
 
 
 def _try_lock(device: int) -> bool:

@@ -79,7 +79,7 @@ class SimSteps(SteppedProgram):
         """Return the inputs, changed by the faults of masks and positions."""
         feeds = super().make_feeds(program, tokens, position + self._kept)
         for fault in self._faults:
-            fault.change_feeds(feeds, _DecoderCall(position, position + self._kept, len(tokens)))
+            fault.change_feeds(feeds, _DecoderCall(position, position + self._kept + self._hidden, len(tokens)))
         return feeds
 
     def run_step(self, program: DecoderProgram, feeds: Sequence[Any], count: int, position: int) -> Sequence[Any]:
@@ -90,7 +90,7 @@ class SimSteps(SteppedProgram):
             time.sleep(self._slow["seconds"])
         values = list(super().run_step(program, feeds, count, position))
         for fault in self._faults:
-            fault.change_values(values, _DecoderCall(position, position + self._kept, count))
+            fault.change_values(values, _DecoderCall(position, position + self._kept + self._hidden, count))
         return values
 
     def pick_token(self, row: Array, position: int) -> int:

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.agents import start_process, stop_process
+from support.power_sensors import FakeSensor, check_energy_of_sensor
 from support.waiting import eventually
 
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.choosing.board_factory import connect_board
-from hil.controller.devices.metering import energy
 from hil.controller.devices.metering.board_meter import BoardMeter
-from hil.controller.pipeline.energy import EnergyCall, measure_energy
+from hil.controller.pipeline.energy import measure_energy
 from hil.core.board_config import BoardConfig, Connection
-from hil.core.clock import get_time_ns
 from hil.core.meter_config import MeterConfig
 
-IDLE_W, ACTIVE_W = 2.0, 5.0
 RATE_HZ = 100.0
 # The board's clock is far from this machine's, and runs too fast.
 CLOCK = "clock:offset=5000,ppm=300"
-
-
-class FakeSensor:
-    """Fake sysfs directory with a known power."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.watts = IDLE_W
-
-    def set_power(self, watts: float) -> None:
-        self.watts = watts
-        self.replace("power1_input", round(watts * 1e6))
-
-    def replace(self, name: str, value: int) -> None:
-        fresh = self.folder / f"new-{name}"
-        fresh.write_text(f"{value}\n")
-        fresh.replace(self.folder / name)
-
-
-@pytest.fixture(autouse=True)
-def accept_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept pauses of a busy machine. The power is constant during a window, so they do not matter."""
-    monkeypatch.setattr(energy, "MAX_GAP", 0.9)
-    monkeypatch.setattr(energy, "MIN_SAMPLES", 5)
 
 
 @pytest.fixture
@@ -68,38 +41,10 @@ def connect(tmp_path: Path) -> Iterator[Callable[[MeterConfig], Board]]:
     stop_process(process)
 
 
-def measure(board: Board, sensor: FakeSensor) -> tuple[float, float]:
-    """Return the measured energy of an inference, and the true one. An inference takes a millisecond."""
-    true_s: list[float] = []
-
-    def run(iterations: int, warmup: int) -> EnergyCall:
-        begun = get_time_ns()
-        sensor.set_power(ACTIVE_W)
-        time.sleep(warmup / 1000)
-        start = get_time_ns()
-        time.sleep(iterations / 1000)
-        end = get_time_ns()
-        sensor.set_power(IDLE_W)
-        true_s.append((end - start) / 1e9 / iterations)
-        board.ping()
-        fit = board.clock_fit(begun)
-        assert fit is not None
-        return EnergyCall((fit.to_board(start), fit.to_board(end)), (begun, get_time_ns()), iterations)
-
-    found = measure_energy(board, run, each_ns=1e6, timeout_s=60.0, report=lambda share: None)
-    assert found.refused is None, found.reason
-    assert found.per_inference is not None
-    assert found.idle_w == pytest.approx(IDLE_W, rel=0.02)
-    assert found.peak_w is not None and found.peak_w >= 0.95 * ACTIVE_W
-    return found.per_inference.joules, (ACTIVE_W - IDLE_W) * sum(true_s) / len(true_s)
-
-
 def test_energy_from_the_sensor_of_a_board(connect, tmp_path):
     sensor = FakeSensor(tmp_path)
-    sensor.set_power(IDLE_W)
     board = connect(MeterConfig(kind="hwmon", path=str(tmp_path), rate_hz=RATE_HZ, idle_s=0.6))
-    measured, true = measure(board, sensor)
-    assert measured == pytest.approx(true, rel=0.02)
+    check_energy_of_sensor(board, sensor)
 
 
 @pytest.mark.ci

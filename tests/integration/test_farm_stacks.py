@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def farm(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (home / "driver").write_text("1.0")
     (home / "fit").touch()
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
-    with running_farm(*options, environment=environment) as running:
+    with running_farm(*options, "--allow-commands", environment=environment) as running:
         running.eventually(lambda: sorted(running.boards().values()) == ["online"] * 4 + ["quarantined"])
         yield running
 
@@ -82,11 +83,13 @@ def summarize(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_search_waits_for_busy_board_and_names_driver(farm: RunningFarm) -> None:
+    # Otherwise, the farm checks the board again and again.
+    assert farm.hil("farm", "drain", "d", "--wait").code == 0
     lease = start(farm, "farm", "lease", "--board", "b", "--for", "1m", "--", "sleep", "5")
     farm.eventually(lambda: "b" in list_users(farm))
     done = farm.hil(*SEARCH, "--board", "farm:group=quick", "--json")
     assert done.code == 1, done.err
-    # The host runs the command of b, and the farm has quarantined d.
+    # The host runs the command of b.
     assert summarize(done.document) == {
         "d": ("", "board error"),
         "a": ("1.0", "pass"),
@@ -94,10 +97,10 @@ def test_search_waits_for_busy_board_and_names_driver(farm: RunningFarm) -> None
         "c": ("2.0", "fail"),
     }
     excluded = next(one for one in done.document["boards"] if one["name"] == "d")
-    assert excluded["reason"].startswith("the board is quarantined: health check failed")
+    assert excluded["reason"].startswith("the board is maintenance: drained by")
     assert done.document["verdict"] == "driver 2.0 changes the answer: wrong on c, correct with 1.0 on a, b"
     lease.communicate(timeout=60)
-    assert list_users(farm) == {}
+    farm.eventually(lambda: list_users(farm) == {})
 
 
 @pytest.mark.slow
@@ -156,6 +159,11 @@ def test_image_reaches_board_and_later_records(farm: RunningFarm) -> None:
         assert [one["version"] for one in info["stack"] if one["name"] == "driver"] == ["1.1"]
     (board,) = [one for one in farm.hil("farm", "boards", "--json").document["boards"] if one["name"] == "a"]
     assert (board["provisions"], board["image"]["sha256"]) == (True, sha256)
+    command = shlex.join([*HIL, "run", str(MODEL), "--runtime", "onnxruntime", "--json"])
+    find_image = ("sh", "-c", f"{command} | grep -q {sha256}")
+    done = farm.hil("farm", "submit", "--board", "a", "--wait", "--", *find_image)
+    assert done.code == 0, done.err
+    assert farm.hil("farm", "lease", "--board", "a", "--", *find_image).code == 0
 
 
 def test_board_that_fails_check_after_image_is_quarantined_until_next_image(farm: RunningFarm) -> None:

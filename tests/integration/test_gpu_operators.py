@@ -98,5 +98,8 @@ def test_models_of_many_kinds_pass_or_are_refused(hil, tmp_path):
     assert all(row["placement"][0]["device"] == "vulkan" for name, row in found.items() if name not in REFUSED)
     # The hint's flag makes the model work.
     flag = "--compile-flag=--iree-input-demote-i64-to-i32"
-    ended = hil("run", "kinds/scatter.onnx", "--runtime", "iree", "--device", "vulkan", flag, "--json")
-    assert ended.case["outcome"] == "PASS", ended.out
+    for name in ("scatter", "int64_division"):
+        ended = hil("run", f"kinds/{name}.onnx", "--runtime", "iree", "--device", "vulkan", flag, "--json")
+        assert ended.case["outcome"] == "PASS", ended.out
+    (dtype,) = {output["dtype"] for output in ended.case["outputs"]}
+    assert dtype == "int64"

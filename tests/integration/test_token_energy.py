@@ -59,9 +59,9 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found["meter"] = meter
         stop(meter)
 
-    def keep_windows(measurement, samples, prompts, steps, idle):
+    def keep_windows(measurement, samples, prompts, steps, idle, **more):
         found.update(prompts=prompts, steps=steps)
-        return add_tokens(measurement, samples, prompts, steps, idle)
+        return add_tokens(measurement, samples, prompts, steps, idle, **more)
 
     monkeypatch.setattr(SimulatedMeter, "stop", keep_meter)
     monkeypatch.setattr(energy, "add_tokens", keep_windows)

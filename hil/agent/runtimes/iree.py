@@ -31,7 +31,7 @@ from hil.formats.iree_command import (
     own_tool,
     profile_command,
 )
-from hil.formats.iree_devices import CPU_DRIVERS, get_driver
+from hil.formats.iree_devices import CPU_DRIVERS, get_driver, rejects_empty_tensors
 from hil.formats.iree_errors import find_missing_device, load_error
 from hil.formats.iree_state import has_state
 from hil.formats.iree_values import choose_function, list_module_functions
@@ -171,6 +171,7 @@ class IreeProgram:
         self._module = module
         entry = choose_function(list_module_functions(module), function)
         self.function = entry.name
+        self.rejects_empty = rejects_empty_tensors(files.device)
         self.inputs, self.outputs = entry.make_signature()
         self._fences = entry.fences
         self._function = module.lookup_function(entry.name)

@@ -18,7 +18,7 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.measuring.measure_commands import prepare_board
-from hil.controller.devices.power_control.provisioned_image import read_image
+from hil.controller.devices.power_control.provisioned_image import parse_image, read_image
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
@@ -89,6 +89,9 @@ class Board:
         # Never use the link's config here: a provider's config must not run commands on this machine.
         self.measure = choice.config.measure
         self.meter = choice.config.meter
+        # The board's agent reads this meter, so it is safe.
+        if self._link.config is not None and self._link.config.has_board_meter:
+            self.meter = self._link.config.meter
         self.config_path = choice.config.path
         self._stack_values = choice.config.stack
         self.client = make_client(self._link, self.name)
@@ -109,8 +112,9 @@ class Board:
 
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
-        lease = self.config.connection.lease
-        image = self._link.image or read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        lease, lent_image = self.config.connection.lease, parse_image(self.config.connection.image)
+        own_image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        image = lent_image or own_image
         is_simulator = self.config.simulator is not None
         stack = StackReader(
             self.name, self._stack_values, self.config.stack, self.shell, is_simulator=is_simulator

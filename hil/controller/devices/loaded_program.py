@@ -16,12 +16,13 @@ from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.instructions import InstructionCounts, count_clock
 from hil.core.mcu_config import MCU_RUNTIME
+from hil.core.narrow_integers import Narrowing
 from hil.core.placement_reasons import match_compiler_reasons
 from hil.core.repetition import Answer, Repetition
 from hil.core.results import Artifact, Part, Placement, RequestedDevice, RunResult
 from hil.core.steps import StepsPlan
 from hil.core.tensors import Array
-from hil.formats.iree_devices import find_device, get_driver, is_software_gpu
+from hil.formats.iree_devices import find_device, get_driver, is_software_gpu, rejects_empty_tensors
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
@@ -85,7 +86,8 @@ class LoadedProgram:
         self._artifact = artifact
         self._no_fallback = no_fallback
         self._placement: Placement | None = None
-        self.loaded = loaded
+        self._narrowing = Narrowing.of(artifact, loaded.inputs, loaded.outputs)
+        self.loaded = self._widen_handle(loaded)
         self._ran = False
 
     def run(
@@ -114,7 +116,7 @@ class LoadedProgram:
             inputs = self._complete_inputs(inputs)
         invocation = self._client.invoke(
             self.loaded.program_id,
-            inputs,
+            self._narrowing.narrow_inputs(inputs, steps),
             warmup=warmup,
             iterations=iterations,
             timeout=timeout,
@@ -122,6 +124,7 @@ class LoadedProgram:
             most_bytes=None if steps else max_expected_bytes(self._artifact.outputs or self.loaded.outputs),
             steps=steps,
         )
+        invocation = self._widen_outputs(invocation, steps)
         outputs = invocation.outputs
         repetition, unchecked = invocation.repetition, ""
         if repetition is None and warmup + iterations == 1:
@@ -140,6 +143,8 @@ class LoadedProgram:
         version = self.loaded.version or self._board.runtime_version(name)
         provenance = self._build_provenance(invocation, version)
         provenance["notes"] += filter(None, [unchecked])
+        provenance["notes"] += self._narrowing.describe(self._artifact.inputs or (), self._artifact.outputs or ())
+        provenance["notes"] += self._describe_cache(steps)
         source = f"{self._board.name}: {' '.join(filter(None, (name, version, device, self.loaded.how)))}"
         peak_bytes = invocation.peak_memory_bytes or None
         instructions, invocation = self._count(invocation)
@@ -252,9 +257,33 @@ class LoadedProgram:
             # The upload renewed the link, which ended the session with this program.
             again = self._board.load(self._artifact, timeout=timeout, instructions=self.wants_instructions)
             self._client, self.loaded = self._board.client, again.loaded
-        return self._client.profile(
-            self.loaded.program_id, inputs, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
+        given = self._narrowing.narrow_inputs(inputs)
+        made = self._client.profile(
+            self.loaded.program_id, given, tool=tool, warmup=warmup, iterations=iterations, timeout=timeout
         )
+        repetition = made.repetition and made.repetition.convert(self._narrowing.widen_outputs)
+        return replace(made, repetition=repetition)
+
+    def _describe_cache(self, steps: StepsPlan | None) -> list[str]:
+        """Return a note if the cache starts with a hidden entry. The board's agent applies the same rule."""
+        is_iree_gpu = self._artifact.runtime == "iree" and rejects_empty_tensors(self.loaded.device)
+        if steps is None or not is_iree_gpu or not steps.can_hide_entry(self.loaded.inputs):
+            return []
+        return ["the cache starts with an entry that the mask hides, because IREE rejects empty tensors on Vulkan"]
+
+    def _widen_handle(self, loaded: ProgramHandle) -> ProgramHandle:
+        """Return the handle with the model's dtypes, which hil converts to the program's dtypes."""
+        inputs, outputs = self._narrowing.widen_specs(loaded.inputs, loaded.outputs)
+        return replace(loaded, inputs=inputs, outputs=outputs)
+
+    def _widen_outputs(self, invocation: Invocation, steps: StepsPlan | None) -> Invocation:
+        """Return the call with outputs in the model's dtypes."""
+
+        def widen(outputs: Mapping[str, Array]) -> dict[str, Array]:
+            return self._narrowing.widen_outputs(outputs, steps)
+
+        repetition = invocation.repetition and invocation.repetition.convert(widen)
+        return replace(invocation, outputs=widen(invocation.outputs), repetition=repetition)
 
     def _complete_inputs(self, given: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the inputs, completed with the carried inputs of the program that are missing in ``given``.

@@ -233,6 +233,17 @@ class BoardAccess:
         return user in self.users or any(group in groups for group in self.groups)
 
 
+class MeterCard(Record):
+    """Meter of a board. Only a sensor of the board has the settings after ``on_board``."""
+
+    kind: str
+    on_board: bool = False  # True if the board's agent reads it. Otherwise, only jobs on the board's host can.
+    path: str = ""  # directory of the sensor on the board
+    channel: int = 1
+    rate_hz: float = 0.0
+    idle_s: float = 0.0
+
+
 class BoardCard(Record):
     """Description of a board, presented by the host."""
 
@@ -253,6 +264,9 @@ class BoardCard(Record):
     access: BoardAccess = BoardAccess()
     provisions: bool = False  # True if the host can write images to the board
     image: ProvisionedImage | None = None  # image that hil wrote to the board
+    meter: MeterCard | None = None  # meter of the board, if any. Hosts of older releases do not report it.
+    # Table `console` for the config of a lease, as TOML; "" if the host cannot read a console.
+    console: str = ""
 
 
 def format_job_name(submission: int, number: int, of: int) -> str:

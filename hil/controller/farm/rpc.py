@@ -29,6 +29,7 @@ from hil.controller.farm.messages import (
     JobResult,
     JobSpec,
     Kind,
+    MeterCard,
     Submission,
 )
 from hil.controller.records.lab.board_image import ProvisionedImage
@@ -239,9 +240,10 @@ def encode_card(card: BoardCard) -> pb.BoardCard:
     with _convert_errors("board card"):
         labels = {name: _label_message(name, value) for name, value in card.labels.items()}
         access = pb.BoardAccess(users=card.access.users, groups=card.access.groups)
-        shared = _copy_shared_fields(card, pb.BoardCard, "labels", "access", "image")
+        shared = _copy_shared_fields(card, pb.BoardCard, "labels", "access", "image", "meter")
+        meter = None if card.meter is None else pb.MeterCard(**_copy_shared_fields(card.meter, pb.MeterCard))
         image = None if card.image is None else pb.WrittenImage(**_copy_shared_fields(card.image, pb.WrittenImage))
-        return pb.BoardCard(**shared, labels=labels, access=access, image=image)
+        return pb.BoardCard(**shared, labels=labels, access=access, image=image, meter=meter)
 
 
 def _label_message(name: str, value: Any) -> pb.Label:
@@ -262,11 +264,12 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     labels = {name: _label_of(label) for name, label in message.labels.items()}
     power = [action for action in message.power if action in POWER_ACTIONS]
     access = _decode_access(message.access)
-    same = _copy_shared_fields(message, pb.BoardCard, "labels", "power", "access", "image")
+    same = _copy_shared_fields(message, pb.BoardCard, "labels", "power", "access", "image", "meter")
     image = _decode_image(message.image) if message.HasField("image") else None
-    card = BoardCard(**same, labels=labels, power=power, access=access, image=image)
+    meter = _decode_meter(message.meter) if message.HasField("meter") else None
+    card = BoardCard(**same, labels=labels, power=power, access=access, image=image, meter=meter)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
-    if len(card.config) > _MOST_CONFIG or "\0" in card.config:
+    if any(len(text) > _MOST_CONFIG or "\0" in text for text in (card.config, card.console)):
         raise UsageError("the board card's config must be TOML of at most 1 MiB")
     if not _BOARD.fullmatch(card.name):
         raise UsageError(f"invalid board name {card.name[:120]!r}", hint="use letters, digits and . _ - @ : +")
@@ -289,6 +292,15 @@ def _decode_image(message: pb.WrittenImage) -> ProvisionedImage:
     if not is_image_name(message.file):
         raise UsageError(f"invalid name of an image: {message.file[:100]!r}")
     return ProvisionedImage(file=message.file, sha256=message.sha256, time_s=message.time_s)
+
+
+def _decode_meter(message: pb.MeterCard) -> MeterCard:
+    """Convert a meter. The client checks the settings of a sensor, because it uses them."""
+    meter = MeterCard(**_copy_shared_fields(message, pb.MeterCard))
+    _check_texts(meter, "kind", "path")
+    if not all(map(math.isfinite, (meter.rate_hz, meter.idle_s))):
+        raise UsageError("the rate and the idle time of a meter must be finite numbers")
+    return meter
 
 
 def is_image_name(name: str) -> bool:

@@ -101,7 +101,7 @@ def measure_energy(
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
         return EnergyMeasurement(meter=kind, refused="meter failed", reason=reason)
     try:
-        if not _wait_for_samples(meter, board.meter.start_s):
+        if not wait_for_samples(meter, board.meter.start_s):
             problem = meter.read().problem or f"no sample within {board.meter.start_s:g} s"
             return EnergyMeasurement(meter=kind, refused="meter failed", reason=problem)
         found = _run_windows(board, meter, run, max(each_ns, 1.0), timeout_s, report)
@@ -180,7 +180,7 @@ def _evaluate(board: Board, meter: Meter, run: _EnergyRun, begun_ns: int) -> Ene
     found = evaluate_energy(samples, windows, idle, meter=config.kind, clock_error_ns=error_ns)
     if not any(call.tokens for call in run.calls):
         return found
-    return add_tokens(found, samples, *_split_tokens(run.calls, convert), idle)
+    return add_tokens(found, samples, *_split_tokens(run.calls, convert), idle, clock_error_ns=error_ns)
 
 
 def _to_board(fit: ClockFit, part: TimeRange) -> TimeRange:
@@ -210,7 +210,7 @@ def _join_calls(calls: Sequence[StepCall]) -> TimeRange:
     return calls[0].start_ns, calls[-1].end_ns
 
 
-def _wait_for_samples(meter: Meter, limit_s: float) -> bool:
+def wait_for_samples(meter: Meter, limit_s: float) -> bool:
     """Wait for two samples. Return False if the meter delivers none in time."""
     for _ in _iter_looks(limit_s):
         found = meter.read()

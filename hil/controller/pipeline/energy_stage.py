@@ -30,12 +30,14 @@ def add_energy(case: Case, board: Board, program: LoadedProgram) -> Case:
         UsageError: the meter cannot be opened.
         HilError: the program failed.
     """
+    from hil.controller.devices.metering.meter_factory import make_missing_error
     from hil.controller.pipeline.energy import EnergyCall, measure_energy, refuse_energy
     from hil.controller.pipeline.records.generation import split_calls
     from hil.core.steps import PROMPT, TOKENS
 
     if not board.meter.is_set:
-        reason = f"the config of board {board.name} has no [meter]"
+        error = make_missing_error(board)
+        reason = f"{error.message}; {error.hint}"
         return replace(case, energy=EnergyMeasurement(meter="", refused="no meter", reason=reason))
     artifact, inputs, options = case.artifact, case.inputs, case.options
     assert artifact is not None and inputs is not None

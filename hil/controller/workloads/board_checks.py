@@ -123,9 +123,18 @@ def _check_agent(choice: BoardChoice, runtime: str, say: TextSink) -> Iterator[B
         asked = time.time_ns()
         yield BoardCheck("agent", *_describe_agent(board.info, time.monotonic() - start))
         yield from check_info(board.info, asked)
+        yield from _check_meter(board)
         usable = yield from _check_runtime(board.info, runtime or board.config.runtime)
         if usable and (yield from _check_command(board)):
             yield _check_program(session, runtime)[0]
+
+
+def _check_meter(board: Board) -> Iterator[BoardCheck]:
+    """Check the power meter, if any. Its modules take milliseconds to import."""
+    if board.meter.is_set or board.config.connection.host_meter:
+        from hil.controller.workloads.meter_check import check_meter
+
+        yield from check_meter(board)
 
 
 def find_inference_fault(

@@ -466,7 +466,7 @@ class Grant(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ..., more: _Optional[_Iterable[_Union[LeaseGranted, _Mapping]]] = ...) -> None: ...
 
 class BoardCard(_message.Message):
-    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access", "provisions", "image")
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access", "provisions", "image", "meter", "console")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -488,6 +488,8 @@ class BoardCard(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     PROVISIONS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    METER_FIELD_NUMBER: _ClassVar[int]
+    CONSOLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     site: str
     host: str
@@ -502,7 +504,25 @@ class BoardCard(_message.Message):
     access: BoardAccess
     provisions: bool
     image: WrittenImage
-    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ..., provisions: _Optional[bool] = ..., image: _Optional[_Union[WrittenImage, _Mapping]] = ...) -> None: ...
+    meter: MeterCard
+    console: str
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ..., provisions: _Optional[bool] = ..., image: _Optional[_Union[WrittenImage, _Mapping]] = ..., meter: _Optional[_Union[MeterCard, _Mapping]] = ..., console: _Optional[str] = ...) -> None: ...
+
+class MeterCard(_message.Message):
+    __slots__ = ("kind", "on_board", "path", "channel", "rate_hz", "idle_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ON_BOARD_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    RATE_HZ_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    on_board: bool
+    path: str
+    channel: int
+    rate_hz: float
+    idle_s: float
+    def __init__(self, kind: _Optional[str] = ..., on_board: _Optional[bool] = ..., path: _Optional[str] = ..., channel: _Optional[int] = ..., rate_hz: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class WrittenImage(_message.Message):
     __slots__ = ("file", "sha256", "time_s")

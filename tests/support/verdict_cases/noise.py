@@ -71,6 +71,27 @@ PRODUCT = (LONG.astype(np.float64) @ WIDE.astype(np.float64)).astype(np.float32)
 TINY = (np.abs(floats(100)) * np.float32(1e-2) + np.float32(1e-2)).astype(np.float32)
 
 
+# Layers in float16 between casts.
+HALF_X, HALF_W = floats(4, 64), [(floats(64, 64) / 8).astype(np.float16) for _ in range(4)]
+HALF_WEIGHTS = {f"w{number}": weights for number, weights in enumerate(HALF_W)}
+HALF_NODES = [node("Cast", ["x"], ["h0"], to=TensorProto.FLOAT16)]
+for number in range(4):
+    HALF_NODES.append(node("MatMul", [f"h{number}", f"w{number}"], [f"m{number}"]))
+    HALF_NODES.append(node("Tanh", [f"m{number}"], [f"h{number + 1}"]))
+HALF_NODES.append(node("Cast", ["h4"], ["y"], to=TensorProto.FLOAT))
+SQUARE_X = np.abs(floats(64)) + np.float32(0.5)
+SQUARE = (SQUARE_X.astype(np.float16) ** 2).astype(np.float32)
+SQUARE_NODES = [HALF_NODES[0], node("Mul", ["h0", "h0"], ["m"]), node("Cast", ["m"], ["y"], to=TensorProto.FLOAT)]
+
+
+def compute_half_layers(sums: type[np.floating[Any]] = np.float32) -> Array:
+    """Return the output of the layers, with sums of a dtype and results in float16."""
+    h = HALF_X.astype(np.float16)
+    for weights in HALF_W:
+        h = np.tanh((h.astype(sums) @ weights.astype(sums)).astype(np.float16).astype(np.float32)).astype(np.float16)
+    return h.astype(np.float32)
+
+
 def swapped(values: Array, column: int, by: Any) -> Array:
     """Return a copy in which two columns are swapped."""
     found = values.copy()
@@ -234,5 +255,19 @@ CASES = [
         -PIXELS,
         np.zeros((2, 50), np.float32),
         says=("a board that computes nothing could also pass",),
+    ),
+    # float32 outputs of float16 operators have the precision of float16.
+    case("half_square", SQUARE_NODES, "PASS", SQUARE_X, SQUARE, IREE, given=False),
+    case("half_square_unrounded", SQUARE_NODES, "PASS", SQUARE_X, SQUARE_X**2),
+    case("half_square_of_another", SQUARE_NODES, WRONG, SQUARE_X, SQUARE * np.float32(1.05)),
+    case("half_layers", HALF_NODES, "PASS", HALF_X, compute_half_layers(), IREE, given=False, **HALF_WEIGHTS),
+    case("half_layers_in_float64", HALF_NODES, "PASS", HALF_X, compute_half_layers(np.float64), **HALF_WEIGHTS),
+    case(
+        "half_layers_without_tanh",
+        [*HALF_NODES[:-2], node("Cast", ["m3"], ["y"], to=TensorProto.FLOAT)],
+        WRONG,
+        HALF_X,
+        compute_half_layers(),
+        **HALF_WEIGHTS,
     ),
 ]

@@ -111,6 +111,15 @@ def test_noise_above_ceiling_widens_only_jumping_elements() -> None:
     assert not found.passed and not found.blind and found.mismatches == 1 and "4 of 64 values" in found.reason
 
 
+def test_ceiling_follows_half_values_of_float32_output() -> None:
+    """Values that float16 represents were computed in float16: a difference of 1 % may be rounding."""
+    values = np.linspace(1, 2, 64, dtype=np.float32)
+    half = values.astype(np.float16).astype(np.float32)
+    noise = noise_of([2e-2] * 64)
+    for reference, passes in ((half, True), (values, False), (np.round(values * 4) / 4, False)):
+        assert of(reference + np.float32(1e-2), reference, noise=noise).passed is passes
+
+
 def test_too_many_jumping_elements_report_blind() -> None:
     values = np.linspace(1, 2, 64, dtype=np.float32)
     noise = noise_of([1e-9] * 32 + [0.5] * 32)

@@ -24,12 +24,14 @@ def test_config_without_the_table_has_no_peaks() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("f32_gflops = 0", "f32_gflops must be a number above 0"),
-        ("memory_gb_s = -1", "memory_gb_s must be a number above 0"),
-        ("memory_gb_s = inf", "memory_gb_s must be a number above 0"),
-        ("memory_gb_s = nan", "memory_gb_s must be a number above 0"),
-        ('memory_gb_s = "12"', "memory_gb_s must be a number above 0"),
-        ("f32_gflops = true", "f32_gflops must be a number above 0"),
+        ("f32_gflops = 0", "f32_gflops must be a number from 1e-06 to 1e\\+11"),
+        ("memory_gb_s = -1", "memory_gb_s must be a number from 1e-06 to 1e\\+11"),
+        ("memory_gb_s = inf", "memory_gb_s must be a number from 1e-06 to 1e\\+11"),
+        ("memory_gb_s = nan", "memory_gb_s must be a number from 1e-06 to 1e\\+11"),
+        ("memory_gb_s = 1e-300", "memory_gb_s must be a number from"),
+        (f"f32_gflops = 1{400 * '0'}", "f32_gflops must be a number from"),
+        ('memory_gb_s = "12"', "memory_gb_s must be a number from 1e-06 to 1e\\+11"),
+        ("f32_gflops = true", "f32_gflops must be a number from 1e-06 to 1e\\+11"),
         ("f32_gflop = 1", "unknown key 'f32_gflop'"),
     ],
 )

@@ -79,6 +79,19 @@ def test_counter_that_was_set_back_is_refused(tmp_path):
         counter.read_value()
 
 
+def test_counter_that_was_set_back_near_its_end_is_refused(tmp_path, monkeypatch):
+    times_s = iter((10.0, 10.1, 20.0))
+    monkeypatch.setattr(power_sensor, "get_time_ns", lambda: round(next(times_s) * 1e9))
+    range_uj = 262_143_328_850
+    counter = RaplCounter(make_counter(tmp_path, 200_000_000_000, range_uj))
+    counter.read_value()
+    make_counter(tmp_path, 5_000, range_uj)
+    with pytest.raises(ValueError, match="went back"):
+        counter.read_value()
+    # A pause of 10 s explains the energy.
+    assert counter.read_value() == pytest.approx(62_143.3, abs=0.1)
+
+
 def test_counter_without_range_is_a_usage_error(tmp_path):
     (tmp_path / "energy_uj").write_text("1\n")
     with pytest.raises(UsageError, match="is not an energy counter"):

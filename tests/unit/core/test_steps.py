@@ -187,6 +187,41 @@ def test_static_cache_equals_growing_cache():
     assert static.fed[1][3][0, 0].tolist() == [[True] * 5 + [False] * 3]
 
 
+class MaskedProgram(SummingProgram):
+    """Decoder with a growing cache that adds up the entries that the mask shows."""
+
+    def __init__(self, *, rejects_empty: bool) -> None:
+        super().__init__()
+        self.rejects_empty = rejects_empty
+        self.inputs += (TensorSpec("mask", "int64", (1, "total")),)
+
+    def step(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        ids, _, cache, mask = inputs
+        shown = cache[:, mask[0, : cache.shape[1]] == 1]
+        logits, _ = super().step([ids, inputs[1], shown, mask])
+        _, kept = super().step([ids, inputs[1], cache, mask])
+        return [logits, kept]
+
+
+def test_cache_with_hidden_entry_equals_empty_cache():
+    usual, hidden = MaskedProgram(rejects_empty=False), MaskedProgram(rejects_empty=True)
+    plan = plan_of(usual, 3)
+    for ours, theirs in zip(run(hidden, plan, PROMPT), run(usual, plan, PROMPT), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    caches = [fed[2].shape[1] for fed in hidden.fed[1::2]]
+    assert caches == [1, 5, 6, 7]
+    assert [fed[3].tolist()[0] for fed in hidden.fed[1:4:2]] == [[0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
+
+
+def test_program_without_mask_starts_with_empty_cache():
+    """Without a mask, the program would use the entry."""
+    program: Any = SummingProgram()
+    program.rejects_empty = True
+    assert not plan_of(program, 1).can_hide_entry(program.inputs)
+    run(program, plan_of(program, 1), PROMPT, [3])
+    assert program.fed[0][2].shape == (1, 0, 4)
+
+
 def test_program_with_one_token_per_call_runs_prompt_token_by_token():
     program = SummingProgram(tokens=1)
     logits, positions, *_ = run(program, plan_of(program, 1), PROMPT, [3])

@@ -34,9 +34,17 @@ def test_a_config_may_override_values_of_a_known_chip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "number"), [({}, 0), ({"uart": "own.c"}, None), ({"uart": "own.c", "uart_irq": "5"}, 5)]
+    ("values", "number"),
+    [
+        ({}, 0),
+        ({"uart": "own.c"}, None),
+        ({"uart": "own.c", "uart_irq": "5"}, 5),
+        ({"define.HIL_UART": "0x40005000"}, None),
+        ({"define.HIL_UART": "0x40005000", "uart_irq": "2"}, 2),
+        ({"define.HIL_UART_HZ": "12500000"}, 0),
+    ],
 )
-def test_another_uart_file_has_no_interrupt_by_default(values: dict[str, str], number: int | None) -> None:
+def test_another_uart_has_no_interrupt_by_default(values: dict[str, str], number: int | None) -> None:
     assert parse_chip({"chip": "mps2-an386", **values}).uart_irq == number
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import termios
 import threading
 import tty
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from hil.core import serial_device
 from hil.core.serial_device import check_serial_device, is_same_line
 from hil.errors import BoardBusy, BoardLost, BoardUnreachable, UsageError
 from hil.formats.firmware import DESCRIPTION, Firmware, write_firmware
+from hil.mcu import streams
 from hil.mcu.runtime import McuRuntime
 from hil.mcu.streams import open_stream
 
@@ -78,7 +80,7 @@ def test_missing_permission_names_the_group(terminal: tuple[int, str], monkeypat
     _, path = terminal
     monkeypatch.setattr(serial_device.os, "access", lambda *_: False)
     Path(path).chmod(0o660)
-    os.chown(path, -1, 20)
+    os.chown(path, -1, os.getgid() or 20)  # only root may choose any group
     with pytest.raises(BoardUnreachable, match=f"no permission to open {path}") as caught:
         check_serial_device(path)
     assert "sudo usermod -aG" in caught.value.hint
@@ -96,6 +98,22 @@ def test_device_of_another_process_is_busy(terminal: tuple[int, str]) -> None:
         with pytest.raises(BoardBusy, match=f"another process uses the serial line {path}") as caught:
             open_stream(f"serial:{path}", BAUD)
     assert caught.value.hint
+
+
+def test_refused_process_leaves_speed_and_bytes_of_the_line(
+    terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("serial")
+    monkeypatch.setattr(streams, "_LOCK_SECONDS", 0.0)
+    master, path = terminal
+    with contextlib.closing(open_stream(f"serial:{path}", BAUD)) as stream:
+        before = termios.tcgetattr(master)
+        os.write(master, b"answer")
+        with pytest.raises(BoardBusy):
+            open_stream(f"serial:{path}", 9600)
+        assert (stream.read(5.0), termios.tcgetattr(master)) == (b"answer", before)
+    with contextlib.closing(open_stream(f"serial:{path}", 9600)):
+        pass
 
 
 def test_unsupported_speed_is_a_usage_error(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:

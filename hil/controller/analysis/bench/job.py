@@ -26,6 +26,7 @@ from hil.controller.analysis.bench.store import (
 )
 from hil.controller.devices.board import Board
 from hil.controller.devices.board_choice import BoardChoice, fill_target, knows_target
+from hil.controller.devices.metering.meter_factory import make_missing_error
 from hil.controller.models.sizing.dimensions import choose_model_sizes
 from hil.controller.pipeline.boards.board_pool import BoardPool
 from hil.controller.pipeline.boards.board_session import BoardSession
@@ -283,12 +284,14 @@ class _BenchRun:
             raise UsageError(f"{given} needs times, but the clock of board {board.name} counts instructions")
 
     def _check_meter(self, board: Board) -> None:
-        """Raise UsageError for --energy on a board without a meter."""
-        if self.bench.energy and not board.meter.is_set:
-            raise UsageError(
-                f"--energy needs a meter, but the config of board {board.name} has no [meter]",
-                hint="add the table [meter] to the board's config: docs/meters.md",
-            )
+        """Raise UsageError for --energy on a board without a usable meter."""
+        if board.meter.is_set:
+            return
+        missing = make_missing_error(board)
+        if self.bench.energy:
+            raise UsageError(f"--energy needs a meter, but {missing.message}", hint=missing.hint)
+        if board.config.connection.host_meter and self.bench.energy is None:
+            self.screen.note(f"energy not measured: {missing.message}")
 
     def _run_once(self, case: Case, session: BoardSession) -> Case:
         """Push, load and run a case once, cold, and compare its output: only correct programs are measured."""

@@ -33,6 +33,7 @@ _MEANT = {escape[1]: char for char, escape in _ESCAPES.items()} | {"e": ""}
 # character.
 _ITEM = re.compile(r"((?:[^;\\]|\\.?)*)(?:;|$)", re.DOTALL)
 _BATCH = 1 << 15  # rows in a Parquet batch, and the minimum number of rows in a row group
+_INTEGERS = 1 << 63
 _CUT_HINT = "profile again, or read the profile's trace"
 
 
@@ -52,9 +53,17 @@ def split_list(cell: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\\(.)", lambda found: _MEANT.get(found[1], found[1]), item) for item in items[:-1])
 
 
+def _parse_integer(cell: str) -> int:
+    """Parse an integer of 64 bits. Raises ValueError for others: floats cannot contain them."""
+    found = int(cell)
+    if not -_INTEGERS <= found < _INTEGERS:
+        raise ValueError(f"{cell[:30]} is not an integer of 64 bits")
+    return found
+
+
 _READ: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "int | None": lambda cell: int(cell) if cell else None,
+    "int": _parse_integer,
+    "int | None": lambda cell: _parse_integer(cell) if cell else None,
     "tuple[str, ...]": split_list,
 }
 # Parser of the cells in each column.

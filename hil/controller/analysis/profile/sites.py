@@ -21,6 +21,7 @@ from hil.controller.storage.cache import Cache
 from hil.core.chips import choose_target_flags, parse_chip, split_flags
 from hil.core.files import MAX_MODEL_BYTES, read_file
 from hil.core.mcu_config import MCU_RUNTIME
+from hil.core.narrow_integers import is_narrowed
 from hil.core.results import Artifact, Model
 from hil.core.scratch import make_temporary_folder
 from hil.errors import UsageError
@@ -232,7 +233,7 @@ def build(
             from hil.controller.backends.compilers.onnx_to_mlir import convert
 
             source = folder / "model.mlirbc"
-            convert(Path(model), dims, None, source, folder / "params.irpa", None)
+            convert(Path(model), dims, None, source, folder / "params.irpa", None, narrow=is_narrowed(flags))
         own_flags = [
             *flags,
             "--compile-to=stream",

@@ -106,8 +106,9 @@ def read_profile(folder: Path) -> Profile:
         notes=tuple(head.notes),
         device=head.device,
         ticks=head.ticks,
-        energy=head.energy,
+        energy=tuple(head.energy),
         stack=head.stack,
+        flags=tuple(head.flags),
     )
 
 
@@ -130,6 +131,7 @@ def _record_head(profile: Profile, rows: int) -> ProfileHead:
         ticks=profile.ticks,
         energy=list(profile.energy),
         stack=dict(profile.stack),
+        flags=list(profile.flags),
     )
 
 

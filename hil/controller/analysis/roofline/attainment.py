@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hil.controller.analysis.profile.totals import GROUPS, list_timed_runs, own_times, run_times
-from hil.controller.devices.measuring.time_statistics import compute_median_interval
+from hil.controller.devices.measuring.time_statistics import Nanoseconds, compute_median_interval
 from hil.controller.records.base import Interval
 from hil.controller.records.measurements.roofline import (
     BoardPeaks,
@@ -33,6 +33,10 @@ _FLOATS = {"f32", "f64"}
 _BYTES = {"i8", "si8", "ui8", "u8"}
 # Element type at the end of a shape: ``1x64xf32``, or a scalar ``f32``.
 _TYPE = re.compile(r"(?:^|x)([a-z]+\d+)$")
+# Largest factor between a peak and the lower end of its interval.
+_MAX_SPREAD = 1e6
+# Longest duration: 146 years.
+_MAX_NS = 1 << 62
 # Number of names to list in a warning.
 _NAMED = 3
 
@@ -47,7 +51,6 @@ class _WorkSums:
     op_types: dict[str, None] = field(default_factory=dict)
     flops: int | None = 0
     bytes: int | None = 0
-    is_unknown: bool = False  # the type of an operation has no measured peak
     # Sums of the shortest times in ns. None if unknown.
     shortest_ns: float | None = 0.0
     low_ns: float | None = 0.0
@@ -136,20 +139,23 @@ def limit_time(flops: int | None, moved: int | None, dtype: PeakType | None, pea
         ("compute", float(flops), compute),
         ("memory", float(moved), peaks.memory),
     ]
-    times = [
-        (
-            bound,
-            1e9 * amount / value.rate,
-            1e9 * amount / (value.interval.high if value.interval and value.interval.high > 0 else value.rate),
-            1e9 * amount / (value.interval.low if value.interval and value.interval.low > 0 else value.rate),
-        )
-        for bound, amount, value in options
-        if value is not None
-    ]
+    times = []
+    for bound, amount, value in options:
+        if value is not None:
+            low, high = _get_ends(value)
+            times.append((bound, 1e9 * amount / value.rate, 1e9 * amount / high, 1e9 * amount / low))
     if not times:
         return None
     longest = max(times, key=lambda one: one[1])
     return _Limit(longest[1], max(one[2] for one in times), max(one[3] for one in times), longest[0])
+
+
+def _get_ends(value: PeakValue) -> tuple[float, float]:
+    """Return the ends of a peak's interval, or the peak without a usable interval. A file may contain any number."""
+    found = value.interval
+    if found is None or not value.rate / _MAX_SPREAD <= found.low <= value.rate <= found.high:
+        return value.rate, value.rate
+    return found.low, found.high
 
 
 def _add_row(group: _WorkSums, row: OpRow, own_ns: int, peaks: BoardPeaks | None, *, partial: bool = False) -> None:
@@ -167,7 +173,6 @@ def _add_row(group: _WorkSums, row: OpRow, own_ns: int, peaks: BoardPeaks | None
     if row.flops and dtype is not None:
         group.dtypes.add(dtype)
     if limit is None:
-        group.is_unknown = group.is_unknown or is_counted
         if not partial:
             group.shortest_ns = None
         return
@@ -182,8 +187,13 @@ def _get_median(group: _WorkSums, iterations: Sequence[int]) -> float:
     return float(np.median([group.runs.get(number, 0) for number in iterations])) if iterations else 0.0
 
 
+def _make_durations(times_ns: Sequence[int]) -> Nanoseconds:
+    """Return durations as an array. Profiles of other users may contain any number."""
+    return np.array([min(max(one, 0), _MAX_NS) for one in times_ns], np.int64)
+
+
 def _make_row(name: str, group: _WorkSums, iterations: Sequence[int], total: float) -> RooflineRow:
-    times = np.array([group.runs.get(number, 0) for number in iterations], np.int64)
+    times = _make_durations([group.runs.get(number, 0) for number in iterations])
     time_ns = float(np.median(times)) if times.size else None
     return _build_row(
         name,
@@ -200,7 +210,7 @@ def _make_whole(
     profile: Profile, own: _WorkSums, iterations: Sequence[int], work: ModelWork | None, peaks: BoardPeaks | None
 ) -> RooflineRow:
     """Return the row of the whole model. Its time is the time without the profiler, if it was measured."""
-    timed = np.array(list_timed_runs(profile), np.int64)
+    timed = _make_durations(list_timed_runs(profile))
     time_ns = float(np.median(timed)) if timed.size else run_times(profile).profiled_p50_ns
     group, runs = own, len(iterations)
     if not own.runs and work is not None:

@@ -17,6 +17,7 @@ from hil.controller.records.stack import map_versions
 from hil.controller.storage.runs import convert_write_errors, make_safe_name, write_json
 from hil.core.boards import find_board, read_board
 from hil.core.peak_config import PeakConfig
+from hil.core.timeline import Profile
 from hil.errors import UsageError
 
 # File in a profile's directory with the peaks for this profile.
@@ -77,15 +78,14 @@ def keep_peaks(peaks: BoardPeaks, folder: Path) -> None:
     write_json(folder / PEAKS_FILE, peaks.to_json(), option="")
 
 
-def find_peaks(board: str, runtime: str, folder: Path | None = None) -> BoardPeaks | None:
+def find_peaks(profile: Profile, folder: Path | None = None) -> BoardPeaks | None:
     """Return the peaks for a profile; None if there are none.
 
-    The order is: the peaks in the profile's directory, the newest measurement with the same runtime, version and
-    device, the newest measurement with the same runtime and device, and the values of a data sheet in the board config.
+    The order is: the peaks in the profile's directory, the newest measurement with the same runtime, version, device
+    and compiler flags, the newest measurement with the same runtime, version and device, the newest measurement with
+    the same runtime and device, and the values of a data sheet in the board config.
 
     Args:
-        board: name of the board.
-        runtime: the runtime's name, version and device, as in a profile.
         folder: the profile's directory, if any.
 
     Raises:
@@ -93,10 +93,11 @@ def find_peaks(board: str, runtime: str, folder: Path | None = None) -> BoardPea
     """
     if folder is not None and (folder / PEAKS_FILE).is_file():
         return read_peaks(folder / PEAKS_FILE)
-    stored = list_peaks(board)
-    same = [one for one in stored if is_for_runtime(one, runtime)]
-    similar = [one for one in stored if is_for_device(one, runtime)]
-    return next(iter([*same, *similar]), None) or find_data_sheet(board)
+    stored = list_peaks(profile.board)
+    same = [one for one in stored if is_for_runtime(one, profile.runtime)]
+    best = [one for one in same if set(one.flags) == set(profile.flags)]
+    similar = [one for one in stored if is_for_device(one, profile.runtime)]
+    return next(iter([*best, *same, *similar]), None) or find_data_sheet(profile.board)
 
 
 def is_for_runtime(peaks: BoardPeaks, runtime: str) -> bool:
@@ -146,21 +147,23 @@ def make_data_sheet(board: str, config: PeakConfig) -> BoardPeaks | None:
     )
 
 
-def list_differences(peaks: BoardPeaks, runtime: str, stack: Mapping[str, str]) -> list[str]:
-    """Return how the conditions of a profile differ from the conditions of the peaks, one text per difference.
-
-    Args:
-        runtime: the profile's runtime, version and device.
-        stack: part -> version of the profile; empty if unknown.
-    """
+def list_differences(peaks: BoardPeaks, profile: Profile) -> list[str]:
+    """Return how the conditions of a profile differ from the conditions of the peaks, one text per difference."""
     if peaks.source == "data sheet":
         return []
     found = []
-    if not is_for_runtime(peaks, runtime):
+    if not is_for_runtime(peaks, profile.runtime):
         found.append(
-            f"the peaks were measured with {peaks.runtime} {peaks.runtime_version}, the profile with {runtime}"
+            f"the peaks were measured with {peaks.runtime} {peaks.runtime_version}, the profile with {profile.runtime}"
         )
-    before = map_versions(peaks.stack)
+    if profile.flags:  # unknown in profiles of earlier versions
+        sides = (("peaks", peaks.flags, profile.flags), ("profile", profile.flags, peaks.flags))
+        found += [
+            f"only the {name} used the compiler flags {' '.join(flags)}"
+            for name, own, other in sides
+            if (flags := [flag for flag in own if flag not in other])
+        ]
+    before, stack = map_versions(peaks.stack), profile.stack
     found += [
         f"{name} of the peaks: {before[name]}, of the profile: {stack[name]}"
         for name in _shared_parts(before, stack)

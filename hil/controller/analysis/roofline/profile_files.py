@@ -25,7 +25,7 @@ def write_roofline_data(profile: Profile, model: Model | None, folder: Path, how
     """
     for name in (PEAKS_FILE, WORK_FILE):  # of an older profile
         (folder / name).unlink(missing_ok=True)
-    peaks = find_peaks(profile.board, profile.runtime)
+    peaks = find_peaks(profile)
     if peaks is not None and peaks.source == "measured":
         keep_peaks(peaks, folder)
     if model is not None and model.format in COUNTED_FORMATS and not any(row.kind == "compute" for row in profile.rows):

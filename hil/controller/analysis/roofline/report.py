@@ -48,7 +48,7 @@ def build_report(folder: Path, *, by: str, peaks: str = "", keep: bool = False) 
             keep_peaks(found, folder)
         except StorageError as error:
             report.warnings.append(f"the peaks are not stored with the profile: {error.message}")
-    if work is not None and profile.rows == []:
+    if work is not None and not any(row.kind == "compute" for row in report.rows):
         report.warnings.append("the runtime does not profile operations: the work is that of the model's operators")
     return report
 
@@ -61,7 +61,7 @@ def make_report(profile: Profile, peaks: BoardPeaks | None, roofline: Roofline, 
     if peaks is None:
         warnings.append(f"no peaks of board {profile.board}: measure them with hil board peak {profile.board}")
     else:
-        warnings += list_differences(peaks, profile.runtime, profile.stack)
+        warnings += list_differences(peaks, profile)
         if peaks.software or (profile.device and "software" in profile.device):
             warnings.append("the device is a GPU that the CPU computes: the roofline is not that of a GPU")
         if peaks.clock == "instructions":
@@ -88,9 +88,9 @@ def make_report(profile: Profile, peaks: BoardPeaks | None, roofline: Roofline, 
 def choose_peaks(profile: Profile, folder: Path, wanted: str) -> BoardPeaks | None:
     """Return the chosen peaks; None if nothing was chosen and no peaks fit. Raises UsageError."""
     if not wanted:
-        return find_peaks(profile.board, profile.runtime, folder)
+        return find_peaks(profile, folder)
     if wanted == LATEST:
-        found = find_peaks(profile.board, profile.runtime)
+        found = find_peaks(profile)
         if found is None:
             raise UsageError(
                 f"no peaks of board {profile.board} with {profile.runtime}", hint=f"hil board peak {profile.board}"

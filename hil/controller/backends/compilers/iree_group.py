@@ -35,6 +35,7 @@ from hil.controller.storage.isolation.isolated import Isolated, IsolatedCrash, I
 from hil.core import scratch
 from hil.core.files import copy_file
 from hil.core.futures import iterate_completed
+from hil.core.narrow_integers import is_narrowed
 from hil.core.results import Model
 from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, HilError, StorageError
@@ -73,7 +74,7 @@ class _Member:
             "model": str(self.model.path.absolute()),
             "dims": dict(self.model.dims),
             "function": self.function,
-            "declaration": own_declaration(self.model, self.function),
+            "declaration": own_declaration(self.model, self.function, self.recipe.flags),
         }
 
 
@@ -166,7 +167,7 @@ def _may_join(model: Model) -> bool:
     if model.format != "onnx" or len(model.files) > 1 or not _PLAIN.fullmatch(model.function):
         return False
     with contextlib.suppress(CompileFailed):
-        own_declaration(model, model.function)
+        own_declaration(model, model.function, ())
         return model.path.stat().st_size <= _MODEL_BYTES
     return False
 
@@ -272,7 +273,8 @@ def build_group(
     taken: list[str] = []
     for member in members:
         try:
-            add_to(module, Path(member["model"]), member["dims"], member["function"], member["declaration"])
+            names = member["function"], member["declaration"]
+            add_to(module, Path(member["model"]), member["dims"], *names, narrow=is_narrowed(flags))
         except Exception as error:  # compiling the model separately reports the error
             print(f"note: skipped {member['function']}: {type(error).__name__}: {error}", flush=True)
         else:

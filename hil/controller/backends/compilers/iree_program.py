@@ -31,6 +31,7 @@ from hil.controller.storage.sources.own_code import ONNX_REWRITING, digest_code
 from hil.controller.storage.sources.packages import require_version
 from hil.core.files import copy_file, digest_file, open_file, read_file, read_text
 from hil.core.installed import get_version
+from hil.core.narrow_integers import NARROW_FLAG, is_narrowed, narrow_specs
 from hil.core.results import Artifact, Model
 from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileCrashed, CompileFailed, LoadFailed, StorageError, UsageError, did_you_mean
@@ -105,7 +106,7 @@ def describe_source(model: Model, flags: Sequence[str]) -> Source:
         str(model.path.absolute()),
         model.format,
         dict(model.dims),
-        own_declaration(model, model.function),
+        own_declaration(model, model.function, flags),
         str(model.files[PARAMETERS].absolute()) if PARAMETERS in model.files else None,
         list(flags),
     )
@@ -184,6 +185,8 @@ def choose_settings(model: Model, flags: Sequence[str], folders: Sequence[str] =
         "version": _VERSION,
         "code": digest_code(*_TO_MLIR) if model.format == "onnx" else "",
     }
+    if is_narrowed(all_flags):
+        parts["narrow"] = digest_code("controller/backends/compilers/iree_integers.py")
     compiler = f"iree {compiler_version}"
     meta = {"model": model.name, "compiler": compiler, "flags": list(all_flags)}
     return CompileSettings(Cache.key("artifact", **parts), all_flags, compiler, meta)
@@ -203,17 +206,19 @@ def identify_host_cpu() -> str:
     return "\n".join(parts)
 
 
-def own_declaration(model: Model, function: str) -> str | None:
+def own_declaration(model: Model, function: str, flags: Sequence[str]) -> str | None:
     """Return a declaration of an ONNX model's signature, or None for other models.
 
     This is necessary because IREE's ONNX importer drops the signature.
 
     Args:
         function: The function's name in the program.
+        flags: Flags of iree-compile.
     """
     if model.format != "onnx" or model.inputs is None or model.outputs is None:
         return None
-    return format_declaration(function, model.inputs, model.outputs)
+    narrow = narrow_specs if is_narrowed(flags) else tuple
+    return format_declaration(function, narrow(model.inputs), narrow(model.outputs))
 
 
 def build(source: Mapping[str, Any], folder: str, debug_ir: str | None, debug_ir_passes: bool, log: str) -> None:
@@ -257,12 +262,13 @@ def prepare(source: Source, scratch: Path, folder: Path, text: Path | None) -> P
     if source.format != "onnx":
         if text is not None:
             text.write_text(parse(source.model).operation.get_asm(enable_debug_info=True))
-        return _add_declarations(Path(source.model), scratch / "declared.mlirbc")
+        return _declare_module(Path(source.model), scratch, narrow=is_narrowed(source.flags))
     from hil.controller.backends.compilers.onnx_to_mlir import convert
 
     report_phase("import")
     module = scratch / "model.mlirbc"
-    convert(Path(source.model), source.dims, source.declaration, module, folder / PARAMETERS, text)
+    narrow = is_narrowed(source.flags)
+    convert(Path(source.model), source.dims, source.declaration, module, folder / PARAMETERS, text, narrow=narrow)
     return module
 
 
@@ -326,8 +332,8 @@ def explain_vulkan_failure(printed: str) -> str:
         return ""
     if any("i64" in line for line in printed.splitlines() if "error: " in line):
         return (
-            "IREE cannot compile these 64-bit integers for Vulkan; if no input or output is int64 and all values fit "
-            "into 32 bits, use --compile-flag=--iree-input-demote-i64-to-i32"
+            "IREE cannot compile these 64-bit integers for Vulkan; if all values fit into 32 bits, use "
+            f"--compile-flag={NARROW_FLAG}"
         )
     return "a Vulkan program has only the types that the device reports, with float32 and int32 (docs/gpu.md)"
 
@@ -353,6 +359,22 @@ def find_errors(printed: str) -> list[str]:
         if text not in found:
             found.append(text)
     return found[:_SHOWN_ERRORS]
+
+
+def _declare_module(source: Path, scratch: Path, *, narrow: bool) -> Path:
+    """Return an MLIR file with declarations, and with int32 inputs and outputs if ``narrow``.
+
+    Returns ``source`` if the file needs no change.
+    """
+    if narrow:
+        from hil.controller.backends.compilers.iree_integers import narrow_functions
+
+        module = parse(str(source))
+        narrow_functions(module)
+        source = scratch / "narrow.mlirbc"
+        with source.open("wb") as file:
+            module.operation.write_bytecode(file)
+    return _add_declarations(source, scratch / "declared.mlirbc")
 
 
 def _add_declarations(source: Path, out: Path) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hil.controller.backends.compilers.iree_integers import narrow_functions
 from hil.controller.models.compiling import (
     EXTERNAL_FROM_ELEMENTS,
     PARAMETER_SCOPE,
@@ -23,7 +24,14 @@ from hil.formats.onnx_file import iter_subgraphs
 
 
 def convert(
-    path: Path, dims: Mapping[str, int], declaration: str | None, out: Path, parameters: Path, text: Path | None
+    path: Path,
+    dims: Mapping[str, int],
+    declaration: str | None,
+    out: Path,
+    parameters: Path,
+    text: Path | None,
+    *,
+    narrow: bool = False,
 ) -> None:
     """Write a model as MLIR bytecode.
 
@@ -32,6 +40,7 @@ def convert(
         declaration: Text for the function's ``iree.abi.declaration``, which IREE omits for ONNX.
         parameters: File for large weights, if the model has large weights. The scope of the weights is ``model``.
         text: File for the module as text, or None.
+        narrow: Change int64 inputs and outputs to int32.
 
     Raises:
         CompileFailed: the model uses features that IREE's importer does not support.
@@ -41,6 +50,8 @@ def convert(
     model = _prepare_model(path, dims)
     heavy = is_heavy(model)
     module, importer = _import_model(model, ir.Context(), declaration, (path.parent, parameters) if heavy else None)
+    if narrow:
+        narrow_functions(module)
     if heavy:
         # External data is memory-mapped, so that the weights are never all in memory.
         tensors = importer._gi.initializer_map
@@ -60,7 +71,15 @@ def save_prepared(path: Path, dims: Mapping[str, int], out: Path) -> None:
     onnx.save(_prepare_model(path, dims), out)
 
 
-def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, declaration: str | None) -> None:
+def add_to(
+    module: Any,
+    path: Path,
+    dims: Mapping[str, int],
+    function: str,
+    declaration: str | None,
+    *,
+    narrow: bool = False,
+) -> None:
     """Add a model with its weights to an ``ir.Module`` as another function with a unique name.
 
     The locations of the model's nodes are ``function/node``. All names are unique in the module.
@@ -78,6 +97,8 @@ def add_to(module: Any, path: Path, dims: Mapping[str, int], function: str, decl
     for node in iter_nodes(model.graph.node):
         node.name = f"{function}/{node.name}"
     own, _ = _import_model(model, module.context, declaration, None)
+    if narrow:
+        narrow_functions(own)
     operations = list(own.regions[0].blocks[0].operations)
     # The importer writes some operators as private functions, whose names may exist already in the module.
     for operation in operations:

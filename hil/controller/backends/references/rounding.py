@@ -24,6 +24,8 @@ import numpy as np
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
+# Standard deviation of a rounding error, in eps.
+_DEVIATION = 1 / 2 / math.sqrt(3)
 # The first opset in which Sign exists and Min and Max broadcast.
 _MIN_OPSET = 9
 # Maximum magnitude of an error: larger magnitudes are masks. The limit also prevents infinite results.
@@ -32,6 +34,8 @@ _AXES_ARE_INPUT = 18
 # Number of standard deviations that noise allows: ``NOISE_FACTOR`` in hil.controller.backends.references.noise.
 _DEVIATIONS = 8
 _SOFTMAX_OF_AXIS = 13
+# TensorProto.DataType values.
+_FLOAT, _FLOAT16 = 1, 10
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 _SUMS = frozenset({"ReduceSum", "ReduceMean", "GlobalAveragePool", "AveragePool"})
@@ -80,7 +84,7 @@ def add_rounding(model: ModelProto, inputs: Mapping[str, Sequence[int]], seed: i
         seed: Seed of the errors.
 
     Returns:
-        None if no operator of the main graph rounds float32 or float64.
+        None if no operator of the main graph rounds float16, float32 or float64.
     """
     import onnx
 
@@ -125,30 +129,56 @@ class _Graph:
         self.dtypes: dict[Any, np.dtype[Any]] = {
             onnx.TensorProto.FLOAT: np.dtype(np.float32),
             onnx.TensorProto.DOUBLE: np.dtype(np.float64),
+            onnx.TensorProto.FLOAT16: np.dtype(np.float16),
         }
         self.nodes: list[NodeProto] = []
         self.prefix = ""
         self.dtype = np.dtype(np.float32)
+        self.eps = 0.0
 
     def round_node(self, node: NodeProto, seed: int) -> list[NodeProto]:
-        """Return a node and, if the node rounds, further nodes that add an error to the first output."""
+        """Return a node and, if the node rounds, further nodes that add an error to the first output.
+
+        A float16 result is rounded once: the operator itself, and the nodes of the error, compute in float32.
+        """
         dtype = self.dtypes.get(self.types.get(node.output[0])) if node.output else None
         if node.op_type not in _ALL or node.domain not in ("", "ai.onnx") or dtype is None:
             return [node]
         result, exact = node.output[0], f"hil.exact.{node.output[0]}"
-        self.prefix, self.dtype = f"hil.rounding.{result}", dtype
+        is_half = dtype == np.float16
+        self.prefix, self.dtype = f"hil.rounding.{result}", np.dtype(np.float32) if is_half else dtype
+        self.eps = float(np.finfo(self.dtype).eps)
         changed = _copy(node)
         changed.output[0] = exact
         self.nodes = [changed]
-        size = self._add_op("Mul", self._add_error(node, exact), self._add_movable(exact))
+        if is_half:
+            node, exact = self._widen_inputs(node), self._add_op("Cast", exact, to=_FLOAT)
+        eps = float(np.finfo(dtype).eps)
+        size = self._add_error(node, exact)
+        if is_half:
+            rounding = self._add_op("Mul", self._add_op("Abs", exact), self._number(self.units * eps * _DEVIATION))
+            size = self._add_op("Add", size, rounding)
+        size = self._add_op("Mul", size, self._add_movable(exact, eps))
         size = self._add_op("Min", size, self._number(_MAX_ERROR))
         chance = self._add_op("RandomNormalLike", exact, seed=float(seed))
-        self._add_op("Add", exact, self._add_op("Mul", size, chance), into=result)
+        moved = self._add_op("Add", exact, self._add_op("Mul", size, chance), into="" if is_half else result)
+        if is_half:
+            self._add_op("Cast", moved, into=result, to=_FLOAT16)
         return self.nodes
+
+    def _widen_inputs(self, node: NodeProto) -> NodeProto:
+        """Return a copy of a node whose float16 inputs are cast to float32."""
+        found = _copy(node)
+        for place, name in enumerate(node.input):
+            if name and self.types.get(name) == _FLOAT16:
+                found.input[place] = wide = self._add_op("Cast", name, to=_FLOAT)
+                if name in self.shapes:
+                    self.shapes[wide] = self.shapes[name]
+        return found
 
     def _add_error(self, node: NodeProto, exact: str) -> str:
         """Return the name of a tensor with the standard deviation of each element's error."""
-        unit = self.units * float(np.finfo(self.dtype).eps) / 2 / math.sqrt(3)
+        unit = self.units * self.eps * _DEVIATION
         size = self._add_op("Abs", exact)
         kind, terms = node.op_type, self._count_terms(node)
         if kind in _PRODUCTS | _SUMS:
@@ -162,12 +192,16 @@ class _Graph:
         size = self._add_op("Mul", size, self._number(unit * math.sqrt(terms)))
         return self._add_op("Add", size, self._add_lost_terms(node, exact)) if kind == "Softmax" else size
 
-    def _add_movable(self, exact: str) -> str:
-        """Return the name of a tensor: 0 for whole numbers that the dtype represents exactly, 1 for other values."""
+    def _add_movable(self, exact: str, eps: float) -> str:
+        """Return the name of a tensor: 0 for whole numbers that the dtype represents exactly, 1 for other values.
+
+        Args:
+            eps: of the result's dtype.
+        """
         largest = self._number(_MAX_ERROR)
         bounded = self._add_op("Max", self._add_op("Min", exact, largest), self._add_op("Neg", largest))
         fraction = self._add_op("Sub", bounded, self._add_op("Floor", bounded))
-        large = self._add_op("Sub", self._add_op("Abs", bounded), self._number(1 / float(np.finfo(self.dtype).eps)))
+        large = self._add_op("Sub", self._add_op("Abs", bounded), self._number(1 / eps))
         return self._add_op("Max", self._add_op("Sign", fraction), self._add_op("Sign", self._add_op("Relu", large)))
 
     def _add_root_of_squares(self, node: NodeProto, terms: float) -> str:
@@ -193,7 +227,7 @@ class _Graph:
         The error is the result times the lost part of the sum. This is a bound, not a standard deviation, so it is
         divided by 8.
         """
-        step = self._number(self.units * float(np.finfo(self.dtype).eps) / 2)
+        step = self._number(self.units * self.eps / 2)
         small = self._add_op("Mul", exact, self._add_op("Sign", self._add_op("Relu", self._add_op("Sub", step, exact))))
         axis = _get_attribute(node, "axis", -1)
         lost = self._add_op("Mul", self._add_mean(small, [axis]), self._number(self._count_terms(node) / _DEVIATIONS))

@@ -83,8 +83,9 @@ def show(name: str, as_json: bool) -> None:
 def check(as_json: bool, runtime: str, **settings: Any) -> int:
     """Check a board, and print a fix for each failure.
 
-    Checks the network, login, Python and disk, and runs a tiny program. Deploys the agent if it is missing. Exit code:
-    0 if no check fails, 4 otherwise. A `warn` is not a failure: timings or disk space may be a problem.
+    Checks the network, login, Python, disk and power meter, and runs a tiny program. Deploys the agent if it is
+    missing. Exit code: 0 if no check fails, 4 otherwise. A `warn` is not a failure: timings, disk space or energies may
+    be a problem.
     """
     from hil.controller.devices.health import FAIL
     from hil.controller.records.commands.boards import CheckReport

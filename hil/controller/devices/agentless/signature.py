@@ -20,6 +20,7 @@ from hil.controller.storage.isolation.isolated import Isolated, IsolatedError
 from hil.core import tensors
 from hil.core.board_config import RuntimeCommand, fill
 from hil.core.files import MAX_MODEL_BYTES, read_file
+from hil.core.narrow_integers import is_narrowed, narrow_specs
 from hil.core.npy import load_npy
 from hil.core.results import Artifact
 from hil.core.tensors import SUB_BYTE_BITS, Array, TensorSpec, get_dtype_name, parse_dtype, settle_spec
@@ -56,7 +57,8 @@ def read_signature(artifact: Artifact, isolated: Isolated, log: Path, *, needs_o
         return CommandSignature(chosen.name, *chosen.make_signature())
     except (IsolatedError, LoadFailed) as error:
         if not needs_own and artifact.inputs is not None and artifact.outputs is not None:
-            return CommandSignature(artifact.function, tuple(artifact.inputs), tuple(artifact.outputs))
+            narrow = narrow_specs if is_narrowed(artifact.flags) else tuple
+            return CommandSignature(artifact.function, narrow(artifact.inputs), narrow(artifact.outputs))
         if isinstance(error, LoadFailed):
             raise
         what = f"IREE cannot read the program {artifact.main}: {error.message}"

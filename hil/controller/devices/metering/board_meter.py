@@ -12,7 +12,6 @@ from hil.controller.devices.agent_client.answers import check_power_samples
 from hil.controller.devices.agent_client.call import CallFailed
 from hil.controller.devices.board import Board
 from hil.controller.devices.metering.samples import MAX_SAMPLES, PowerSamples, make_sensor_samples
-from hil.core.power_sensor import SENSOR_KINDS
 from hil.errors import BoardUnfit, HilError, ProtocolBroken
 
 _END_SECONDS = 2.0
@@ -21,12 +20,8 @@ _LAST_SECONDS = 0.3
 
 
 def is_on_board(board: Board) -> bool:
-    """Return whether the agent reads the meter of a board. This machine reads the sensors of simulated boards."""
-    if board.meter.kind not in SENSOR_KINDS:
-        return False
-    if board.meter.where:
-        return board.meter.where == "board"
-    return not board.config.is_simulator and board.config.mcu is None
+    """Return whether the agent reads the meter of a board."""
+    return board.meter.is_agent_sensor(is_emulated=board.config.is_simulator or board.config.mcu is not None)
 
 
 class BoardMeter:

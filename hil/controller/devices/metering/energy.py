@@ -34,6 +34,8 @@ MAX_NEGATIVE = 0.05
 _ROUNDING = 1e-6
 # Largest error of the clock, relative to the length of a window.
 MAX_CLOCK_ERROR = 0.01
+# Largest error of the clock, relative to the prompt or to the steps of a generation.
+MAX_PART_ERROR = 0.05
 # A meter stopped if its samples end this long before the measurement, and this many periods.
 _MIN_END_NS, _END_PERIODS = 200_000_000, 20
 # Parts of an idle interval, whose powers give the standard error of the idle power.
@@ -122,12 +124,15 @@ def add_tokens(
     prompts: Sequence[EnergyWindow],
     steps: Sequence[EnergyWindow],
     idle: tuple[TimeRange, TimeRange],
+    *,
+    clock_error_ns: float = 0.0,
 ) -> EnergyMeasurement:
     """Add the energy of tokens to the measurement of whole generations.
 
     Args:
         prompts: the calls of the prompt in each window, with the number of prompt tokens.
         steps: the calls of the steps in each window, with the number of generated tokens; may be empty.
+        clock_error_ns: largest error of the windows' times.
     """
     if found.refused is not None:
         return found
@@ -138,14 +143,33 @@ def add_tokens(
         ("per_prompt_token", "prompt", prompts),
         ("per_generated_token", "steps", steps),
     ):
-        fewest = min((_count_range(samples, part) for one in windows for part in one.ranges), default=0)
         if not windows:
             continue
-        if fewest < MIN_SAMPLES:
-            reasons.append(f"{title}: {fewest} samples in a generation, expected at least {MIN_SAMPLES}")
+        if reason := _refuse_tokens(samples, [part for one in windows for part in one.ranges], clock_error_ns):
+            reasons.append(f"{title}: {reason}")
         else:
             energies[name] = compute_unit_energy(samples, windows, power)
     return found.replace(**energies, token_reason="; ".join(reasons))
+
+
+def _refuse_tokens(samples: PowerSamples, parts: Sequence[TimeRange], clock_error_ns: float) -> str:
+    """Return why the samples give no reliable energy of parts of generations, or ""."""
+    fewest = min(_count_range(samples, part) for part in parts)
+    if fewest < MIN_SAMPLES:
+        return f"{fewest} samples in a generation, expected at least {MIN_SAMPLES}"
+    shortest_ns = min(end - start for start, end in parts)
+    # A part is shorter than the window, for which the error of the clock was checked.
+    if clock_error_ns > MAX_PART_ERROR * shortest_ns:
+        return (
+            f"the board's clock is known to within {clock_error_ns / 1e6:.3g} ms, for {shortest_ns / 1e6:.3g} ms of a "
+            "generation"
+        )
+    period_ns = samples.period_ns
+    for start, end in parts:
+        gap = samples.find_gap(start, end)
+        if gap > _GAP_PERIODS * period_ns and gap > MAX_GAP * (end - start):
+            return f"no samples for {gap / 1e6:.3g} ms of {(end - start) / 1e6:.3g} ms of a generation"
+    return ""
 
 
 def compute_unit_energy(samples: PowerSamples, windows: Sequence[EnergyWindow], idle: IdlePower) -> UnitEnergy:
@@ -189,8 +213,9 @@ def select_gpio_windows(
         iterations, warmup: runs in each call. The GPIO marks each run, or the whole call.
 
     Raises:
-        EnergyRefused: the number of pulses in a call is neither the number of runs nor 1.
+        EnergyRefused: the samples are invalid, or the number of pulses in a call is neither the number of runs nor 1.
     """
+    _check_stream(samples)
     if not samples.gpio.size:
         raise EnergyRefused("gpio mismatch", "the meter has no column gpio")
     found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hil.controller.devices.board import Board
-from hil.controller.devices.metering.meter_factory import make_meter
+from hil.controller.devices.metering.meter_factory import make_meter, make_missing_error
 from hil.controller.devices.metering.samples import Meter, list_watts
 from hil.controller.devices.metering.simulated_meter import SimulatedMeter
 from hil.core.clock import ClockFit
@@ -25,6 +25,8 @@ class PowerWatch:
         self.problem = ""  # why there are no samples; "" without an error
 
     def __enter__(self) -> PowerWatch:
+        if self._board.config.connection.host_meter:
+            self.problem = f"no power: {make_missing_error(self._board).message}"
         if self._board.meter.is_set:
             try:
                 self._meter = make_meter(self._board)
@@ -52,7 +54,10 @@ class PowerWatch:
         is_on_board = found.clock == "board"
         if clock is None and not is_on_board:
             return []
-        watts, times = list_watts(found), found.times_ns
+        times = found.times_ns
+        if times.size != (found.joules.size or found.watts.size):  # of a package's meter
+            return []
+        watts = list_watts(found)
         stride = max(1, -(-times.size // _MAX_SAMPLES))
         values = [float(watts[at : at + stride].mean()) for at in range(0, watts.size, stride)]
         stamps = times[::stride].tolist()[: len(values)]

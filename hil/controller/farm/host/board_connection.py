@@ -16,8 +16,16 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
-from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config
+from hil.controller.farm.client.lease_session import describe_lease
+from hil.controller.farm.client.machine import get_machine_id
+from hil.controller.farm.host.inventory import (
+    BoardEntry,
+    HostInfo,
+    format_public_config,
+    format_public_console,
+    lease_config,
+    make_meter_card,
+)
 from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.controller.farm.messages import (
@@ -90,6 +98,8 @@ class BoardConnection:
             access=BoardAccess(self.config.access.users, self.config.access.groups),
             provisions=bool(self.config.provision.command),
             image=self._read_image(),
+            meter=make_meter_card(self.config),
+            console=format_public_console(self.config),
         )
 
     def _read_image(self) -> ProvisionedImage | None:
@@ -273,6 +283,7 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         - ``system``, ``kernel``, ``libc``, ``agent`` (version), ``simulated``
         - ``runtimes``, a label per runtime (version), ``devices`` (of all runtimes)
         - ``agentless`` if programs are run by command
+        - ``meter`` (kind)
 
     Args:
         info: Describe reply as a dict.
@@ -293,6 +304,7 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         "agent": info.get("agent_version"),
         "simulated": bool(info.get("simulated")) or config.simulator is not None,
         "agentless": not read_capabilities(BoardChoice(config)).sessions,
+        "meter": config.meter.kind,
         **{name: one.get("version") for name, one in runtimes.items()},
     }
     labels = {**{key: value for key, value in found.items() if value}, **config.labels}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hil.controller.devices.board import make_client
@@ -19,6 +18,7 @@ from hil.controller.farm.host.inventory import HostInfo
 from hil.controller.farm.host.jobs.job_transfer import FileCache
 from hil.controller.farm.rpc import is_image_name
 from hil.core.board_config import BoardConfig
+from hil.core.scratch import remove_tree
 from hil.core.text import TextSink
 from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
@@ -30,15 +30,21 @@ class ImageWriter:
     """Writes images with the command in ``[provision]`` of a board's config.
 
     Args:
+        folder: the board's private directory.
         get_config: returns the board's config.
         say: receives notes for the operator of the host.
         on_end: called after each attempt: the board has a new system, or an unknown state.
     """
 
     def __init__(
-        self, site: HostInfo, get_config: Callable[[], BoardConfig], say: TextSink, on_end: Callable[[], None]
+        self,
+        site: HostInfo,
+        folder: Path,
+        get_config: Callable[[], BoardConfig],
+        say: TextSink,
+        on_end: Callable[[], None],
     ) -> None:
-        self._site, self._get_config, self._say, self._on_end = site, get_config, say, on_end
+        self._site, self._folder, self._get_config, self._say, self._on_end = site, folder, get_config, say, on_end
 
     def write(self, request: pb.SwitchPower) -> None:
         """Fetch an image, write the image, and wait until the board responds.
@@ -52,15 +58,25 @@ class ImageWriter:
         if not is_image_name(request.file):
             raise UsageError(f"invalid name of an image: {request.file[:100]!r}")
         choice = BoardChoice(self._get_config())
-        self._site.files.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="image-", dir=self._site.files.parent) as folder:
-            image = Path(folder) / request.file
+        with self._make_folder() as folder:
+            image = folder / request.file
             with FarmClient(self._site.farm, patience_s=_PATIENCE_SECONDS) as farm:
                 FileCache(self._site.files).fetch(request.image, image, farm)
             try:
                 self._write_file(choice, image)
             finally:
                 self._on_end()
+
+    @contextlib.contextmanager
+    def _make_folder(self) -> Iterator[Path]:
+        """Create a directory for an image. Remove the image that a killed worker left, because images are large."""
+        folder = self._folder / "image"
+        remove_tree(folder)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
 
     def _write_file(self, choice: BoardChoice, image: Path) -> None:
         with use_console(choice.config, self._say) as console:

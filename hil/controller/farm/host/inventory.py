@@ -16,11 +16,14 @@ from typing import Any
 
 import tomlkit
 
+from hil.controller.devices.power_control.provisioned_image import format_image
+from hil.controller.farm.messages import MeterCard
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
-from hil.core.meter_config import MeterConfig
+from hil.core.meter_config import make_meter_table
 from hil.core.stack_config import StackValue
 from hil.core.variables import check_variables
 from hil.errors import UsageError
@@ -161,11 +164,12 @@ def check_name(name: str) -> str:
 
 
 def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "") -> BoardConfig:
-    """Return the board config for a lease's job, without power control, ``[measure]`` and ``[meter]``.
+    """Return the board config for a lease's job, without power control and ``[measure]``.
 
     A power switch does not check fences: a process that resumes after the lease would take the board from the next job.
     So only health checks may switch power. The returned config also has no labgrid table, because the worker already
-    has the place. The commands of ``[measure]`` do not check fences either.
+    has the place. The commands of ``[measure]`` do not check fences either. A meter does not change the board,
+    so the job uses it.
     """
     connection = replace(config.connection, address=address or config.connection.address, fence=fence, lease=lease)
     return replace(
@@ -175,20 +179,27 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
         recover=Recover(),
         labgrid=Labgrid(),
         measure=MeasureCommands(),
-        meter=MeterConfig(),
     )
 
 
-def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
-    """Return the config of :func:`lease_config` as TOML, for commands on the host."""
+def format_leased_config(
+    config: BoardConfig, address: str, fence: int, lease: str, image: ProvisionedImage | None = None
+) -> str:
+    """Return the config of :func:`lease_config` as TOML, for commands on the host.
+
+    Args:
+        image: image on the board; None if unknown.
+    """
     document = _read_document(config)
     for table in ("power", "recover", "measure", "meter", "provision", "console", "access"):
         document.pop(table, None)
-    if config.console.is_set:
+    if config.console.is_local:
         document["console"] = _make_console_table(config.console)
+    if config.meter.is_set:
+        document["meter"] = make_meter_table(config.meter)
     if config.stack:
         document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
-    document["connection"] = {"address": address, "fence": fence, "lease": lease}
+    document["connection"] = {"address": address, "fence": fence, "lease": lease, "image": format_image(image)}
     return tomlkit.dumps(document)
 
 
@@ -203,8 +214,40 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
     """Return the table ``[console]`` for a config in another directory, with the console of a labgrid place."""
     values = {name: getattr(console, name) for name in ("serial", "address", "boot") if getattr(console, name)}
     values |= {"command": list(console.command)} if console.command else {}
-    patterns = [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
-    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": patterns}
+    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": _list_pattern_tables(console)}
+
+
+def _list_pattern_tables(console: ConsoleConfig) -> list[dict[str, str]]:
+    return [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
+
+
+def format_public_console(config: BoardConfig) -> str:
+    """Return the table ``[console]`` for the config of a lease, as TOML; "" if this host cannot read a console.
+
+    The holder of the lease gets the lines through the farm.
+    """
+    return tomlkit.dumps({"patterns": _list_pattern_tables(config.console)}) if config.console.is_local else ""
+
+
+def make_meter_card(config: BoardConfig) -> MeterCard | None:
+    """Return the part of ``[meter]`` that the farm may know; None without a meter.
+
+    A user's machine must not run the commands of another config, and cannot read the files of this host. So the card
+    contains the settings only if the board's agent reads the meter.
+    """
+    meter = config.meter
+    if not meter.is_set:
+        return None
+    if not config.has_board_meter:
+        return MeterCard(kind=meter.kind)
+    return MeterCard(
+        kind=meter.kind,
+        on_board=True,
+        path=meter.path,
+        channel=meter.channel,
+        rate_hz=meter.rate_hz,
+        idle_s=meter.idle_s,
+    )
 
 
 def format_public_config(config: BoardConfig, versions: Mapping[str, str] = MappingProxyType({})) -> str:

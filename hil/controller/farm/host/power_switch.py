@@ -45,6 +45,7 @@ class PowerSwitch:
         self._board, self._get_config, self._list_leases, self._report = board, get_config, list_leases, report
         self._probe = probe or probe_board
         self._write_image = write_image
+        self.is_writing = False  # True while the host writes an image
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._results: OrderedDict[str, str | None] = OrderedDict()  # id -> error; None while the action runs
@@ -91,7 +92,11 @@ class PowerSwitch:
         if request.action == PROVISION:
             if self._write_image is None:
                 return "the host cannot write images"
-            self._write_image(request)
+            self.is_writing = True
+            try:
+                self._write_image(request)
+            finally:
+                self.is_writing = False
             return ""
         config = self._get_config()
         switch(config.power, request.action, board=self._board)

@@ -34,6 +34,7 @@ from hil.controller.farm.host.power_switch import PowerSwitch
 from hil.controller.farm.host.suspicion import is_suspicious, judge_after_probe
 from hil.controller.farm.messages import PROBE_SECONDS, BoardCard, Grant, JobResult, Kind
 from hil.controller.farm.rpc import encode_result
+from hil.core.processes import end_children
 from hil.core.results import Outcome
 from hil.core.scratch import remove_tree
 from hil.errors import EXIT_BOARD, EXIT_STAGE, FarmUnreachable, HilError
@@ -49,6 +50,8 @@ _REPORT_SECONDS = 60.0
 _LAST_TRIES, _LAST_S = 2, 3.0
 # While it stops, a worker waits this long for a power action.
 _POWER_SECONDS = 5.0
+# Then it ends the command of an image, and waits this long for the removal of the image.
+_IMAGE_SECONDS = 1.0
 # Idle time after which resources prepared for the next job are released.
 _REST_SECONDS = 30.0
 _REMEMBERED = 1000
@@ -80,7 +83,7 @@ class BoardWorker:
         self._farm: FarmClient | None = None
         self._attendance = GatewayStream(site.uplink, self.id, self)
         self._console = ConsoleEndpoint(lambda: self._way.config, site.farm, self.print_message)
-        images = ImageWriter(site, lambda: self._way.config, self.print_message, self._handle_image)
+        images = ImageWriter(site, post.folder, lambda: self._way.config, self.print_message, self._handle_image)
         self._power = PowerSwitch(
             post.name,
             lambda: self._way.config,
@@ -109,6 +112,10 @@ class BoardWorker:
             self._power.close(_POWER_SECONDS)
             self._attendance.close(_LEAVE_SECONDS)
             self._duty.release_resources()
+            if self._power.is_writing:
+                # The command has its own session, and would write to the board after other jobs started there.
+                end_children(())
+                self._power.close(_IMAGE_SECONDS)
             self._way.close()
             self._close_client()
             telemetry.flush()

@@ -41,6 +41,7 @@ class ConnectionSettings(Record, kw_only=True):
     folder: str
     fence: int
     lease: str
+    host_meter: Annotated[str, note("kind of a leased board's meter that only jobs can use; or empty")] = ""
 
 
 class RuntimeSettings(Record, kw_only=True):
@@ -123,6 +124,23 @@ class LabgridSettings(Record, kw_only=True):
     client: str
 
 
+class MeterSettings(Record, kw_only=True):
+    """The table [meter]."""
+
+    kind: Annotated[str, note("empty without a meter")]
+    command: list[str]
+    path: str
+    where: Annotated[str, note("`board`, `host`, or empty for the default")]
+    columns: list[str]
+    clock: str
+    channel: int
+    rate_hz: float
+    windows: str
+    idle_s: float
+    start_s: float
+    options: dict[str, Any]
+
+
 class BoardSettings(Record, kw_only=True):
     """A board config."""
 
@@ -141,6 +159,7 @@ class BoardSettings(Record, kw_only=True):
     recover: RecoverSettings
     console: ConsoleSettings
     provision: ProvisionSettings
+    meter: MeterSettings
     stack: Annotated[dict[str, dict[str, Any]], note("part -> `text`, or the `command` or `board` command")] = {}
     simulator: SimulatorSettings | None
     labgrid: LabgridSettings

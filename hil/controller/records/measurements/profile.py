@@ -40,3 +40,4 @@ class ProfileHead(Record, kw_only=True):
         Ticks | None, note("of an emulated board, whose clock counts instructions: the profile then has no rows")
     ] = None
     stack: Annotated[dict[str, str], note("part of the board's stack -> version; empty if unknown")] = {}
+    flags: Annotated[list[str], note("flags of the compiler; empty in profiles of earlier versions")] = []

@@ -36,7 +36,7 @@ class PeakPoint(Record, kw_only=True):
 class PeakValue(Record, kw_only=True):
     """Peak in operations or bytes per second."""
 
-    rate: Annotated[float, note("per second; per instruction with this clock", gt=0, lt=1e21)]
+    rate: Annotated[float, note("per second; per instruction with this clock", ge=1e-6, lt=1e21)]
     interval: Annotated[Interval | None, note("null with too few iterations, and for a value of a data sheet")] = None
     spread: Annotated[
         float | None, note("distance from p10 to p90 of the times, divided by p50; null for a value of a data sheet")

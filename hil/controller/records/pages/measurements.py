@@ -39,7 +39,7 @@ class MovedNumber(Record, kw_only=True):
     """Number of a case on both sides."""
 
     pair: MovedCase
-    what: Annotated[str, note("device_p50_ns, artifact_bytes, max_abs or sqnr_db")]
+    what: Annotated[str, note("device_p50_ns, artifact_bytes, joules, max_abs or sqnr_db")]
     before: Number
     after: Number
     count_before: int

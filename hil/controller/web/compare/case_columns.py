@@ -24,14 +24,15 @@ _TYPE = np.dtype(
         *((name, np.int32) for name in ("name", "number", "outcome", "ended", "message", "output")),
         *((name, np.int64) for name in ("program", "comparable")),
         # NaN means None, because the index never stores NaN.
-        *((name, np.float64) for name in ("device_p50_ns", "device_p90_ns", "program_bytes", "max_abs", "sqnr_db")),
+        *((name, np.float64) for name in ("device_p50_ns", "device_p90_ns", "program_bytes", "joules")),
+        *((name, np.float64) for name in ("max_abs", "sqnr_db")),
     ]
 )
 _OUTPUT = np.dtype([("name", np.int32), ("output", np.int32), ("max_abs", np.float64), ("sqnr_db", np.float64)])
 NO_OUTPUTS = np.empty(0, _OUTPUT)
 # Maximum outputs to compare, for cases with multiple outputs.
 MAX_OUTPUTS = 1_000_000
-# A million cases need 80 MB, so the cache holds 6 sessions with 50,000 cases, or 600 sessions with 500 cases.
+# A million cases need 88 MB, so the cache holds 6 sessions with 50,000 cases, or 600 sessions with 500 cases.
 RESULTS = Results(24 << 20, at_once=2)
 
 

@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = {
     UNCHANGED: "Same outcome",
     "device_p50_ns": "Device time",
     "artifact_bytes": "Program size",
+    "joules": "Energy",
     "max_abs": "Largest error",
     "sqnr_db": "SQNR",
 }

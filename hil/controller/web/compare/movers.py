@@ -29,6 +29,7 @@ from hil.controller.web.compare.side_cases import (
 )
 from hil.controller.workloads.suites.reports.changes import (
     ITERATIONS,
+    has_energy_changed,
     has_error_changed,
     has_size_changed,
     has_sqnr_changed,
@@ -36,12 +37,13 @@ from hil.controller.workloads.suites.reports.changes import (
 )
 
 Mask = npt.NDArray[np.bool_]
-NUMBERS = ("device_p50_ns", "artifact_bytes", "max_abs", "sqnr_db")
+NUMBERS = ("device_p50_ns", "artifact_bytes", "joules", "max_abs", "sqnr_db")
 NOTHING, SAME = "not comparable", "no difference"
 # Verdicts for an improvement and for a regression.
 WORDS: Mapping[str, tuple[str, str]] = {
     "device_p50_ns": ("faster", "slower"),
     "artifact_bytes": ("smaller", "larger"),
+    "joules": ("less energy", "more energy"),
     "max_abs": ("closer", "further off"),
     "sqnr_db": ("closer", "further off"),
 }
@@ -249,6 +251,9 @@ def _merge_movers(a: Movers, b: Movers) -> Movers:
 def _mask_changed(what: str, before: Floats, after: Floats) -> Mask:
     if what == "artifact_bytes":
         found = (before != 0) & (after != 0) & has_size_changed(before, after)
+    elif what == "joules":
+        # An energy of 0 or less is an error of the idle power.
+        found = (before > 0) & (after > 0) & has_energy_changed(before, after)
     else:
         found = has_error_changed(before, after) if what == "max_abs" else has_sqnr_changed(before, after)
     return np.asarray(found, np.bool_)

@@ -58,7 +58,13 @@ MEASURES: Mapping[str, HistoryMeasure] = {
     "abs": HistoryMeasure("max_abs", "largest error", True, math.log(2.0), 1),
     "sqnr": HistoryMeasure("sqnr_db", "SQNR", False, 1.0, -1),
 }
-_OF_MOVER = {"device_p50_ns": "device", "artifact_bytes": "size", "max_abs": "abs", "sqnr_db": "sqnr"}
+_OF_MOVER = {
+    "device_p50_ns": "device",
+    "artifact_bytes": "size",
+    "joules": "energy",
+    "max_abs": "abs",
+    "sqnr_db": "sqnr",
+}
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hil.controller.analysis.roofline.peak_store import store_peaks
 from hil.controller.analysis.roofline.probes import Probe
-from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.devices.board_choice import BoardChoice, pin_choice
 from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.measurements.roofline import BoardPeaks, PeakType
 from hil.controller.storage.run_context import Progress
@@ -62,10 +62,19 @@ def measure_board(request: PeakJob, choice: BoardChoice, screen: Progress) -> tu
     is_gpu = get_driver(device) in GPU_DRIVERS
     is_small = choice.config.mcu is not None
 
+    job = request.job
+
     def measure_probe(probe: Probe) -> TimedProbe:
+        nonlocal job
         if is_gpu and runtime == _DEVICE_TIMED:
-            return time_on_device(probe, request.job, screen)
-        return time_with_bench(probe, request.job, request.min_time_s, screen)
+            timed = time_on_device(probe, job, screen)
+        else:
+            timed = time_with_bench(probe, job, request.min_time_s, screen)
+        pinned = pin_choice(choice, timed.provenance.board)
+        if choice.address and pinned is not choice:
+            # A selector of a farm may match several boards: run all programs on the board of the first one.
+            job = replace(job, board=pinned.address)
+        return timed
 
     search = PeakSearch(measure_probe, screen.note, is_small=is_small)
     if request.memory_mib is not None:

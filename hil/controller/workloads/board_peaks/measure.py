@@ -11,7 +11,7 @@ from hil.controller.analysis.roofline.probes import ITEM_BYTES, Probe, round_siz
 from hil.controller.records.measurements.roofline import BoardPeaks, PeakPoint, PeakType, PeakValue
 from hil.controller.workloads.board_peaks.timers import TimedProbe, Timer
 from hil.core.text import TextSink
-from hil.errors import BoardError, StageError
+from hil.errors import BoardError, StageError, UsageError
 
 # Sizes of matmuls, in order. A microcontroller has little memory.
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -143,8 +143,13 @@ class PeakSearch:
     def _measure_point(self, probe: Probe) -> TimedProbe:
         self.say(f"measuring {probe.kernel} {probe.dtype}, {_describe_size(probe.kernel, probe.size)}")
         timed = self.timer(probe)
-        self.points.append(timed.point)
         self.first = self.first or timed
+        boards = [one.provenance.board for one in (self.first, timed)]
+        if boards[0] != boards[1]:
+            raise UsageError(
+                f"the programs ran on different boards, {boards[0]} and {boards[1]}", hint="select a single board"
+            )
+        self.points.append(timed.point)
         return timed
 
     def _get_memory_limit(self) -> int:

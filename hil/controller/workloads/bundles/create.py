@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.bundles import Bundle, MethodTestCase, MethodTestSuite, Signature
-from hil.bundles.checks import check_inputs
+from hil.bundles.checks import check_cases, check_inputs
 from hil.compare.criteria import select_criteria
 from hil.controller.backends.references import (
     choose_default_references,
@@ -47,11 +47,14 @@ from hil.controller.workloads.bundles.methods import (
     read_signatures,
     settle_signatures,
 )
+from hil.controller.workloads.bundles.narrow_cases import narrow_cases
 from hil.core import own_version
 from hil.core.arithmetic import FLOAT32
-from hil.core.results import Artifact, Model
+from hil.core.narrow_integers import is_narrowed
+from hil.core.results import Artifact, Model, RunResult
 from hil.core.runtimes import choose_runtime
 from hil.core.scratch import make_temporary_folder
+from hil.core.tensors import Array
 from hil.errors import UsageError
 
 
@@ -129,6 +132,8 @@ def create_bundle(
         ]
         if artifact.carried:
             signatures, suites = _add_carried_inputs(artifact, signatures, suites)
+        if is_narrowed(artifact.flags):
+            signatures, suites = narrow_cases(signatures, suites)
         model = models[0]
         # This data contains no times or random values, so that a repeated creation gives the same bundle.
         made = {
@@ -310,6 +315,13 @@ class _Cases:
         if len(case.expected_outputs):
             if is_rewritten(model, [self.program.compiler]):
                 check_rewrites(model, inputs, **settings)
+            (checked,) = check_cases(method, signature, [case])
+            expected = list(checked.expected_outputs.values())
+            if options.atol is None and not case.noise and len(expected) == len(model.outputs or ()):
+                self.say(f"measuring the rounding noise of {case.name}")
+                named = zip((spec.name for spec in model.outputs or ()), expected, strict=True)
+                given = RunResult(case.source, dict(named))
+                case = replace(case, noise=self._measure_noise(signature, model, inputs, given))
             return case if case.source else replace(case, source="given with the case")
         self.say(f"computing the reference for {case.name}")
         if options.references:
@@ -318,19 +330,24 @@ class _Cases:
             result, _ = run_reference_with_fallback(model, inputs, runtime=self.program.runtime, **settings)
         if is_rewritten(model, [self.program.compiler, result.provenance["reference"]]):
             check_rewrites(model, inputs, **settings)
-        outputs = list(result.outputs.values())
-        # Store the noise in the bundle, because runs of the bundle have no reference to measure it.
-        measured = select_relevant_noise(result.outputs, measure_noise(model, inputs, result, **settings))
-        names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
-        noise = {name: measured[theirs] for name, theirs in names if theirs in measured}
         return replace(
             case,
             inputs=inputs,
-            expected_outputs=outputs,
+            expected_outputs=list(result.outputs.values()),
             source=result.source,
-            noise=noise,
+            noise=self._measure_noise(signature, model, inputs, result),
             relation=result.relation,
         )
+
+    def _measure_noise(
+        self, signature: Signature, model: Model, inputs: Mapping[str, Array], result: RunResult
+    ) -> dict[str, Array]:
+        """Return output name -> noise. A bundle contains it, because its runs have no reference to measure it."""
+        measured = measure_noise(model, inputs, result, **self._work)
+        wanted = {name: noise for name, noise in measured.items() if name in result.outputs}
+        relevant = select_relevant_noise(result.outputs, wanted)
+        names = zip((spec.name for spec in signature.outputs), result.outputs, strict=True)
+        return {name: relevant[theirs] for name, theirs in names if theirs in relevant}
 
 
 def _list_symbols(signature: Signature) -> set[str]:

@@ -145,8 +145,19 @@ def _plan_case(store: HistoryStore, baseline: Sequence[HistoryEntry], new: Histo
     choices = [number for number in stored if number <= wanted]
     old = usable[choices[-1] if choices else wanted]
     is_stored = bool(choices) and store.program(new.program) is not None
-    energy = compare_energies(old.energy, new.energy, min_effect)
+    energy = _compare_energy(old, new, min_effect)
     return GateCase(new, old, suspect, is_stored, _compare_instructions(old, new), energy)
+
+
+def _compare_energy(old: HistoryEntry, new: HistoryEntry, min_effect: float) -> EnergyComparison | None:
+    """Compare the stored energies of two entries; None if they are not comparable.
+
+    Boards of the same kind differ, and so do their meters. Other programs on the board also need energy (grade F).
+    """
+    is_other_board = old.board.id and new.board.id and old.board.id != new.board.id
+    if is_other_board or not is_comparable(old.grade) or not is_comparable(new.grade):
+        return None
+    return compare_energies(old.energy, new.energy, min_effect)
 
 
 def _compare_instructions(old: HistoryEntry, new: HistoryEntry) -> InstructionComparison | None:

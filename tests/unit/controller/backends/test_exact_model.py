@@ -15,6 +15,7 @@ from hil.controller.backends.references.runners.exact_model import make_exact, n
 from hil.controller.backends.references.runners.onnx import open_exact_session
 
 UINT8, INT8, INT32, FLOAT = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32, TensorProto.FLOAT
+FLOAT16, BOOL = TensorProto.FLOAT16, TensorProto.BOOL
 RNG = np.random.default_rng(0)
 A = RNG.integers(200, 256, (4, 64)).astype(np.uint8)
 B = RNG.integers(100, 128, (64, 8)).astype(np.int8)
@@ -128,3 +129,62 @@ def test_exact_session_reads_external_weights(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     assert (answer(tmp_path / "m.onnx", a=A) == EXACT).all()
+
+
+# float16: each operator rounds its result.
+X = RNG.uniform(0.5, 2, 64).astype(np.float32)
+HALF = X.astype(np.float16)
+CHAIN = [helper.make_node("Mul", ["h", "h"], ["m"]), helper.make_node("Add", ["m", "h"], ["a"])]
+CHAIN_EXACT = HALF * HALF + HALF
+NARROW, WIDEN = helper.make_node("Cast", ["x"], ["h"], to=FLOAT16), helper.make_node("Cast", ["a"], ["y"], to=FLOAT)
+
+
+def test_roundings_between_casts_are_kept(save_onnx: Save) -> None:
+    path = save_onnx([NARROW, *CHAIN, WIDEN], [("x", FLOAT, (64,))], [("y", FLOAT, (64,))])
+    np.testing.assert_array_equal(answer(path, x=X), CHAIN_EXACT.astype(np.float32))
+
+
+def test_roundings_of_half_models_are_kept(save_onnx: Save) -> None:
+    path = save_onnx(CHAIN, [("h", FLOAT16, (64,))], [("a", FLOAT16, (64,))])
+    np.testing.assert_array_equal(answer(path, h=HALF), CHAIN_EXACT)
+
+
+def test_overflow_of_half_values_is_kept(save_onnx: Save) -> None:
+    nodes = [helper.make_node("Mul", ["h", "h"], ["m"]), helper.make_node("Div", ["m", "h"], ["a"])]
+    path = save_onnx(nodes, [("h", FLOAT16, (1,))], [("a", FLOAT16, (1,))])
+    assert np.isinf(answer(path, h=np.array([300], np.float16)))
+
+
+def test_roundings_of_subgraphs_and_functions_are_kept(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    branch = helper.make_graph(CHAIN, "branch", [], [value("a", FLOAT16, [64])])
+    choice = helper.make_node("If", ["c"], ["b"], then_branch=branch, else_branch=branch)
+    function = helper.make_function("own", "Chain", ["h"], ["a"], CHAIN, opset_imports=[helper.make_opsetid("", 17)])
+    call = helper.make_node("Chain", ["b"], ["z"], domain="own")
+    graph = helper.make_graph(
+        [NARROW, choice, call, helper.make_node("Cast", ["z"], ["y"], to=FLOAT)],
+        "g",
+        [value("x", FLOAT, [64]), value("c", BOOL, [])],
+        [value("y", FLOAT, [64])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    onnx.save(helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    found = answer(tmp_path / "m.onnx", x=X, c=np.array(True))
+    np.testing.assert_array_equal(found, (CHAIN_EXACT * CHAIN_EXACT + CHAIN_EXACT).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs"),
+    [
+        ([NARROW, helper.make_node("Cast", ["h"], ["y"], to=FLOAT)], [("x", FLOAT, (64,))]),
+        ([helper.make_node("Cast", ["h"], ["y"], to=FLOAT)], [("h", FLOAT16, (64,))]),
+    ],
+)
+def test_needs_rewriting_detects_half_values(save_onnx: Save, nodes: Any, inputs: Any) -> None:
+    assert needs_rewriting(save_onnx(nodes, inputs, [("y", FLOAT, (64,))]))
+
+
+def test_needs_rewriting_detects_half_weights(save_onnx: Save) -> None:
+    nodes = [helper.make_node("Cast", ["w"], ["f"], to=FLOAT), helper.make_node("Mul", ["x", "f"], ["y"])]
+    weights = [numpy_helper.from_array(HALF, "w")]
+    assert needs_rewriting(save_onnx(nodes, [("x", FLOAT, (64,))], [("y", FLOAT, (64,))], weights))

@@ -56,6 +56,17 @@ node = helper.make_node
 
 
 @pytest.mark.parametrize("terms", [64, 4096])
+def test_half_product_error_is_one_rounding(terms: int) -> None:
+    """Operators sum in float32 and round the result once, so that the length of the sum does not count."""
+    nodes = [node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16), node("MatMul", ["h", "w"], ["m"])]
+    nodes.append(node("Cast", ["m"], ["y"], to=TensorProto.FLOAT))
+    x, w = floats(4, terms), floats(terms, 64).astype(np.float16)
+    found = float(np.sqrt(np.mean(np.square(moves(graph(nodes, x, 2, w=w), x)))))
+    unit = float(np.finfo(np.float16).eps) / 2 / np.sqrt(3)
+    assert 0.5 * unit < found < 2 * unit
+
+
+@pytest.mark.parametrize("terms", [64, 4096])
 def test_product_error_grows_with_root_of_length(terms: int) -> None:
     x, w = floats(4, terms), floats(terms, 64)
     found = float(np.median(moves(graph([node("MatMul", ["x", "w"], ["y"])], x, 2, w=w), x)))

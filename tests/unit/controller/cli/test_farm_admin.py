@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,9 @@ class Farm:
         return parsed(what, ANSWERS[what])
 
     do = ask
+
+    def upload(self, files: Mapping[str, Path]) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -131,3 +136,31 @@ def test_drain_waits_for_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_drain_rejects_unclear_choice(monkeypatch: pytest.MonkeyPatch, words: list[str], text: str) -> None:
     assert text in str(invoke(monkeypatch, *words).exception)
+
+
+@pytest.mark.parametrize(
+    ("state", "user", "code", "reason"),
+    [
+        ("online", "", 0, ""),
+        ("quarantined", "", 4, "health check failed"),
+        ("suspect", "root", 0, "the farm checks the board after your lease"),
+        ("quarantined", "root", 4, "health check failed"),
+    ],
+)
+def test_image_ends_with_the_check_or_during_the_users_lease(
+    state: str, user: str, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "card.img"
+    image.write_bytes(b"system")
+    found = board("pi", state, user=user, provisions=True, reason="health check failed")
+    answers = {"boards": [found], "provision": {"state": state}, "me": {**ANSWERS["me"], "rights": ["provision"]}}
+    for name, answer in answers.items():
+        monkeypatch.setitem(ANSWERS, name, answer)
+    monkeypatch.setattr("hil.controller.farm.client.client.FarmClient", Farm)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the command waits"))
+    monkeypatch.setenv("HIL_FARM", "unix:/nowhere")
+    monkeypatch.setenv("HIL_FARM_TOKEN", "token")
+    done = CliRunner().invoke(farm, ["provision", "pi", "--image", str(image), "--json"], catch_exceptions=False)
+    document = json.loads(done.stdout)
+    check_document(document, "farm provision", "farm")
+    assert (document["exit_code"], document["state"], document["reason"]) == (code, state, reason)

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hil.controller.farm.messages import BoardCard, JobResult, JobSpec, Kind, Submission
+from hil.controller.farm.messages import BoardCard, JobResult, JobSpec, Kind, MeterCard, Submission
 from hil.controller.farm.rpc import (
     decode_card,
     decode_json_object,
@@ -37,6 +37,11 @@ _RESULT = JobResult(1, "FAIL", "they differ", record={"a": [1]}, files={"run.jso
 _DOCUMENTS: list[tuple[Callable[[Any], Any], Callable[[Any], Message], Any]] = [
     (decode_submission, encode_submission, _SUBMISSION),
     (decode_card, encode_card, _CARD),
+    (
+        decode_card,
+        encode_card,
+        _CARD.replace(meter=MeterCard(kind="hwmon", on_board=True, path="/sys/h", rate_hz=50.0)),
+    ),
     (decode_result, encode_result, _RESULT),
 ]
 
@@ -159,6 +164,7 @@ def test_result_rejects_invalid_fields(wrong: dict[str, Any]) -> None:
         (_RESULT, encode_result, {"timings": {"run": "long"}}),
         (_RESULT, encode_result, {"board_ns": (0, 10**4000)}),
         (_CARD, encode_card, {"fence": 1 << 63}),
+        (_CARD, encode_card, {"meter": MeterCard(kind="hwmon", channel=1 << 40)}),
         (_CARD, encode_card, {"site": None, "name": 5}),
         (_CARD, encode_card, {"labels": {"a": {}}}),
         (_CARD, encode_card, {"labels": {"a": [1]}}),

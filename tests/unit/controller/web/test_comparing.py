@@ -71,6 +71,31 @@ def test_comparison_matches_suite_diff(tmp_path, compared):
     assert (found.device_cases, found.device_few) == (told.device_cases, told.device_few)
 
 
+def test_comparison_and_suite_diff_report_changed_energy(tmp_path, compared):
+    def measured(**joules):
+        energies = {
+            name: {"meter": "file", "per_inference": {"joules": j, "interval": None}} for name, j in joules.items()
+        }
+        return [case(name, energy=energy) for name, energy in energies.items()]
+
+    a = suite_run(
+        tmp_path / "runs" / "a", [*measured(more=1e-3, less=2e-3, same=1e-3, offset=-1e-9), case("unmeasured")]
+    )
+    b = suite_run(tmp_path / "runs" / "b", measured(more=1.3e-3, less=1e-3, same=1.1e-3, offset=1e-3, unmeasured=1e-3))
+    found = {one.pair.name: one.verdict for one in compared(["a"], ["b"]).movers if one.what == "joules"}
+    assert found == {
+        "more": "more energy",
+        "less": "less energy",
+        "same": "no difference",
+        "offset": "no difference",
+    }
+    told = {(one.id, one.worse) for one in compare_runs(a, b).changed if one.what == "joules"}
+    assert told == {("more", True), ("less", False)}
+    with asking(tmp_path / "runs") as client:
+        page = client.get("/compare?a=a&b=b&show=joules").text
+        assert "1.3 mJ" in page and "what=energy" in page
+
+
 def test_comparison_matches_outputs_by_name(tmp_path, compared):
     """Each side has another worst output; they must not be compared with each other."""
     features, prob = comparison(name="features", sqnr_db=133.0, max_abs=2e-6), comparison(name="prob")

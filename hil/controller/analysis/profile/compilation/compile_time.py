@@ -19,6 +19,7 @@ from hil.controller.models.compiling import CachedCall, call_isolated, convert_c
 from hil.controller.models.conversions import convert_to_onnx
 from hil.core.clock import get_time_ns
 from hil.core.files import MAX_FILE_BYTES, read_file, read_text
+from hil.core.narrow_integers import is_narrowed
 from hil.core.processes import make_module_command
 from hil.core.results import Model
 from hil.core.scratch import make_temporary_folder
@@ -246,7 +247,7 @@ def compile_iree(model: str, format: str, dims: Mapping[str, int], flags: Sequen
             from hil.controller.backends.compilers.onnx_to_mlir import convert
 
             source, begin = folder / "model.mlirbc", get_time_ns()
-            convert(Path(model), dims, None, source, folder / "params.irpa", None)
+            convert(Path(model), dims, None, source, folder / "params.irpa", None, narrow=is_narrowed(flags))
             phases.append(["import", begin, get_time_ns(), []])
         out = folder / "main.vmfb"
         command = make_module_command("hil.controller.analysis.profile.compilation.compile_phases")

@@ -77,7 +77,7 @@ def _assign_dispatches(computed: Sequence[OpTicks], find: Callable[[str], int | 
 
 def _pair_by_order(operators: Sequence[NpuOperator], computed: Sequence[OpTicks]) -> dict[str, int]:
     """Return node -> operator; empty if the numbers of convolutions, products or poolings differ."""
-    types = {node: op_type for one in computed for node, op_type in zip(one.onnx_nodes, one.op_types, strict=True)}
+    types = {node: op_type for one in computed for node, op_type in zip(one.onnx_nodes, one.op_types, strict=False)}
     pairs: dict[str, int] = {}
     for kind, (of_vela, of_onnx) in _KINDS.items():
         places = [place for place, one in enumerate(operators) if one.op_type in of_vela]

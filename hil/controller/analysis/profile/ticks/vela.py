@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import re
 import subprocess
 import sys
@@ -47,8 +48,9 @@ def estimate_cycles(model: Path, accelerator: str) -> NpuEstimate:
     with make_temporary_folder("hil-vela-") as name:
         folder = Path(name)
         printed = _run_vela(model, accelerator, folder)
-        rows = _read_table(folder, f"{model.stem}_per-layer.csv")
-        (summary,) = _read_table(folder, f"{model.stem}_summary_*.csv")
+        stem = glob.escape(model.stem)
+        rows = _read_table(folder, f"{stem}_per-layer.csv")
+        summary = next(iter(_read_table(folder, f"{stem}_summary_*.csv")), {})
     try:
         operators = _merge_rows(rows, _read_reasons(printed))
         return NpuEstimate(
@@ -64,7 +66,7 @@ def estimate_cycles(model: Path, accelerator: str) -> NpuEstimate:
             sram_bytes=round(float(summary["sram_memory_used"]) * 1024),
             operators=operators,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, OverflowError, ValueError) as error:
         raise _make_format_error(version) from error
 
 

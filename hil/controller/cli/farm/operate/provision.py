@@ -28,6 +28,7 @@ _LIMIT_SECONDS = 4 * 3600 + 30.0
 _CHECK_SECONDS, _LOOK_SECONDS = 300.0, 0.5
 _CHECKING = (BoardState.SUSPECT.value, BoardState.DRAINING.value)
 _GOOD = (BoardState.ONLINE.value, BoardState.MAINTENANCE.value)
+_LATER = "the farm checks the board after your lease"
 
 
 @make_command(epilog="Example: hil farm provision rpi5-3 --image sdcard.img")
@@ -39,13 +40,14 @@ def provision(board: str, image: Path, as_json: bool) -> int:
 
     You need the right `provision` (hil farm token add --right provision) or the role admin. BOARD must be free, or
     leased by you. No job starts on BOARD until it has passed the check. The farm quarantines a board that fails the
-    check. Ctrl-C does not stop the host. Later records of BOARD contain the image's SHA-256. Exit code: 0 if the board
-    passes the check, 4 otherwise.
+    check. The farm checks a board that you lease after the end of the lease. Ctrl-C does not stop the host. Later
+    records of BOARD contain the image's SHA-256. Exit code: 0 if the board passes the check or responds during your
+    lease, 4 otherwise.
     """
     sha256 = digest_image(image)
     start = time.monotonic()
     with connect_farm() as farm:
-        _check_request(farm, board)
+        user = _check_request(farm, board)
         name = f"sha256:{sha256}"
         if not as_json:
             print_message(f"uploading {image.name} (sha256 {sha256[:12]})")
@@ -53,15 +55,16 @@ def provision(board: str, image: Path, as_json: bool) -> int:
         if not as_json:
             print_message(f"writing {image.name} to {board}")
         farm.do("provision", name=board, file=image.name, image=name, limit_s=_LIMIT_SECONDS)
-        found = _wait_for_check(farm, board)
-    passed = found.state in _GOOD
+        found = _wait_for_check(farm, board, user)
+    is_leased = found.user == user and found.state in _CHECKING
+    passed = is_leased or found.state in _GOOD
     report = FarmProvisionReport(
         board=board,
         file=image.name,
         sha256=sha256,
         seconds=time.monotonic() - start,
         state=found.state,
-        reason="" if found.state == BoardState.ONLINE.value else found.reason,
+        reason="" if found.state == BoardState.ONLINE.value else _LATER if is_leased else found.reason,
         exit_code=EXIT_OK if passed else EXIT_BOARD,
     )
     reason = f": {report.reason}" if report.reason else ""
@@ -69,8 +72,8 @@ def provision(board: str, image: Path, as_json: bool) -> int:
     return answer(as_json, report, *lines)
 
 
-def _check_request(farm: FarmClient, name: str) -> None:
-    """Raise an error for a request that the farm would refuse, before the upload of the image."""
+def _check_request(farm: FarmClient, name: str) -> str:
+    """Raise an error for a request that the farm would refuse, before the upload of the image. Return the user."""
     boards: list[FarmBoard] = farm.ask("boards")
     board = next((one for one in boards if one.name == name), None)
     if board is None:
@@ -91,16 +94,17 @@ def _check_request(farm: FarmClient, name: str) -> None:
         )
     if board.user and board.user != user.user:
         raise AccessRefused(f"{name} is used by {board.user}", hint=f"wait for its end: hil farm drain {name} --wait")
+    return user.user
 
 
-def _wait_for_check(farm: FarmClient, name: str) -> FarmBoard:
-    """Return the board after its check. A board that the user leases is checked after the lease."""
+def _wait_for_check(farm: FarmClient, name: str, user: str) -> FarmBoard:
+    """Return the board after its check, or immediately if the user leases it, because the check follows the lease."""
     deadline = time.monotonic() + _CHECK_SECONDS
     while True:
         boards: list[FarmBoard] = farm.ask("boards")
         board = next((one for one in boards if one.name == name), None)
         if board is None:
             raise UsageError(f"board {name!r} was removed from the farm")
-        if board.state not in _CHECKING or time.monotonic() > deadline:
+        if board.state not in _CHECKING or board.user == user or time.monotonic() > deadline:
             return board
         time.sleep(_LOOK_SECONDS)

@@ -22,6 +22,7 @@ _DEVICE_RATIO = 1.2
 _SQNR_DB = 1.0
 _MAX_ABS_RATIO = 2.0
 _BYTES_RATIO = 1.02
+_ENERGY_RATIO = 1.2
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Numbers:
     # max_abs, sqnr_db: the worst value over all outputs.
     max_abs: float | None = None
     sqnr_db: float | None = None
+    joules: float | None = None  # energy of an inference
     outputs: Mapping[str, Numbers] = field(default_factory=dict)  # output name -> max_abs and sqnr_db
 
     @classmethod
@@ -52,6 +54,7 @@ class Numbers:
             record.artifact_bytes,
             worst["max_abs"],
             worst["sqnr_db"],
+            unit.joules if (unit := record.energy and record.energy.per_inference) else None,
             {
                 one.name: cls(max_abs=parse_number(one.max_abs), sqnr_db=parse_number(one.sqnr_db))
                 for one in record.outputs
@@ -97,6 +100,10 @@ def iter_changes(was: Numbers, now: Numbers, *, size_counts: bool = True) -> Ite
     a, b = was.artifact_bytes, now.artifact_bytes
     if size_counts and a and b and has_size_changed(a, b):
         yield NumberChange("artifact_bytes", a, b, b / a, b > a)
+    a, b = was.joules, now.joules
+    # An energy of 0 or less is an error of the idle power.
+    if a and b and min(a, b) > 0 and has_energy_changed(a, b):
+        yield NumberChange("joules", a, b, b / a, b > a)
     for what in ("max_abs", "sqnr_db"):
         found = [change for name, a, b in _pair_outputs(was, now) if (change := _find_error_change(what, name, a, b))]
         if found:
@@ -134,6 +141,11 @@ def time_changed(a: Any, b: Any, faster_p90_ns: Any) -> Any:
 def has_size_changed(a: Any, b: Any) -> Any:
     """Return whether a program's size changed. Both must be nonzero."""
     return _exceeds_ratio(a, b, _BYTES_RATIO)
+
+
+def has_energy_changed(a: Any, b: Any) -> Any:
+    """Return whether an energy changed. Both must be positive."""
+    return _exceeds_ratio(a, b, _ENERGY_RATIO)
 
 
 def has_error_changed(a: Any, b: Any) -> Any:

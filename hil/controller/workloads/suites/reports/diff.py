@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hil.controller.records.commands.models import DiffedNumber, DiffedRun, OutcomeChange, SuiteDiff
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import ABSENT, NOT_RUN, classify_outcome, is_failing
-from hil.controller.storage.screen.texts import format_count, format_seconds, line
+from hil.controller.storage.screen.texts import format_count, format_joules, format_seconds, line
 from hil.controller.workloads.suites.reports.changes import (
     ITERATIONS,
     Numbers,
@@ -35,6 +35,7 @@ _MOVED = ("broke", "fixed", "still_failing", "new", "gone")
 _CHANGES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "device_p50_ns": ("device time", lambda value: format_seconds(value / 1e9)),
     "artifact_bytes": ("artifact size", lambda value: f"{value / 1024:.1f} KiB"),
+    "joules": ("energy", format_joules),
     "max_abs": ("largest error", "{:.4g}".format),
     "sqnr_db": ("SQNR", "{:.4g} dB".format),
 }
@@ -45,9 +46,9 @@ class CaseNumberChange:
     """A number of a case that changed by more than noise."""
 
     id: str
-    # ``device_p50_ns``, ``artifact_bytes``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``). Device times are
-    # compared if both runs timed enough iterations. A change also requires that the slower median exceeds 90 % of the
-    # faster run's times.
+    # ``device_p50_ns``, ``artifact_bytes``, ``joules``, ``max_abs`` or ``sqnr_db`` (the last two for ``output``).
+    # Device times are compared if both runs timed enough iterations. A change also requires that the slower median
+    # exceeds 90 % of the faster run's times.
     what: str
     before: float
     after: float

@@ -115,6 +115,10 @@ def test_read_csv_rejects_table_truncated_in_a_row(tmp_path):
         ("name,time\nconv,3\n", "got columns name, time"),
         (",".join(COLUMNS) + "\nmade,0\n", "line 2: expected 17 cells, got 2"),
         (",".join(COLUMNS) + "\nr,one,b,iree,op,compute,,,1,2,board,,,,,,\n", "line 2: invalid literal for int"),
+        (
+            ",".join(COLUMNS) + f"\nr,1,b,iree,op,compute,,,1,2,board,,,,,{400 * '9'},\n",
+            "line 2: 9+ is not an integer of 64",
+        ),
         (",".join(COLUMNS) + '\nr,1,"b', "is truncated"),
         ("\xff\xfe\n", "got columns"),
     ],

@@ -103,6 +103,19 @@ def test_estimate_reports_unknown_output_of_vela(fake_vela: None, monkeypatch: p
         estimate_cycles(TFLITE / "digits_int8.tflite", "ethos-u55-128")
 
 
+@pytest.mark.parametrize("summary", [SUMMARY.splitlines()[0], "", SUMMARY.replace("824", "inf")])
+def test_estimate_reports_unusable_summary(summary: str, fake_vela: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SUMMARY", summary)
+    with pytest.raises(CompileFailed, match=r"unsupported output of Vela 5\.2\.0"):
+        estimate_cycles(TFLITE / "digits_int8.tflite", "ethos-u55-128")
+
+
+def test_name_of_model_may_contain_wildcards(fake_vela: None, tmp_path: Path) -> None:
+    model = tmp_path / "net[8*8].tflite"
+    model.write_bytes((TFLITE / "digits_int8.tflite").read_bytes())
+    assert estimate_cycles(model, "ethos-u55-128").cycles == 824
+
+
 def test_estimate_rejects_other_formats() -> None:
     with pytest.raises(UsageError, match="Vela accepts only TFLite models") as caught:
         estimate_cycles(DIGITS / "digits_cnn.onnx", "ethos-u55-128")

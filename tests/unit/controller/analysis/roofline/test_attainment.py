@@ -7,6 +7,7 @@ from support.made_profiles import profile, row
 from support.rooflines import make_peaks
 
 from hil.controller.analysis.roofline.attainment import ABOVE_PEAK, compute_roofline, find_dtype, limit_time
+from hil.controller.records.base import Interval
 from hil.controller.records.measurements.roofline import ModelWork, OperatorWork, PeakValue
 from hil.core.clock import ClockFit
 from hil.core.timeline import InvokeTiming, OpRow, Profile, Span
@@ -188,6 +189,22 @@ def test_rows_group_by_node_and_type() -> None:
 )
 def test_dtype_comes_from_the_inputs(shapes: str, expected: str | None) -> None:
     assert find_dtype(shapes) == expected
+
+
+@pytest.mark.parametrize("ends", [(1e-310, 2e11), (2e11, 3e11), (-1.0, 2e11), (5e10, 6e10)])
+def test_unusable_interval_of_a_peak_is_ignored(ends: tuple[float, float]) -> None:
+    interval = Interval(low=ends[0], high=ends[1], level=0.99)
+    found = limit_time(1_000_000, 10, "f32", make_peaks(compute={"f32": PeakValue(rate=100e9, interval=interval)}))
+    assert found is not None
+    assert (found.shortest_ns, found.low_ns, found.high_ns) == (10_000, 10_000, 10_000)
+
+
+def test_durations_beyond_64_bits_are_limited() -> None:
+    longest = 2**63 - 1
+    rows = [make_row("a", longest, 1, 1, iteration=number) for number in range(3)]
+    rows += [make_row("a", longest, 1, 1, iteration=number) for number in range(3)]
+    found = compute_roofline(add_timed_runs(profile(rows), longest * 2, 2), make_peaks())
+    assert (found.rows[0].time_ns, found.whole.time_ns) == (2**62, 2**62)
 
 
 def test_limit_is_unknown_without_work_or_peaks() -> None:

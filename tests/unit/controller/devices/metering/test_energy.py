@@ -287,6 +287,13 @@ def test_gpio_with_other_pulses_is_refused():
     assert caught.value.kind == "gpio mismatch"
 
 
+def test_gpio_of_a_stopped_meter_reports_the_meter():
+    samples = replace(make_gpio([(0, S)], 3 * S), problem="unplugged")
+    with pytest.raises(EnergyRefused, match="unplugged") as caught:
+        select_gpio_windows(samples, [(2 * S, 3 * S)], iterations=4, warmup=1)
+    assert caught.value.kind == "meter failed"
+
+
 def test_tokens_have_separate_energies():
     times = np.arange(0, 30 * S, 2_000_000)
     watts = np.full(times.size, 2.0)
@@ -315,3 +322,25 @@ def test_short_prompt_has_no_energy():
     found = add_tokens(evaluate_energy(samples, whole, idle, meter="file"), samples, prompts, [], idle)
     assert found.per_prompt_token is None
     assert found.token_reason == "prompt: 11 samples in a generation, expected at least 20"
+
+
+@pytest.mark.parametrize(
+    ("clock_error_ns", "gap_ns", "reason"),
+    [
+        (4_000_000, 0, ""),
+        (6_000_000, 0, "prompt: the board's clock is known to within 6 ms, for 100 ms of a generation"),
+        (0, 30_000_000, "prompt: no samples for 3"),
+    ],
+)
+def test_parts_of_generations_have_own_limits(clock_error_ns, gap_ns, reason):
+    # The limits of the whole windows of a second are not exceeded.
+    times = np.arange(0, 30 * S, 1_000_000)
+    times = times[(times < 3 * S + S // 20) | (times > 3 * S + S // 20 + gap_ns)]
+    samples, idle = PowerSamples(times, np.full(times.size, 2.0)), ((0, 2 * S), (28 * S, 29 * S))
+    whole = [EnergyWindow((((3 + at) * S, (4 + at) * S),), 1) for at in range(10)]
+    prompts = [EnergyWindow((((3 + at) * S, (3 + at) * S + S // 10),), 4) for at in range(10)]
+    found = evaluate_energy(samples, whole, idle, meter="file", clock_error_ns=clock_error_ns)
+    assert found.refused is None, found.reason
+    found = add_tokens(found, samples, prompts, [], idle, clock_error_ns=clock_error_ns)
+    assert found.token_reason.startswith(reason)
+    assert (found.per_prompt_token is None) == bool(reason)

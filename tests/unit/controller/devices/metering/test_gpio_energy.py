@@ -16,6 +16,7 @@ from hil.controller.devices.metering.energy import evaluate_energy, select_gpio_
 from hil.controller.devices.metering.sample_buffer import SampleBuffer
 from hil.controller.pipeline.energy import EnergyCall, measure_energy
 from hil.controller.records.measurements.energy import EnergyMeasurement
+from hil.core.board_config import BoardConfig
 from hil.core.clock import get_time_ns
 from hil.core.meter_config import MeterConfig
 
@@ -124,7 +125,8 @@ def test_gpio_of_a_command_selects_the_windows(tmp_path: Path, monkeypatch: pyte
     command = (sys.executable, "-S", str(tmp_path / "stream.py"), str(pin), str(log))
     columns = ("time", "watts", "gpio")
     meter = MeterConfig(kind="command", command=command, columns=columns, windows="gpio", idle_s=0.5)
-    board = SimpleNamespace(meter=meter, ping=lambda: None, clock_fit=lambda since_ns=None: None)
+    config = BoardConfig("sim", "sim")
+    board = SimpleNamespace(meter=meter, config=config, ping=lambda: None, clock_fit=lambda since_ns=None: None)
     units: list[int] = []
 
     def run(iterations: int, warmup: int) -> EnergyCall:

@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from hil.controller.devices.metering.power_watch import PowerWatch
+from hil.core.board_config import BoardConfig, Connection, Simulator
 from hil.core.clock import ClockFit, get_time_ns
 from hil.core.meter_config import MeterConfig
 
 OFFSET_NS = 7_000_000_000_000
 
 
-def make_board(**keys) -> SimpleNamespace:
-    config = SimpleNamespace(is_simulator=True, mcu=None)
-    return SimpleNamespace(meter=MeterConfig(**keys), config=config)
+def make_board(host_meter="", **keys) -> SimpleNamespace:
+    config = BoardConfig("sim", "sim", simulator=Simulator(), connection=Connection(host_meter=host_meter))
+    return SimpleNamespace(name="sim", meter=MeterConfig(**keys), config=config)
 
 
 def test_power_has_times_of_the_board():
@@ -42,3 +43,9 @@ def test_missing_meter_never_fails_the_run(keys):
         watch.observe_run((0, 1))
     assert watch.list_samples(ClockFit(0, 0.0, 0, 0)) == []
     assert watch.problem[:10] == ("no power: " if keys else "")
+
+
+def test_trace_of_leased_board_explains_missing_power():
+    with PowerWatch(make_board(host_meter="command")) as watch:
+        pass
+    assert watch.problem.startswith("no power: the command meter of board sim is on the board's host")

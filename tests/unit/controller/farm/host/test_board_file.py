@@ -8,6 +8,7 @@ import pytest
 from hil.controller.farm.host.inventory import format_public_config, format_sim_config, lease_config
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power
 from hil.core.boards import load_board
+from hil.core.meter_config import MeterConfig
 
 FULL = """
 [board]
@@ -57,6 +58,7 @@ def config(tmp_path: Path) -> BoardConfig:
 @pytest.mark.parametrize("address", ["unix:/run/agent.sock", ""])
 def test_lease_config_changes_only_connection_and_fence(address, config):
     config = replace(config, labgrid=Labgrid("rack3"), measure=MeasureCommands(timeout_s=5.0))
+    config = replace(config, meter=MeterConfig(kind="command", command=("stream",)))
     there = lease_config(config, address, 12, "lease 4")
     connection = replace(config.connection, address=address or "root@192.0.2.7:2222", fence=12, lease="lease 4")
     assert there == replace(config, connection=connection, power=Power(), labgrid=Labgrid(), measure=MeasureCommands())

@@ -38,6 +38,7 @@ class Worker:
         )
 
     def write_image(self, request: pb.SwitchPower) -> None:
+        assert self.switch.is_writing
         self.log.write_text(f"{request.file} {request.image}")
         if "bad" in request.file:
             raise ProvisionFailed("the provision command failed", detail="line 1\nno space left\n")
@@ -111,6 +112,7 @@ def test_image_is_written_unless_job_has_started(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     assert (worker.ask("provision", file="card.img", image="sha256:1"), worker.done()) == ("", "card.img sha256:1")
     assert worker.ask("provision", "2", file="bad.img") == "the provision command failed: line 1 no space left"
+    assert not worker.switch.is_writing
     worker.leases = {7}
     assert worker.ask("provision", "3", file="x.img") == "a job has started on the board"
     assert worker.done() == "bad.img "

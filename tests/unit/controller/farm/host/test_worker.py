@@ -151,3 +151,28 @@ def test_job_with_lost_place_ends_as_board_lost(lost: int, outcome: str, infrast
     found = BoardWorker._handle_cancelled(one, GRANT)
     assert found is not None
     assert (found.outcome, found.infrastructure, found.reason) == (outcome, infrastructure, one._work.why)
+
+
+@pytest.mark.parametrize("is_writing", [True, False])
+def test_stopped_worker_ends_only_the_command_of_an_image(is_writing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[object] = []
+    monkeypatch.setattr(worker, "end_children", ended.append)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+
+    def make_part(*names: str, **values: Any) -> Any:
+        return SimpleNamespace(**dict.fromkeys(names, lambda *_: True), **values)
+
+    one: Any = SimpleNamespace(
+        _work=make_part("run"),
+        _attendance=make_part("start", "close"),
+        _console=make_part("close"),
+        _power=make_part("close", is_writing=is_writing),
+        _duty=make_part("release_resources"),
+        _way=make_part("close"),
+        _close_client=lambda: None,
+        _handle_stop=None,
+        _inspect_board=None,
+        _stopping=True,
+    )
+    BoardWorker.serve(one)
+    assert ended == [()] * is_writing

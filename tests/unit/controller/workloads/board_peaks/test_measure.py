@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +12,19 @@ from support.schemas import check_document
 
 from hil.controller.analysis.roofline.probes import Probe
 from hil.controller.analysis.roofline.show_peaks import list_peak_lines
+from hil.controller.devices.board_choice import BoardChoice
+from hil.controller.pipeline.settings.options import Job
 from hil.controller.records.base import Interval
 from hil.controller.records.measurements.conditions import MeasurementGrade
 from hil.controller.records.measurements.roofline import BoardPeaks, PeakClock, PeakPoint, PeakReport
 from hil.controller.records.run import StoredProvenance
+from hil.controller.workloads.board_peaks import job
+from hil.controller.workloads.board_peaks.job import PeakJob
 from hil.controller.workloads.board_peaks.measure import PeakSearch
 from hil.controller.workloads.board_peaks.timers import TimedProbe, raise_outcome
+from hil.core.board_config import BoardConfig, Connection
 from hil.core.results import Outcome
-from hil.errors import BoardUnfit, StageError
+from hil.errors import BoardUnfit, StageError, UsageError
 
 GIB = 1 << 30
 
@@ -33,6 +40,7 @@ class KnownBoard:
         self, rates: Callable[[Probe], float], *, memory: int = 64 * GIB, clock: PeakClock = "board", grade: str = "A"
     ) -> None:
         self.rates, self.memory, self.clock, self.grade = rates, memory, clock, grade
+        self.names: Callable[[int], str] = lambda number: "kit"
         self.probes: list[Probe] = []
 
     def time(self, probe: Probe) -> TimedProbe:
@@ -53,7 +61,7 @@ class KnownBoard:
             grade=MeasurementGrade(grade=self.grade, reasons=["too hot"]),
         )
         source = StoredProvenance(
-            board="kit",
+            board=self.names(len(self.probes)),
             runtime="iree",
             runtime_version="3.13.0",
             device="local-task",
@@ -143,6 +151,31 @@ def test_search_fails_if_no_type_is_supported() -> None:
 
     with pytest.raises(StageError, match="LOAD_ERROR"):
         KnownBoard(rate).measure("f32", "int8")
+
+
+def test_programs_on_different_boards_are_refused() -> None:
+    board = KnownBoard(rate_by_size(1024))
+    board.names = lambda number: "kit" if number < 3 else "other"
+    with pytest.raises(UsageError, match="ran on different boards, kit and other"):
+        board.measure()
+
+
+def test_selector_of_a_farm_is_fixed_to_the_first_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, used = KnownBoard(rate_by_size(256)), []
+
+    def measure(probe: Probe, request: Job, min_time_s: float, screen: object) -> TimedProbe:
+        used.append(request.board)
+        return board.time(probe)
+
+    monkeypatch.setattr(job, "time_with_bench", measure)
+    monkeypatch.setattr(job, "store_peaks", lambda peaks: Path("stored.json"))
+    for address in ("farm:arch=aarch64", "root@kit"):
+        used.clear()
+        config = BoardConfig("kit", "rpi5", connection=Connection(address=address))
+        asked = PeakJob(Job(models=(), board=address, runtime="onnxruntime"), ("f32",))
+        job.measure_board(asked, BoardChoice(config, address=address), SimpleNamespace(note=lambda text: None))
+        later = 'farm:name="kit"' if address.startswith("farm:") else address
+        assert (used[0], set(used[1:])) == (address, {later})
 
 
 def test_failed_board_ends_the_search() -> None:

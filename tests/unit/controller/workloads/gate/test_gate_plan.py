@@ -317,6 +317,30 @@ def test_counts_of_another_cpu_are_not_compared(store: HistoryStore) -> None:
     assert judged(store, new_entry(**counted(2000.0), **other), baseline_entries(**counted(1000.0))) == "no change"
 
 
+def with_energy(joules: float, board: str = "one") -> dict[str, Any]:
+    interval = {"low": 0.99 * joules, "high": 1.01 * joules, "level": 0.99}
+    energy = {"meter": "hwmon", "per_inference": {"joules": joules, "interval": interval}}
+    return {"energy": energy, "board": {"name": "sim", "id": board}}
+
+
+@pytest.mark.parametrize(
+    ("new", "is_compared"),
+    [
+        ({}, True),
+        ({"board": {"name": "sim"}}, True),
+        ({"board": {"name": "sim", "id": "two"}}, False),
+        ({"grade": {"grade": "F", "reasons": ["no core was free"]}}, False),
+    ],
+)
+def test_energy_of_another_board_or_grade_f_is_not_compared(
+    store: HistoryStore, new: dict[str, Any], is_compared: bool
+) -> None:
+    case = planned(store, new_entry(**{**with_energy(2.0), **new}), baseline_entries(**with_energy(1.0)))
+    assert (case.energy is not None, case.has_more_energy) == (is_compared, is_compared)
+    if is_compared:
+        assert judge_case(case, None).verdict == "regressed"
+
+
 def test_more_instructions_without_stored_program_regress(store: HistoryStore) -> None:
     new = new_entry(program=digest(b"not stored"), **counted(1012.0))
     verdict = judge_case(planned(store, new, baseline_entries(**counted(1000.0))), None)

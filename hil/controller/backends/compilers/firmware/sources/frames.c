@@ -17,7 +17,12 @@ void hil_on_uart(void) {
     if (hil_received - taken < HIL_RING) ring[hil_received++ % HIL_RING] = byte;
 }
 
-static int next_byte(void) { return taken == hil_received ? -1 : ring[taken++ % HIL_RING]; }
+static int next_byte(void) {
+  if (taken == hil_received) return -1;
+  uint8_t byte = ring[taken % HIL_RING];
+  taken++;  // after the byte is read: the interrupt then stores another byte at its place
+  return byte;
+}
 #else
 #define next_byte hil_uart_read
 #endif
