@@ -1,4 +1,4 @@
-"""Fork server: imports a runtime and forks a worker for each program. This module contains the worker as well.
+"""Fork server: imports a runtime and forks a worker for every program. This module contains the worker as well.
 
 The agent starts the fork server as `python -m hil.agent.forkserver FD MODULE:CLASS MEMORY_LIMIT`. An agent that has
 imported the runtime and is still single-threaded forks it instead (:meth:`hil.agent.forks.ForkServer.fork_ahead`). A

@@ -1,7 +1,7 @@
 """Unix socket that starts the gRPC server when the first client sends data.
 
 hil calls agents over data connections; gRPC serves other clients. Importing gRPC takes a quarter of the agent's
-start-up time and 15 MB of memory, and the server wakes up several times a second. An agent without gRPC clients saves
+start-up time and 15 MB of memory, and the server wakes up multiple times a second. An agent without gRPC clients saves
 this time and memory.
 """
 

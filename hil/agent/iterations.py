@@ -165,7 +165,7 @@ def _has_equal_bytes(kept: Any, data: memoryview) -> bool:
 
 
 def iter_sampled_blocks(sizes: Sequence[int], total: int, number: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (tensor, begin, end) for each block that a run compares.
+    """Yield (tensor, begin, end) for every block that a run compares.
 
     Blocks are spread evenly. Each run compares the next blocks, so that later runs compare every block.
     """

@@ -377,7 +377,7 @@ class _Spare:
 
 
 class Supervisor:
-    """Source of workers, with a spare worker for each runtime and device that the session used last.
+    """Source of workers, with a spare worker for every runtime and device that the session used last.
 
     Between sessions, one spare worker without an open device is ready.
 

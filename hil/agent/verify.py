@@ -65,7 +65,7 @@ def verify_bundle(
         bundle: bundle with the program.
         methods: methods with the cases to run.
         device: device of the runtime; "" is the default.
-        timeout: seconds for loading, and for each case.
+        timeout: seconds for loading, and for every case.
         no_fallback: treat nodes that did not run on the requested device as an error.
         watch: callback for every result.
 

@@ -1,4 +1,4 @@
-"""Compute the difference that the reference's noise allows for each output element."""
+"""Compute the difference that the reference's noise allows for every output element."""
 
 from __future__ import annotations
 

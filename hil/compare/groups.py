@@ -29,7 +29,7 @@ class Channels:
         return np.full(size, before * after)
 
     def sum_squares(self, values: Array) -> Array:
-        """Return the sum of squares for each group."""
+        """Return the sum of squares for every group."""
         cube = values.reshape(self._shape)
         return np.asarray(np.einsum("ijk,ijk->j", cube, cube))
 
@@ -72,7 +72,7 @@ class Magnitudes:
         return self._counts
 
     def sum_squares(self, values: Array) -> Array:
-        """Return the sum of squares for each group."""
+        """Return the sum of squares for every group."""
         sums = np.zeros(self._size)
         for start in range(0, values.size, CHUNK):
             part = slice(start, start + CHUNK)

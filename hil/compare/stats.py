@@ -180,7 +180,7 @@ def measure(
     Args:
         tolerance: an element is out of tolerance if ``|a-b| > atol + rtol*|b|``; None requires exact equality.
         kind: result of :func:`common_kind` for the two dtypes; "" is invalid.
-        allowed: function that returns the extra difference allowed for each float element, as float64.
+        allowed: function that returns the extra difference allowed for every float element, as float64.
     """
     read_a, read_b, size = make_reader(actual), make_reader(reference), actual.size
     if kind == "string":

@@ -1,4 +1,4 @@
-"""Regular expressions for lines of an untrusted board, with a limited time for each line.
+"""Regular expressions for lines of an untrusted board, with a limited time for every line.
 
 Python's expressions need up to ``forms * length ** n / n!`` steps for a line, where n is the number of repetitions plus
 one: the places where the parts between repetitions begin are in order. A pattern therefore matches only the start of a

@@ -43,7 +43,7 @@ class Repetition:
 
     @property
     def text(self) -> str:
-        """Text line with the share of iterations for each distinct result."""
+        """Text line with the share of iterations for every distinct result."""
         total = self.iterations
         how = " (hil compared samples: the outputs are larger than 1 MiB)" if self.is_sampled else ""
         if self.is_stable:

@@ -84,9 +84,9 @@ class SteppedProgram:
 
     Inputs: the prompt (int64 [P]), forced tokens (int64 [F]), another prompt (int64 [Q], may be empty), and the
     program's constant inputs. Each step takes the next forced token. Without forced tokens, each step takes the token
-    with the largest logit. If several tokens have this logit, the step takes the lowest token.
+    with the largest logit. If multiple tokens have this logit, the step takes the lowest token.
 
-    A conversation has several turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
+    A conversation has multiple turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
     its prompt and its steps after the tokens of the earlier turns.
 
     Outputs: logits [rows, vocabulary], the position of each row (int64 [rows]), tokens (int64 [calls after the prompt
@@ -147,7 +147,7 @@ class SteppedProgram:
                 raise UsageError(f"input {spec} does not take an empty cache of shape {shape_text(shape)}")
 
     def _open_prompts(self) -> list[tuple[int, DecoderProgram]]:
-        """Return (number of tokens per call, function) for each prompt function.
+        """Return (number of tokens per call, function) for every prompt function.
 
         0 means any number of tokens. Raises UsageError if the program lacks a function, or a function does not fit.
         """

@@ -52,7 +52,7 @@ class StepRule(str, Enum):
 
 @dataclass(frozen=True)
 class PromptFunction:
-    """Another function of the program, for several tokens of a prompt.
+    """Another function of the program, for multiple tokens of a prompt.
 
     Attributes:
         name: Name of the function.
@@ -182,7 +182,7 @@ class StepCall:
 def find_fixed_axis(name: str, shape: Sequence[int | str | None], bound: int) -> int | None:
     """Return the axis of positions of a cache tensor with known sizes, or None for a recurrent state.
 
-    The axis has the size ``bound``. If several axes have this size, the second axis from the end takes precedence. If
+    The axis has the size ``bound``. If multiple axes have this size, the second axis from the end takes precedence. If
     ``bound`` is 0, the function returns the second axis from the end.
     """
     if _STATE.search(name.lower()):

@@ -1,6 +1,6 @@
 """Read what IREE's drivers report about their devices.
 
-A driver reports text: lines of ``key: value``, and for Vulkan lines with several ``key=value`` words. IREE defines no
+A driver reports text: lines of ``key: value``, and for Vulkan lines with multiple ``key=value`` words. IREE defines no
 format for this text, so that only the values that hil uses are read, and missing values are omitted.
 """
 

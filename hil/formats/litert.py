@@ -129,7 +129,7 @@ class LiteRtSignature:
         return [self._copy_output(index, spec) for index, spec in zip(self._made, self.outputs, strict=True)]
 
     def placement(self) -> Placement | None:
-        """Return the kernels used for each node. Inputs must be set. LiteRT reports nodes only for the first subgraph.
+        """Return the kernels used for every node. Inputs must be set. LiteRT reports nodes only for the first subgraph.
 
         LiteRT does not report the nodes that a delegate runs. hil finds them between the inputs and the outputs of the
         delegate's node.

@@ -43,7 +43,7 @@ def decode_frame(data: bytes) -> SerialFrame | None:
 
 
 def encode_cobs(data: bytes) -> bytes:
-    """Return the data without zero bytes. The overhead is one byte, and one more for each 254 bytes."""
+    """Return the data without zero bytes. The overhead is one byte, and one more for every 254 bytes."""
     parts = []
     for run in data.split(b"\0"):
         # A block of 254 bytes has the code 255 and no zero after it.

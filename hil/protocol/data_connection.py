@@ -1,6 +1,6 @@
 """Frames of data connections: calls over a second Unix socket of the agent, without gRPC.
 
-gRPC needs several thread switches for a small call, several copies for large data, and 50 ms for imports and set-up.
+gRPC needs multiple thread switches for a small call, multiple copies for large data, and 50 ms for imports and set-up.
 docs/internals/data-connections.md describes the frames and their order.
 """
 

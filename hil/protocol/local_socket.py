@@ -1,4 +1,4 @@
-"""Unix socket server with a thread for each connection."""
+"""Unix socket server with a thread for every connection."""
 
 from __future__ import annotations
 

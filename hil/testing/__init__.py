@@ -1,4 +1,4 @@
-"""Compare traces of modules on several backends, and provide the pytest plugin.
+"""Compare traces of modules on multiple backends, and provide the pytest plugin.
 
 Submodules are imported lazily, because pytest loads the plugin from this package in every environment with hil.
 """

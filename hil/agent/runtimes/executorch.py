@@ -186,7 +186,7 @@ class ExecuTorchProgram:
         return [written, clock]
 
     def placement(self) -> Placement:
-        """Return the number of calls for each backend and for ExecuTorch's kernels. Each call counts as a node."""
+        """Return the number of calls for every backend and for ExecuTorch's kernels. Each call counts as a node."""
         return self._placed
 
     def fetch(self) -> list[Array]:
@@ -203,7 +203,7 @@ class ExecuTorchProgram:
 
 
 def _read_placement(method: ExecuTorchMethod) -> Placement:
-    """Return a part for each backend, and a part for ExecuTorch's kernels (``elsewhere`` if a backend exists)."""
+    """Return a part for every backend, and a part for ExecuTorch's kernels (``elsewhere`` if a backend exists)."""
     calls = Counter(backend for backend, _ in method.calls if backend)
     parts = [Part(name, count) for name, count in calls.items()]
     if own := [operator for backend, operator in method.calls if not backend]:

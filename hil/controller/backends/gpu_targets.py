@@ -100,7 +100,7 @@ def describe_target_flag(device: str) -> str:
 def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """Return a config's compile flags with the user's flags.
 
-    iree-compile accepts several devices, so a user's device replaces the config's. A user's Vulkan target replaces the
+    iree-compile accepts multiple devices, so a user's device replaces the config's. A user's Vulkan target replaces the
     device that hil described.
 
     Raises:

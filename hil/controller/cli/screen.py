@@ -224,13 +224,13 @@ class SuiteScreen(Bars):
     def begin(self, total: int, done: Sequence[CaseRecord]) -> None:
         """Set the number of cases, and the cases that an earlier part has finished.
 
-        A matrix calls this for each target.
+        A matrix calls this for every target.
         """
         self._counts = Counter(record.outcome for record in done)
         self.update(self._task, total=total, completed=len(done), description=self._format_counts())
 
     def end(self, record: CaseRecord) -> None:
-        """Count a finished case. Print it if it failed; if several cases lost the same board, print only the first."""
+        """Count a finished case. Print it if it failed; if multiple cases lost the same board, print only the first."""
         self._counts[record.outcome] += 1
         self.update(self._task, advance=1, description=self._format_counts())
         if record.outcome in _QUIET:

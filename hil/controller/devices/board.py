@@ -215,7 +215,7 @@ class Board:
 
         Raises:
             LoadFailed: The board is out of space, or the required tool does not exist for the board.
-            BoardLost: The link broke in each of several attempts.
+            BoardLost: The link broke in each of multiple attempts.
         """
         files = {artifact.digests[name]: path for name, path in artifact.files.items()}
         return self._send({**files, **self.client.tools()}, progress)

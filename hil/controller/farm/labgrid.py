@@ -158,7 +158,7 @@ class LabgridPlace:
         return _make_ssh_address(service.get("params", {}), self.board)
 
     def get_console(self, resources: Mapping[str, Resource], named: str) -> str:
-        """Return the address of the place's ``NetworkSerialPort``; "" if the place has none, or several.
+        """Return the address of the place's ``NetworkSerialPort``; "" if the place has none, or multiple.
 
         Args:
             named: name of the resource in ``[console] labgrid``; "" takes the only one.

@@ -159,7 +159,7 @@ class Case:
 
 @dataclass(frozen=True)
 class ProgressSink:
-    """Callbacks that receive progress and store results. Several threads may call them."""
+    """Callbacks that receive progress and store results. Multiple threads may call them."""
 
     # called with (case, stage, note) when a stage starts or reports progress.
     stage: Callable[[Case, Stage, str], None] = lambda case, stage, note: None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_measured(case: Case) -> bool:
-    """Return True if the run measures times: it has several timed iterations, or the tokens of a generation."""
+    """Return True if the run measures times: it has multiple timed iterations, or the tokens of a generation."""
     return case.decoder is not None or case.options.iterations * case.options.repeat > 1
 
 

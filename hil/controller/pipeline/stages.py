@@ -60,7 +60,7 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
     """Validate the options before any work. Raises UsageError.
 
     Args:
-        takes_ranges: True if a range of sizes is allowed. The model then has a case for each size.
+        takes_ranges: True if a range of sizes is allowed. The model then has a case for every size.
     """
     if not takes_ranges:
         refuse_ranges(options)

@@ -234,7 +234,7 @@ def _list_tested_models(folder: Path, model: PurePosixPath) -> list[Path]:
 
 
 def _find_sizes(models: Sequence[Path]) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Return file name -> a size for each symbolic dimension, and notes.
+    """Return file name -> a size for every symbolic dimension, and notes.
 
     An invalid model is not an error here, because the user can replace the model later.
     """
@@ -258,7 +258,7 @@ def _find_sizes(models: Sequence[Path]) -> tuple[dict[str, dict[str, int]], list
 
 
 def _suggest_model_sizes(model: Path, context: RunContext) -> Mapping[str, int]:
-    """Return a size for each symbolic dimension. Raises HilError if the model is invalid."""
+    """Return a size for every symbolic dimension. Raises HilError if the model is invalid."""
     found = import_model(model, isolated=context.isolated, cache=context.cache)
     symbols = {dim for spec in found.inputs or () for dim in spec.shape if isinstance(dim, str)}
     return {**dict.fromkeys(sorted(symbols), 1), **suggest_sizes(found, context)} if symbols else {}

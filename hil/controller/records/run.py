@@ -125,7 +125,7 @@ class DeviceStatistics(Record, kw_only=True):
 
 
 class StoredAnswer(Record, kw_only=True):
-    """Outputs that several iterations returned."""
+    """Outputs that multiple iterations returned."""
 
     iterations: Annotated[int, Meta(ge=1)]
     share: Annotated[float, Meta(gt=0, le=1)]

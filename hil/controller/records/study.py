@@ -76,7 +76,7 @@ class StudyBoard(Record, kw_only=True):
 
 
 class StudyRecord(Record, kw_only=True):
-    """A study: a row for each experiment and compiler."""
+    """A study: a row for every experiment and compiler."""
 
     schema: Literal[1]
     folder: Annotated[str, note("directory of the study")]

@@ -1,4 +1,4 @@
-"""Records of a suite run: suite.json, and a line of results.jsonl for each finished case."""
+"""Records of a suite run: suite.json, and a line of results.jsonl for every finished case."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Cache:
             at the first write.
 
     Attributes:
-        shared: Key of a program -> key of an entry with several programs that were compiled together. The compiling
+        shared: Key of a program -> key of an entry with multiple programs that were compiled together. The compiling
             code fills this dict, so that only users of this object get such a program.
     """
 

@@ -189,7 +189,7 @@ class RunStore:
             name: A path, an id, an unambiguous prefix of an id, or ``latest``.
 
         Raises:
-            UsageError: no run or several runs match.
+            UsageError: no run or multiple runs match.
         """
         for folder in (Path(name), self.root / name):
             if any(is_file(folder / file) for file in (RECORD, MATRIX)):
@@ -281,7 +281,7 @@ class RunStore:
             name: An id, an unambiguous prefix of an id, or ``latest``.
 
         Raises:
-            UsageError: no run or several runs match, or the run is not finished or not in this store.
+            UsageError: no run or multiple runs match, or the run is not finished or not in this store.
         """
         folder = self.find_folder(name)
         found = next((run for run in self.list_summaries() if self.root / run.id == folder), None)

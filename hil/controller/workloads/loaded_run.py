@@ -51,7 +51,7 @@ def load_run(run: str | Path = "latest", *, out: str | Path | None = None) -> Lo
         out: directory with the runs (default: ``hil-runs`` and ``hil-suites``).
 
     Raises:
-        UsageError: no run or several runs match, or the record is unreadable.
+        UsageError: no run or multiple runs match, or the record is unreadable.
     """
     if is_folder(Path(run)) and not has_record(Path(run), (RECORD, HEAD)):
         with contextlib.suppress(UsageError):

@@ -1,4 +1,4 @@
-"""The pytest plugin: models in a directory become tests, and user tests can use fixtures for each stage of a case.
+"""The pytest plugin: models in a directory become tests, and user tests can use fixtures for every stage of a case.
 
 Every pytest run in an environment with hil loads this module, so it imports nothing heavy. The plugin is inactive
 unless the ini setting ``hil_models`` is set.

@@ -1,4 +1,4 @@
-"""For tests that compare traces, add a row for each backend to JUnit XML, and report skipped backends."""
+"""For tests that compare traces, add a row for every backend to JUnit XML, and report skipped backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BackendResult(Protocol):
 
     @property
     def backend_id(self) -> str:
-        """Name of the backend, with a number if the backend was requested several times."""
+        """Name of the backend, with a number if the backend was requested multiple times."""
 
     def lines(self) -> list[str]:
         """Return the problems as lines of text."""

@@ -307,7 +307,7 @@ def read_settings(config: pytest.Config) -> dict[str, Any]:
 
 
 def request_of(config: pytest.Config) -> SuiteRequest:
-    """Return the suite request for the options. ``source`` is set later for each model directory.
+    """Return the suite request for the options. ``source`` is set later for every model directory.
 
     Raises:
         UsageError: invalid --hil-timeout, --hil-wait or --hil-dim, or both profiles have the same directory.

@@ -1,7 +1,7 @@
 """Implement --hil-out: write the same reports as `hil suite run`.
 
 For each kind of hardware, a model directory is a separate suite with its own output directory. If xdist runs tests in
-several processes, pytest's reports transfer the records to the process that writes the files.
+multiple processes, pytest's reports transfer the records to the process that writes the files.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Reporting:
             terminalreporter.write_line(escape_controls(f"hil: {line}"))
 
     def _write_matrices(self) -> None:
-        """Write a comparison of targets for model directories with cases on several targets."""
+        """Write a comparison of targets for model directories with cases on multiple targets."""
         for folder in self._plugin.folders:
             names = [make_safe_name(target.name) for target in self._plugin.targets]
             there = [name for name in names if str(folder.out / name) in (self._runs or {})]

@@ -344,7 +344,7 @@ class PluginSession:
 
     @cached_property
     def _sized_models(self) -> dict[Path, list[SuiteModel]]:
-        """All models with the sizes of --hil-dim. A range of sizes creates several models.
+        """All models with the sizes of --hil-dim. A range of sizes creates multiple models.
 
         Raises:
             UsageError: no model has a dimension in --hil-dim.

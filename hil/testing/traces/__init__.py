@@ -1,1 +1,1 @@
-"""Traces: record, store and compare a module's calls on several backends (docs/traces.md)."""
+"""Traces: record, store and compare a module's calls on multiple backends (docs/traces.md)."""

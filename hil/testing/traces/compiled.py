@@ -58,7 +58,7 @@ class CompiledModule:
         return functools.partial(self._call_method, name)
 
     def __call__(self, *args: Any) -> Any:
-        """Call the only method. Raises UsageError if there are several."""
+        """Call the only method. Raises UsageError if there are multiple."""
         methods = self._methods()
         if len(methods) > 1:
             raise UsageError(

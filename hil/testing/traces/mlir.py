@@ -16,7 +16,7 @@ _SHOWN_ELEMENTS = 64
 
 
 def merge(methods: Mapping[str, Mapping[str, Any]], text: str, bytecode: str) -> None:
-    """Merge the ``main`` functions of several modules into one module.
+    """Merge the ``main`` functions of multiple modules into one module.
 
     Args:
         methods: Method name -> dictionary. ``mlir`` is a file lowered by TensorFlow with ``main`` as the only public

@@ -119,7 +119,7 @@ class _FileRunner(BackendRunner):
             self._target.open()
 
     def inputs(self, method: str, args: Sequence[Any]) -> Inputs:
-        """Validate the arguments: a tensor for each input of the model."""
+        """Validate the arguments: a tensor for every input of the model."""
         specs = self._subject.get_model(method, self._context).inputs
         inputs = super().inputs(method, args)
         if specs is not None and len(specs) != len(inputs):
@@ -180,7 +180,7 @@ class _FileRunner(BackendRunner):
 
 
 def _pack_outputs(names: Sequence[str], outputs: Sequence[Any]) -> Any:
-    """Return a model's only output, or several outputs by name."""
+    """Return a model's only output, or multiple outputs by name."""
     if len(outputs) == 1:
         return outputs[0]
     return dict(zip(names, outputs, strict=True)) if len(names) == len(outputs) else tuple(outputs)

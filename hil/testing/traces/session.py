@@ -1,4 +1,4 @@
-"""Compare traces of a module on several backends, and store them in the artifacts directory."""
+"""Compare traces of a module on multiple backends, and store them in the artifacts directory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TargetResult:
 
 
 class ModuleTraces:
-    """Module class on a reference backend and several targets. Context manager: boards are released at the end.
+    """Module class on a reference backend and multiple targets. Context manager: boards are released at the end.
 
     Args:
         module_class: A tf.Module or Keras model class (or a callable that returns a module), or a class with
@@ -310,7 +310,7 @@ def compare_backends(
     """Trace a function on a reference and on target backends and compare, outside of test cases.
 
     Args:
-        trace_function: Called with a :class:`TracedModule`, once for each backend.
+        trace_function: Called with a :class:`TracedModule`, once for every backend.
         module_class: See :class:`ModuleTraces`.
         exported_names: See :class:`ModuleTraces`.
         reference_backend: The reference's name; "" is the module's default: ``tf``.
@@ -321,7 +321,7 @@ def compare_backends(
         settings: Settings to compile, run and judge programs, as in :func:`hil.run`: ``no_fallback``, ``rtol``, ...
 
     Returns:
-        A result for each target. Failed targets do not raise.
+        A result for every target. Failed targets do not raise.
 
     Raises:
         UsageError: invalid request.

@@ -232,7 +232,7 @@ class ModulePrograms:
 def _find_constants(lives: Mapping[str, CapturedFunction], changed: Collection[int]) -> dict[str, dict[int, Array]]:
     """Return the state items that no method assigns: method -> number -> value. These become constants.
 
-    A variable used by several methods has the same array in all of them.
+    A variable used by multiple methods has the same array in all of them.
     """
     assigned, values = set(), dict[int, Array]()
     for live in lives.values():

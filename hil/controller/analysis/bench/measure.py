@@ -276,7 +276,7 @@ def _split_evenly(total: int, parts: int) -> list[int]:
 
 
 def count_instructions(sides: Sequence[BenchSide], *, loads: int, iterations: int) -> None:
-    """Measure a few iterations of each side, without times. Each program is loaded several times.
+    """Measure a few iterations of each side, without times. Each program is loaded multiple times.
 
     The counts are in the sides' batches if their options request them.
     """

@@ -1,4 +1,4 @@
-"""Token times in a bench: one case per prompt of a specification, and a comparison of two programs for each prompt."""
+"""Token times in a bench: one case per prompt of a specification, and a comparison of two programs for every prompt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def group_sides(sides: Iterable[BenchSide]) -> list[list[BenchSide]]:
 
 
 def compare_prompts(sides: Iterable[BenchSide], bench: BenchJob) -> list[PromptComparison]:
-    """Compare B with A for each prompt. Without two programs or without prompts, return an empty list."""
+    """Compare B with A for every prompt. Without two programs or without prompts, return an empty list."""
     return [_compare_prompt(pair, bench) for pair in group_sides(sides) if len(pair) == 2 and pair[0].case.decoder]
 
 

@@ -4,7 +4,7 @@ Consecutive samples are correlated, so they are never treated as independent
 (:mod:`hil.controller.devices.measuring.time_statistics`):
 
 - The interval of a ratio is from a bootstrap over rounds. Each round reloads both programs, because the memory layout
-  of a process can shift its time by several percent (Mytkowicz et al., "Producing wrong data without doing anything
+  of a process can shift its time by multiple percent (Mytkowicz et al., "Producing wrong data without doing anything
   obviously wrong!", 2009). So the unit of repetition is a round, not a sample (Kalibera and Jones, "Rigorous
   benchmarking in reasonable time", 2013). A round's value is the difference of mean logarithms over A B B A, which
   cancels drift.
@@ -141,7 +141,7 @@ def compare_samples(a: Floats, b: Floats, *, min_effect: float, level: float = L
 
     A sample is a whole measurement (a session's median, above 0), not an iteration: the unit of repetition is the
     session. The ratio of geometric means has a Student interval. If both sets have :data:`MIN_REPEATS` samples, the
-    interval is Welch's ("The generalization of 'Student's' problem when several different population variances are
+    interval is Welch's ("The generalization of 'Student's' problem when multiple different population variances are
     involved", 1947). Otherwise the interval assumes a common variance, so that even a single sample can be compared
     with enough samples in the other set. A shift that affects a whole day's measurements looks like a difference. Only
     the alternating turns in `hil bench` avoid this.

@@ -71,7 +71,7 @@ class Metric(ABC):
 class TopK(Metric):
     """Share of samples whose label is among the K classes with the largest values.
 
-    If a label has several elements, the output has a row of class scores per element.
+    If a label has multiple elements, the output has a row of class scores per element.
     """
 
     bounds = (0.0, 1.0)
@@ -176,7 +176,7 @@ def count_edits(heard: Sequence[Any], wanted: Sequence[Any]) -> int:
 
 
 def choose_output(outputs: Mapping[str, Array], name: str, metric: str) -> Array:
-    """Return the output to score. Raises UsageError if it does not exist, or if a model has several outputs."""
+    """Return the output to score. Raises UsageError if it does not exist, or if a model has multiple outputs."""
     if name and name not in outputs:
         raise UsageError(
             f"unknown output {name!r}", hint=f"{did_you_mean(name, list(outputs))}outputs: {', '.join(outputs)}"

@@ -58,7 +58,7 @@ class LayerValue:
 def map_layers(layers: Iterable[LayerValue]) -> dict[str, NodeValue]:
     """Return node -> layer result.
 
-    If several layers contain a copy of the node, the worst result counts.
+    If multiple layers contain a copy of the node, the worst result counts.
     """
     found: dict[str, NodeValue] = {}
     for layer in layers:

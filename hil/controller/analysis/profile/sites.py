@@ -98,7 +98,7 @@ class Sites:
     def match(self, submissions: Sequence[Sequence[str]]) -> tuple[list[tuple[DispatchSite, ...]], list[str]]:
         """Find a run's sites from every submission's dispatch names, in order.
 
-        The dispatches identify a submission. If several regions have the same dispatches, hil uses the order of the
+        The dispatches identify a submission. If multiple regions have the same dispatches, hil uses the order of the
         submissions, provided that the loops around the regions make the order unambiguous. Otherwise the sites name the
         nodes of all these regions.
 

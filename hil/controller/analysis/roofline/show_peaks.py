@@ -60,5 +60,5 @@ def format_peak(peaks: BoardPeaks, value: PeakValue, unit: str) -> str:
 
 
 def list_all_lines(found: Sequence[BoardPeaks]) -> list[str]:
-    """Return the lines for several measurements."""
+    """Return the lines for multiple measurements."""
     return [line for peaks in found for line in list_peak_lines(peaks)]

@@ -131,7 +131,7 @@ def read_tflite(model: str, function: str) -> dict[str, Any]:
     Returns:
         ``nodes``: lists [name, operator, inputs, outputs, flops, ONNX operator or ""] in order; ``values`` and
         ``results`` as in :func:`hil.controller.analysis.profile.compilation.estimate.read`. Tensors have the names
-        ``t0``, ``t1``, ..., because a graph may give several tensors the same name.
+        ``t0``, ``t1``, ..., because a graph may give multiple tensors the same name.
     """
     from ai_edge_litert import schema_py_generated as schema
 

@@ -70,7 +70,7 @@ def paint_codes(map: Map) -> Codes:
 
 
 def is_mixed(map: Map, least: int = SAME + 1) -> bool:
-    """Return True if neighbouring cells contain several kinds of elements, so that their colours alternate."""
+    """Return True if neighbouring cells contain multiple kinds of elements, so that their colours alternate."""
     kinds = map.kinds if least <= SAME else map.kinds & ~np.uint8(1 << SAME)
     several = kinds & (kinds - (kinds > 0)) > 0
     return bool((several[1:] & several[:-1]).any() or (several[:, 1:] & several[:, :-1]).any())
@@ -79,7 +79,7 @@ def is_mixed(map: Map, least: int = SAME + 1) -> bool:
 def _choose_codes(map: Map, least: int) -> Codes:
     """Return for every cell the code of the kind of elements to show. FINITE shows the number.
 
-    A cell with several kinds of elements shows the kind with the fewest cells, so that every kind is visible. In
+    A cell with multiple kinds of elements shows the kind with the fewest cells, so that every kind is visible. In
     adjacent mixed cells, the kinds alternate, so that an area with 50 % NaN does not look like an area with only NaN.
 
     Args:

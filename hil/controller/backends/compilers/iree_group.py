@@ -106,7 +106,7 @@ def compile_together(
     Models with errors, or with invalid flags, are not compiled here. compile_iree reports these errors later.
 
     Args:
-        models: Any models. Only one of several models with the same content is compiled.
+        models: Any models. Only one of multiple models with the same content is compiled.
         isolated: The pool that runs the compiler. It compiles as many groups at once as it has workers.
         timeout: Seconds for compiling one model, or None.
         log_folder: Directory for the compiler's output, one file per group.

@@ -219,7 +219,7 @@ def _check_outputs(who: str, model: Model, outputs: Mapping[str, Array]) -> None
 def refer_each(
     names: Sequence[str], model: Model, inputs: Mapping[str, Array], **settings: Any
 ) -> tuple[list[RunResult], dict[str, StageError]]:
-    """Compute a model's outputs with several references.
+    """Compute a model's outputs with multiple references.
 
     A failing reference does not hide the results of other references.
 

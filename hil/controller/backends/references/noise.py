@@ -3,7 +3,7 @@
 A verdict cannot be more precise than the reference. So the reference runs several times on changed inputs, which differ
 by one unit of their dtype's eps or by :data:`FAR` units. Operators of ONNX models also round randomly
 (:mod:`hil.controller.backends.references.rounding`). Rounding noise grows with the number of units. A jump (of a floor,
-a comparison, an index) does not grow. This distinguishes noise and jumps for each element.
+a comparison, an index) does not grow. This distinguishes noise and jumps for every element.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def encode_noise(sizes: Any) -> Array:
 
 
 def merge_noise(measured: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the maximum noise of several references for each element."""
+    """Return the maximum noise of multiple references for every element."""
     found: dict[str, Array] = {}
     for noise in measured:
         for name, one in noise.items():
@@ -144,7 +144,7 @@ def _compute_allowed(base: Any, one: Floats, more: Floats, rms: float, eps: floa
 
 
 def _pool_allowed(allowed: Floats, typical: Any, magnitudes: Floats) -> Any:
-    """Return for each element the difference that is allowed for most similar elements."""
+    """Return for every element the difference that is allowed for most similar elements."""
     known = typical & (magnitudes > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(known, allowed / magnitudes, 0.0)

@@ -98,7 +98,7 @@ def bisect(
 
     With --generate, the prompts run first. The layers then receive the inputs of the first wrong call.
 
-    With --over, MODEL runs unchanged on several boards with different stacks: on each --board, and on all boards that
+    With --over, MODEL runs unchanged on multiple boards with different stacks: on each --board, and on all boards that
     match farm:SELECTOR. hil compares the boards that pass and fail, and names the version that changes the answer.
     """
     from hil.controller.analysis.bisect.find import bisect as find

@@ -81,7 +81,7 @@ def show(name: str, as_json: bool) -> None:
 )
 @json_option
 def check(as_json: bool, runtime: str, **settings: Any) -> int:
-    """Check a board, and print a fix for each failure.
+    """Check a board, and print a fix for every failure.
 
     Checks the network, login, Python, disk and power meter, and runs a tiny program. Deploys the agent if it is
     missing. Exit code: 0 if no check fails, 4 otherwise. A `warn` is not a failure: timings, disk space or energies may

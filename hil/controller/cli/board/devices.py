@@ -39,7 +39,7 @@ def list_devices(as_json: bool, **settings: Any) -> None:
 
 
 def _list_of_runtime(runtime: Mapping[str, Any]) -> Iterator[ListedDevice]:
-    """Yield the devices of a runtime, in its order. A name may have several devices."""
+    """Yield the devices of a runtime, in its order. A name may have multiple devices."""
     from hil.controller.records.commands.boards import ListedDevice
     from hil.formats.iree_devices import get_driver, is_software_gpu
 

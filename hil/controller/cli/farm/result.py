@@ -57,7 +57,7 @@ def logs(job: str, live: bool, as_json: bool) -> int:
 def result(jobs: tuple[str, ...], out: Path | None, as_json: bool) -> int:
     """Show the result of a JOB and exit with its exit code.
 
-    Several JOBs form a table with a row per case and a column per JOB.
+    Multiple JOBs form a table with a row per case and a column per JOB.
 
     --out also downloads the run's directory, in the form in which `hil run` creates it. The parts of a suite become one
     suite run with all reports, by default in hil-suites.

@@ -177,7 +177,7 @@ def down(as_json: bool) -> None:
 @click.option("--advertise", default="", metavar="HOST:PORT", help="Address that hosts use to reach this gateway.")
 @click.option("--artifacts", default="", metavar="DIR|URL", help="File storage (default: in HIL_FARM_HOME).")
 def gateway(db: str, listen: tuple[str, ...], artifacts: str, **settings: Any) -> int:
-    """Run a gateway for the users and hosts of a farm. Several gateways may share one database.
+    """Run a gateway for the users and hosts of a farm. Multiple gateways may share one database.
 
     Prints a JSON line when it is ready, and JSON logs to stderr. Stop it with Ctrl-C or SIGTERM.
     """

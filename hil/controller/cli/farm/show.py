@@ -206,7 +206,7 @@ def _show_job(farm: FarmClient, name: str, as_json: bool) -> None:
 
 
 def _number_attempts(leases: Sequence[FarmAttempt]) -> list[tuple[int, FarmAttempt]]:
-    """Return each lease with the number of its attempt. An attempt with several boards has several leases."""
+    """Return each lease with the number of its attempt. An attempt with multiple boards has multiple leases."""
     number, found = 0, []
     for lease in leases:
         number += lease.part == 0

@@ -171,7 +171,7 @@ Examples:
 @_suite_options
 @json_option
 def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **settings: Any) -> int:
-    """Queue a job for each MODEL or BUNDLE, or a SUITE as several jobs for its boards.
+    """Queue a job for every MODEL or BUNDLE, or a SUITE as multiple jobs for its boards.
 
     A SUITE is `@operators`, `@models`, a directory of models, bundles, golden directories or flag files, or a file with
     cases (.bpte, .flagfile); with --suite also a model. Each case has a separate result. Job files are uploaded once,

@@ -21,7 +21,7 @@ _PACKAGE = "package "
 @click.option("--all", "every", is_flag=True, help="List each required package, not only the number of packages.")
 @json_option
 def doctor(quick: bool, every: bool, as_json: bool) -> int:
-    """Check Python, packages, directories and programs on this machine, and print a fix for each problem.
+    """Check Python, packages, directories and programs on this machine, and print a fix for every problem.
 
     Also runs a tiny model on the simulator. Exit code: 0 if everything that hil requires works, 2 otherwise. A `note`
     is not a failure: an optional part is missing. `hil board check` checks a board.

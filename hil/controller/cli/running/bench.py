@@ -123,7 +123,7 @@ from hil.errors import UsageError
 def bench(arguments: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Measure the speed of MODEL on a board with the board's clock, or compare it with MODEL_B.
 
-    Two programs are measured alternately on the same board, and reloaded for each round. Only differences beyond noise
+    Two programs are measured alternately on the same board, and reloaded for every round. Only differences beyond noise
     are reported. The outputs are first compared with a CPU reference: incorrect programs are not measured.
     """
     from hil.controller.analysis.bench.job import run_bench

@@ -131,7 +131,7 @@ def run(
     """Run a suite: the ONNX node tests, hil's models, or the models at PATH and all their layers.
 
     Results are stored continuously in the run's directory: results.jsonl, then CSV, JUnit, Markdown and HTML. With
-    several values of --flow, --runtime or --runtime-hw-type, or of --board with --each-board, each combination is a
+    multiple values of --flow, --runtime or --runtime-hw-type, or of --board with --each-board, each combination is a
     target with a separate run in that directory. The report has a row per case and a column per target.
     """
     from hil.controller.storage.runs import MATRIX

@@ -58,7 +58,7 @@ def run(trace: Path, against: Path | None, as_json: bool, **settings: Any) -> in
     """Compile the functions of a TRACE for a board, and replay all calls in order, with their state.
 
     Values assigned by a call are inputs of later calls, and are compared like outputs. Results are stored continuously
-    as with `hil run`; the run's directory `trace` is a trace of this board. With several values of --board or
+    as with `hil run`; the run's directory `trace` is a trace of this board. With multiple values of --board or
     --runtime-hw-type, each value is a target. The result is then a table with a row per call and a column per target.
     """
     from hil.controller.pipeline.settings.options import Job

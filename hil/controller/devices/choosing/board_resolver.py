@@ -189,7 +189,7 @@ def _find_config_by_line(address: str) -> str:
     """Return the name of the board config with this serial line, or "" if there is none.
 
     Raises:
-        UsageError: several configs have this line.
+        UsageError: multiple configs have this line.
     """
     if not address.startswith(PREFIX):
         return ""

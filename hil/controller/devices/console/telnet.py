@@ -18,7 +18,7 @@ _MAX_ANSWERS = 256
 class TelnetFilter:
     """State of a telnet connection.
 
-    Bytes of a command may be spread over several chunks.
+    Bytes of a command may be spread over multiple chunks.
     """
 
     def __init__(self) -> None:

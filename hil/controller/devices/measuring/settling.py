@@ -39,7 +39,7 @@ def settle_board(board: Board, limit_s: float) -> Settling:
 
 
 def find_unsteady(samples: Sequence[Sample]) -> list[str]:
-    """Return a text for each counter that was not steady in the last :data:`WINDOW_SECONDS` seconds."""
+    """Return a text for every counter that was not steady in the last :data:`WINDOW_SECONDS` seconds."""
     end = max((sample.at_ns for sample in samples), default=0)
     start = end - int(WINDOW_SECONDS * 1e9)
     # Accept a window that is one period shorter, because the samples are not exactly one period apart.

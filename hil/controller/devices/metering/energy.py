@@ -206,7 +206,7 @@ def count_samples(samples: PowerSamples, window: EnergyWindow) -> int:
 def select_gpio_windows(
     samples: PowerSamples, calls: Sequence[TimeRange], iterations: int, warmup: int
 ) -> list[EnergyWindow]:
-    """Return the windows in which the meter's GPIO was high, one window for each call.
+    """Return the windows in which the meter's GPIO was high, one window for every call.
 
     Args:
         calls: host times of the calls, from sending to the response.

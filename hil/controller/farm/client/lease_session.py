@@ -386,7 +386,7 @@ def lease_order(
     """Return the submission for a lease. Other users see ``purpose``.
 
     Args:
-        requests: the boards of a lease with several boards, instead of ``selector``.
+        requests: the boards of a lease with multiple boards, instead of ``selector``.
         for_s: lease time in seconds; None for the longest possible time.
     """
     purpose = purpose[:_MAX_PURPOSE_LENGTH]

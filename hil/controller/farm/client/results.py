@@ -156,7 +156,7 @@ def fetch_suite(farm: FarmClient, ended: Sequence[EndedJob], out: Path | None) -
 
 
 def fetch_targets(farm: FarmClient, names: Mapping[str, str], out: Path | None) -> tuple[Path | None, MatrixReport]:
-    """Compare the results of several submissions.
+    """Compare the results of multiple submissions.
 
     Args:
         names: target -> submission or job.

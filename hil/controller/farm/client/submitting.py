@@ -157,7 +157,7 @@ def submit(farm: FarmClient, load: Workload, how: dict[str, Any], *, say: Callab
     Raises:
         NoSuchBoard: no board of the farm can ever match.
         UsageError: the submission is invalid.
-        VersionMismatch: an older gateway does not support several boards.
+        VersionMismatch: an older gateway does not support multiple boards.
     """
     order = Submission(load.title, load.specs, **how)
     for request in order.requests:

@@ -74,7 +74,7 @@ class BoardConnection:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the board has sessions. Without them, several users may access the board at the same time."""
+        """Whether the board has sessions. Without them, multiple users may access the board at the same time."""
         return read_capabilities(BoardChoice(self.config)).sessions
 
     @property

@@ -1,4 +1,4 @@
-"""Other boards of a job with several boards: wait for their hosts, and write their configs.
+"""Other boards of a job with multiple boards: wait for their hosts, and write their configs.
 
 The command runs on the host of the first board. The other boards may be on other machines, so the command uses them
 through the farm, as the holder of a lease does.

@@ -146,7 +146,7 @@ async def grant_new_jobs(
     """Grant free boards to the new jobs of a submission.
 
     Giving these jobs precedence is fair, because no older job can use a board that is free now. This is not true if a
-    job with several boards waits, which may keep free boards.
+    job with multiple boards waits, which may keep free boards.
 
     Args:
         jobs: job ids in the order of the specs.

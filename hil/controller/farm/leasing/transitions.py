@@ -315,7 +315,7 @@ async def _end_job(
 
 
 async def _is_active(tx: Tx, lease: LeaseRow) -> bool:
-    """Return False if a lease of a job with several boards has ended with the job since it was read."""
+    """Return False if a lease of a job with multiple boards has ended with the job since it was read."""
     if lease.job.boards == 1:
         return True
     return bool(await fetch_rows(tx, "select id from hil.leases where id = %s and ended_at is null", [lease.id]))

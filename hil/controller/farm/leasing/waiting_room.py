@@ -29,6 +29,6 @@ _OLDEST = f"""
 
 
 async def read_oldest_waits(tx: Tx) -> dict[str, float]:
-    """Return the waiting time in seconds of the oldest queued job for each priority; 0 without jobs."""
+    """Return the waiting time in seconds of the oldest queued job for every priority; 0 without jobs."""
     waits = {row["priority"]: row["waits_s"] for row in await fetch_rows(tx, _OLDEST)}
     return {priority.value: max(waits.get(priority.value, 0.0), 0.0) for priority in Priority}

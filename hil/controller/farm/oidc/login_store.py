@@ -45,7 +45,7 @@ class StoredLogin(Record, kw_only=True):
 
 
 class LoginStore:
-    """File with logins. Only its user can read it. Thread-safe, and safe for several processes."""
+    """File with logins. Only its user can read it. Thread-safe, and safe for multiple processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

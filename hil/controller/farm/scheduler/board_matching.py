@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 
 def match_requests(masks: Sequence[int], order: Sequence[int]) -> list[int | None]:
-    """Return a different board for each request. None marks the requests without a board.
+    """Return a different board for every request. None marks the requests without a board.
 
     The result has a board for as many requests as possible (maximum bipartite matching with augmenting paths).
 
     Args:
-        masks: for each request, the boards that match.
+        masks: for every request, the boards that match.
         order: board numbers, the preferred boards first.
     """
     owner: dict[int, int] = {}  # board -> request
@@ -38,7 +38,7 @@ def match_requests(masks: Sequence[int], order: Sequence[int]) -> list[int | Non
 
 
 def can_match_all(masks: Sequence[int]) -> bool:
-    """Return True if there is a different board for each request."""
+    """Return True if there is a different board for every request."""
     every = 0
     for mask in masks:
         every |= mask

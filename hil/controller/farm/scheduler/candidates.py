@@ -35,7 +35,7 @@ class WaitingJob:
 
     @functools.cached_property
     def parts(self) -> tuple[WaitingJob, ...]:
-        """One job for each board of this job."""
+        """One job for every board of this job."""
         first = replace(self, more=())
         return first, *(replace(first, selector=one.selector, board=one.board) for one in self.more)
 

@@ -63,14 +63,14 @@ def assign(
 ) -> list[tuple[int, str]]:
     """Assign free boards to waiting jobs. Returns pairs of job and board, most urgent first.
 
-    A job with several boards has a pair for each of its boards, in the order of its requests.
+    A job with multiple boards has a pair for each of its boards, in the order of its requests.
 
     Args:
         use: board use of every user and project.
         aging_s: a job moves up one priority class for every such period of waiting.
         limits: limits of users.
         busy: boards in service with a job. No job keeps a free board unless its other boards are free or busy.
-        gather_s: a job with several boards that has waited so long keeps free boards.
+        gather_s: a job with multiple boards that has waited so long keeps free boards.
     """
     given = _assign_health_jobs(waiting, free)
     taken = {board for _, board in given}
@@ -132,7 +132,7 @@ class _Shares:
 
 @dataclass(frozen=True)
 class _Gathering:
-    """Terms for jobs with several boards."""
+    """Terms for jobs with multiple boards."""
 
     busy: tuple[FreeBoard, ...] = ()
     after_s: float = 0.0
@@ -198,7 +198,7 @@ class _AssignmentRound:
         return given
 
     def _select_boards(self, job: WaitingJob) -> list[int]:
-        """Return the boards of a job with several boards, or an empty list if some of them are not free.
+        """Return the boards of a job with multiple boards, or an empty list if some of them are not free.
 
         After a long wait, the free ones are kept: other jobs of this round cannot use them.
         """

@@ -42,7 +42,7 @@ _ANNOUNCE = """
 async def _announce_event(
     tx: Tx, what: str, *, board: str = "", job: str = "", host: str = "", reason: str = ""
 ) -> None:
-    """Add a message for each webhook that wants an event. Gateways deliver it after this transaction."""
+    """Add a message for every webhook that wants an event. Gateways deliver it after this transaction."""
     if (event := _ANNOUNCED.get(what)) is not None:
         values = {"event": event, "board": board, "job": job, "host": host, "reason": reason}
         await tx.execute(_ANNOUNCE, {**values, "channel": CHANNEL, "change": '{"kind": "webhook"}'})

@@ -172,7 +172,7 @@ async def _read_newest_jobs(tx: Tx, where: list[str], values: Mapping[str, Any],
 
 
 async def job(tx: Tx, name: str) -> JobDetails:
-    """Return a job with all attempts. Raises UsageError if the name is unknown or matches several jobs."""
+    """Return a job with all attempts. Raises UsageError if the name is unknown or matches multiple jobs."""
     found = await _find_jobs(tx, name)
     if len(found) > 1:
         raise UsageError(

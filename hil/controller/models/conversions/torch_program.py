@@ -178,7 +178,7 @@ def name_operator(path: str, kind: str, node: str, operator: str) -> tuple[str, 
 
     Args:
         path: innermost module's path, such as ``blocks.1.attn``; "" is the model itself.
-        kind: that module's class, such as ``torch.nn.modules.linear.Linear``; "" if it has several operators.
+        kind: that module's class, such as ``torch.nn.modules.linear.Linear``; "" if it has multiple operators.
         node: node name.
         operator: operator name.
     """
@@ -190,7 +190,7 @@ def name_operator(path: str, kind: str, node: str, operator: str) -> tuple[str, 
 def name_onnx_nodes(model: Any) -> None:
     """Rename the nodes of an ONNX model from torch's exporter to their module paths, instead of ``node_conv2d_3``.
 
-    If a module has several nodes, the operator is appended: ``gru.Squeeze``.
+    If a module has multiple nodes, the operator is appended: ``gru.Squeeze``.
     """
     nodes = list_nodes(model)
     names = [_read_onnx_name(node) for node in nodes]

@@ -34,7 +34,7 @@ def compute_quantum_atol(flow: Flow, path: Path, context: RunContext, log: Path)
 
     The step of a float output is the scale of the dequantisation that produces the output. If another node produces the
     output, its step is the largest scale of the nearest dequantisations before this node. The step of a quantised
-    output is 1. With several outputs, the largest tolerance applies. If there are float outputs, quantised outputs are
+    output is 1. With multiple outputs, the largest tolerance applies. If there are float outputs, quantised outputs are
     ignored.
 
     Returns:

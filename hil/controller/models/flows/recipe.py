@@ -156,7 +156,7 @@ def apply_recipe(
     Args:
         flow: flow with the recipe.
         path: the model's file.
-        inputs: calibration data, input name -> tensor for each sample; missing inputs are seeded random. If empty,
+        inputs: calibration data, input name -> tensor for every sample; missing inputs are seeded random. If empty,
             ``<model>.calibration.npz`` in the model's directory is used, with an additional first axis for samples.
             Without that file, the setting ``samples`` determines the number of seeded random samples.
         context: cache and isolated processes.

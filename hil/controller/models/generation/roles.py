@@ -216,7 +216,7 @@ def _list_names(specs: Sequence[TensorSpec]) -> str:
 def _find_axes(cache: Sequence[TensorSpec], bound: int) -> list[int | None]:
     """Return the axis of positions of each tensor, or None for a recurrent state.
 
-    The axis of positions has an unknown size. If several axes have an unknown size, an axis with a name for positions
+    The axis of positions has an unknown size. If multiple axes have an unknown size, an axis with a name for positions
     takes precedence. If all sizes are known, the axis of positions is an axis of size ``bound``, or the second axis
     from the end.
     """

@@ -129,7 +129,7 @@ def read_spec(path: Path) -> GenerateSpec:
 
 @functools.lru_cache(maxsize=4)
 def _complete_spec(path: Path, text: bytes, files: Hashable) -> GenerateSpec:
-    """Return a specification with the tokens of all texts. The result is cached, because a run needs it for each case.
+    """Return a specification with the tokens of all texts. The result is cached, because a run needs it for every case.
 
     Args:
         text: the specification as JSON.
@@ -234,7 +234,7 @@ def _check_turns(prompt: Prompt, path: Path) -> None:
 
 
 def _read_windows(prompt: Prompt, spec: GenerateSpec, tokenizer: Any, path: Path) -> list[Prompt]:
-    """Return a prompt for each window of a text file.
+    """Return a prompt for every window of a text file.
 
     The last tokens of a window are forced tokens: at most half, and at most one per step.
     """

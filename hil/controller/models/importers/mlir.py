@@ -41,7 +41,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
     Raises:
         ImportFailed: the module does not parse or has no public function; or the function has no results, or has values
             other than tensors.
-        UsageError: the function or dimension does not exist, or the module has several functions and ``function`` is
+        UsageError: the function or dimension does not exist, or the module has multiple functions and ``function`` is
             "".
     """
     name = Path(path).name

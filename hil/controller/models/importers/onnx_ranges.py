@@ -33,7 +33,7 @@ _AXES = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceP
 
 
 def find_ranges(graph: Any, inputs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return (low, high) for each input whose values reach an operator with bounds. The graph needs inferred shapes.
+    """Return (low, high) for every input whose values reach an operator with bounds. The graph needs inferred shapes.
 
     The indexed axis bounds indices (GatherND and ScatterND: the shortest of the axes). The number of elements bounds
     depths and counts. Scale and zero point bound quantised values. The limits of a Clip bound clipped values.
@@ -123,7 +123,7 @@ class _GraphIndex:
     def _index_of_several(self, node: Any) -> tuple[float, float] | None:
         """Return bounds for index tuples.
 
-        A tuple has an index for each of several axes; the shortest axis defines the bound.
+        A tuple has an index for each of multiple axes; the shortest axis defines the bound.
         """
         first = _get_attribute(node, "batch_dims", 0)
         count = self._shape(node.input[1])[-1]

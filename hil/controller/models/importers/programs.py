@@ -62,7 +62,7 @@ def describe_pte(path: str, function: str, dims: Mapping[str, int]) -> dict[str,
 
     Raises:
         ImportFailed: the file is invalid or damaged, or the method takes or returns values other than tensors.
-        UsageError: the method or dimension does not exist, or the program has several methods and ``function`` is "".
+        UsageError: the method or dimension does not exist, or the program has multiple methods and ``function`` is "".
     """
     file = Path(path)
     try:
@@ -113,7 +113,7 @@ def describe_tflite(path: str, function: str, dims: Mapping[str, int]) -> dict[s
 
     Raises:
         ImportFailed: the file is invalid or damaged, has unsupported inputs or outputs, or has no outputs.
-        UsageError: LiteRT is not installed; the function or dimension does not exist; or the model has several
+        UsageError: LiteRT is not installed; the function or dimension does not exist; or the model has multiple
             functions and ``function`` is "".
     """
     version = require_version(PACKAGE, "tflite")

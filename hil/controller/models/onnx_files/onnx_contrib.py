@@ -231,7 +231,7 @@ class _Expansion:
         return self.add("Concat", *parts, self.slice_last(x, width, _END), axis=-1)
 
     def add_lookup(self, tables: Sequence[str], positions: str, width: int) -> list[str]:
-        """Return the cosines and sines of positions [batch or 1, length], for each head."""
+        """Return the cosines and sines of positions [batch or 1, length], for every head."""
         rows = [self.slice_last(self.add("Gather", table, positions), 0, width // 2) for table in tables]
         return [self.add_unsqueeze(row, 1) for row in rows]
 

@@ -39,7 +39,7 @@ def own_sizes(sizes: Mapping[str, T], symbols: Iterable[str]) -> dict[str, T]:
 def choose_model_sizes(
     paths: Sequence[Path], sizes: Mapping[str, T], context: RunContext, function: str = ""
 ) -> list[dict[str, T]]:
-    """Return the sizes or size ranges for each model's dimensions.
+    """Return the sizes or size ranges for every model's dimensions.
 
     Raises:
         UsageError: a dimension does not exist in any model.

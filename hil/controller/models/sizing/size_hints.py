@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS = 30.0
 
 
 def suggest_sizes(model: Model, context: RunContext) -> dict[str, int]:
-    """Return a size for each dynamic dimension with which the model runs, or {}."""
+    """Return a size for every dynamic dimension with which the model runs, or {}."""
     if model.format != "onnx" or sum(file.stat().st_size for file in model.files.values()) > _MAX_MODEL_BYTES:
         return {}
     inputs = [[spec.name, spec.dtype, list(spec.shape)] for spec in model.inputs or ()]
@@ -94,7 +94,7 @@ def _find_sizes(path: str) -> set[int]:
 
 
 def iter_candidates(shapes: Sequence[Sequence[Dim]], tried: Sequence[int] = _SIZES) -> Iterator[dict[str, int]]:
-    """Yield sizes to try, small sizes first: for each size, first with batches of 1, then with all dimensions equal.
+    """Yield sizes to try, small sizes first: for every size, first with batches of 1, then with all dimensions equal.
 
     A dimension counts as a batch if it occurs only as the first of several dimensions, or if its name contains "batch".
     """

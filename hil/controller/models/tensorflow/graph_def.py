@@ -78,7 +78,7 @@ class TfGraph:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Source for each variable's initial value, by node."""
+        """Source for every variable's initial value, by node."""
         return {name: source for name, (_, source) in self._initial_values.items()}
 
     @cached_property

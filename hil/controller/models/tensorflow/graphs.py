@@ -204,7 +204,7 @@ class HandleGraph:
 
 
 def _list_captures(concrete: Any) -> list[tuple[str, Any]]:
-    """Return name and variable, or the tensor, for each capture of a function."""
+    """Return name and variable, or the tensor, for every capture of a function."""
     variables = {id(variable.handle): variable for variable in concrete.graph.variables}
     items = [variables.get(id(tensor), HandledVariable.from_handle(tensor)) for tensor in concrete.captured_inputs]
     taken: set[str] = set()

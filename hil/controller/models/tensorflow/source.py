@@ -91,11 +91,11 @@ class OpenedFunction:
 
     @property
     def specs(self) -> list[Any]:
-        """``tf.TensorSpec`` for each input."""
+        """``tf.TensorSpec`` for every input."""
         return [leaf for _, leaf in iter_leaves(self.structure) if is_spec(leaf)]
 
     def list_sized_inputs(self) -> list[Any]:
-        """Return the ``tf.TensorSpec`` for each input. Raises UsageError for a dynamic dimension without a size."""
+        """Return the ``tf.TensorSpec`` for every input. Raises UsageError for a dynamic dimension without a size."""
         for spec in self.inputs:
             for dim in spec.shape:
                 if not isinstance(dim, int):
@@ -276,7 +276,7 @@ def describe(path: str, function: str, dims: Mapping[str, int]) -> dict[str, Any
 
     Raises:
         ImportFailed: the file is unreadable or damaged, or contains layers that are code (lambdas, custom layers).
-        UsageError: TensorFlow is not installed; the function or dimension does not exist; or the model has several
+        UsageError: TensorFlow is not installed; the function or dimension does not exist; or the model has multiple
             functions and ``function`` is "".
     """
     version = require_version("tensorflow", "tensorflow")

@@ -207,7 +207,7 @@ def _make_constant_inputs(model: Model, decoder: Decoder, options: Options) -> M
 
 
 def check_generation(case: Case) -> None:
-    """Raise ProtocolBroken unless the board returned logits and a token for each step."""
+    """Raise ProtocolBroken unless the board returned logits and a token for every step."""
     decoder, result, inputs = case.decoder, case.result, case.inputs
     assert decoder is not None and result is not None and inputs is not None
     _check_outputs(case, result, inputs, decoder.plan)

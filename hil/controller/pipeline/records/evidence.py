@@ -17,7 +17,7 @@ _MAX_LINES = 100
 
 
 def list_evidence(record: CaseRecord) -> list[tuple[str, str]]:
-    """Return (title, text) for each fact: references, failed references, repetition, criteria and caveats."""
+    """Return (title, text) for every fact: references, failed references, repetition, criteria and caveats."""
     return [fact for fact, _ in zip(_iter_facts(record), range(_MAX_LINES), strict=False)]
 
 

@@ -115,7 +115,7 @@ def describe_perplexity(texts: Sequence[StoredPerplexity]) -> list[str]:
 
 
 def describe_texts(cases: Iterable[RunCase]) -> Iterator[str]:
-    """Yield a line for each combination of model, size and prompt with windows: the perplexity over all windows."""
+    """Yield a line for every combination of model, size and prompt with windows: the perplexity over all windows."""
     texts: dict[tuple[str, ...], list[StoredPerplexity | None]] = {}
     for case in cases:
         if match := _WINDOW.match(case.name):

@@ -83,7 +83,7 @@ def record_case(case: Case, tensors: Mapping[str, Any]) -> RunCase:
 
     Args:
         tensors: The tensors stored so far: ``inputs``, ``outputs`` -> entries with files; ``references`` -> entries
-            for each reference.
+            for every reference.
     """
     model, result, compilations = case.model, case.result, case.compilations
     stored_references = tensors.get("references") or [[] for _ in case.references]

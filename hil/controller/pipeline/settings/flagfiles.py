@@ -116,7 +116,7 @@ def choose_tool_tolerance(
     """Return rtol and atol that are at least as strict as the tools' comparison.
 
     If all outputs have the same dtype, rtol and atol equal the tools' tolerances. hil has one pair of values for all
-    outputs, so with several dtypes the strictest values apply. If the tools' default atol cannot distinguish right and
+    outputs, so with multiple dtypes the strictest values apply. If the tools' default atol cannot distinguish right and
     wrong outputs, atol is None, which selects hil's default.
 
     Args:
@@ -274,7 +274,7 @@ def read_flagfile(job: Job, later: Sequence[str] = ()) -> Job:
     execution, because the board's config defines the execution.
 
     Raises:
-        UsageError: see :func:`parse_flagfile`; or the flags need several modules or parameter files.
+        UsageError: see :func:`parse_flagfile`; or the flags need multiple modules or parameter files.
     """
     assert job.flagfile is not None
     flags = parse_flagfile(job.flagfile)

@@ -127,7 +127,7 @@ def _call(found: re.Match[str], load: FunctionLoader, option: str) -> str:
 
 
 def _choose_sample(function: Callable[..., Any], found: re.Match[str], where: str) -> Any:
-    """Return the result of a function, or one sample if the function returns or yields several."""
+    """Return the result of a function, or one sample if the function returns or yields multiple."""
     number = int(found["number"] or 0)
     try:
         result = function()

@@ -86,7 +86,7 @@ def find_model_runtime(settings: CaseSettings, path: Path) -> str:
 def accept_of_file(settings: CaseSettings, path: Path) -> tuple[str, ...]:
     """Return the criteria of tables whose key is a file name without wildcards.
 
-    Tables with patterns do not count, because a pattern may match several models.
+    Tables with patterns do not count, because a pattern may match multiple models.
     """
     tables = (settings.per_model.get(name, {}) for name in dict.fromkeys((path.name, path.as_posix())))
     return tuple(text for table in tables for text in table.get("accept", ()))

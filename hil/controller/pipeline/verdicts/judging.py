@@ -120,7 +120,7 @@ def judge_repetition(case: Case, tools: Tools, noise: _LazyNoise | None = None) 
 class _LazyNoise:
     """Noise of a case's references, measured on first use.
 
-    With several references, the largest noise applies to all references, because noise is a property of the
+    With multiple references, the largest noise applies to all references, because noise is a property of the
     computation.
     """
 

@@ -33,7 +33,7 @@ class FarmStatus(Record, kw_only=True):
 
 
 class SubmissionStatus(Record, kw_only=True):
-    """Output of `hil farm status JOB` for a submission of several jobs."""
+    """Output of `hil farm status JOB` for a submission of multiple jobs."""
 
     submission: int
     jobs: list[FarmJob]
@@ -267,7 +267,7 @@ class SubmittedTarget(Record, kw_only=True):
 
 
 class SubmittedTargets(Record, kw_only=True):
-    """Output of `hil farm submit` with several targets."""
+    """Output of `hil farm submit` with multiple targets."""
 
     targets: list[SubmittedTarget]
 

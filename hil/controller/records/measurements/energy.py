@@ -29,7 +29,7 @@ class UnitEnergy(Record, kw_only=True):
 
 
 class EnergyMeasurement(Record, kw_only=True):
-    """Energy of a program, measured in windows of several inferences. The energies exclude the idle power."""
+    """Energy of a program, measured in windows of multiple inferences. The energies exclude the idle power."""
 
     meter: Annotated[str, note("kind of the meter; empty without a meter")]
     refused: Annotated[EnergyRefusal | None, note("why the energy is not reported; null if it is")] = None

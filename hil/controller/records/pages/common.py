@@ -1,4 +1,4 @@
-"""Parts of several documents of `hil web`: sessions, cases, causes, charts."""
+"""Parts of multiple documents of `hil web`: sessions, cases, causes, charts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class BaselineName(Record, kw_only=True):
 
 
 class CauseSummary(Record, kw_only=True):
-    """Cause of several changed cases."""
+    """Cause of multiple changed cases."""
 
     key: Annotated[str, note("the parameter `key` of /cause")]
     title: str

@@ -153,7 +153,7 @@ class HistoryStore:
         """Return a series by ID, unambiguous start of an ID, case, or model.
 
         Raises:
-            UsageError: no series or several series match.
+            UsageError: no series or multiple series match.
         """
         known = self.series()
         for texts in (lambda one: (one.id,), lambda one: (one.key.case, one.key.model)):
@@ -262,7 +262,7 @@ class HistoryStore:
             The annotation, and the number of its entries.
 
         Raises:
-            UsageError: no entry matches, or several commits match.
+            UsageError: no entry matches, or multiple commits match.
         """
         target, text = (one.encode(errors="backslashreplace").decode() for one in (target, text))
         with self._database.errors(), self._database.writing():
@@ -291,7 +291,7 @@ class HistoryStore:
             target: see :meth:`annotate`.
 
         Raises:
-            UsageError: no entry matches, or several commits match.
+            UsageError: no entry matches, or multiple commits match.
         """
         with self._database.errors(), self._database.writing():
             fields, count = self._find_target(target.encode(errors="backslashreplace").decode())

@@ -134,7 +134,7 @@ def find_failing_words(keys: Keys, words: WordLookup) -> Keys:
 
 
 def _find_unique(names: Keys, *, one: bool) -> tuple[Keys, Places, Places]:
-    """Return the unique names in order of appearance, their first indices, and for each index the number of its name.
+    """Return the unique names in order of appearance, their first indices, and for every index the number of its name.
 
     Args:
         one: True if all names are unique.

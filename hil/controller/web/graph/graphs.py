@@ -81,7 +81,7 @@ class GraphSide:
 
     @functools.cached_property
     def scopes(self) -> dict[str, Scope]:
-        """Path -> name scope with several nodes."""
+        """Path -> name scope with multiple nodes."""
         return find_scopes(self.graph)
 
     @functools.cached_property

@@ -222,7 +222,7 @@ def _make_group(
 
 
 def _find_worst_by_metric(values: Sequence[NodeValue], scale: ColourScale) -> NodeValue | None:
-    """Return the value whose color represents several nodes; None without values, or on several devices."""
+    """Return the value whose color represents multiple nodes; None without values, or on multiple devices."""
     if not values:
         return None
     if scale.metric == "placement":

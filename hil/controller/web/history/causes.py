@@ -5,7 +5,7 @@ A cause is one of these, in this order:
 1. a layer: a stored bisection names it as the first wrong layer of the failing model
 2. tools: the compiler or runtime has another version since the change
 3. a board: at least half of its measured cases became slower in the same night, and no other board did
-4. a commit: the same, on several boards
+4. a commit: the same, on multiple boards
 5. an operator, or a model if the cases have no operator
 """
 
@@ -170,7 +170,7 @@ def _group_by_tools(changes: Sequence[ChangedCase]) -> list[Cause]:
 
 
 def _group_by_board(changes: Sequence[ChangedCase]) -> list[Cause]:
-    """Find nights in which most cases of a board became slower. If several boards did, the commit is the cause."""
+    """Find nights in which most cases of a board became slower. If multiple boards did, the commit is the cause."""
     slow: defaultdict[tuple[str, str, str], list[ChangedCase]] = defaultdict(list)
     for one in changes:
         if one.what == SLOWER and one.board:

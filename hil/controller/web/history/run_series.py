@@ -136,7 +136,7 @@ def read_run_series(place: HistoryPlace, name: str) -> RunSeries:
         name: see :meth:`HistoryStore.find_series`.
 
     Raises:
-        UsageError: no series or several series match, or the history is damaged.
+        UsageError: no series or multiple series match, or the history is damaged.
     """
     runs = []
     with _open_history(place) as store:

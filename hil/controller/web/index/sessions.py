@@ -206,7 +206,7 @@ def find_session(database: sqlite3.Connection, session_id: str, root: int = 0) -
 def resolve_session(database: sqlite3.Connection, session_id: str, root: int = 0) -> IndexedSession:
     """Return the session of a URL. Raises UsageError if the session is missing or ambiguous.
 
-    The number of the directory is only necessary if several directories have a session with this id. An id may lack
+    The number of the directory is only necessary if multiple directories have a session with this id. An id may lack
     its first directories: hil prints URLs without knowing which directories a server has.
     """
     try:

@@ -87,7 +87,7 @@ def read_joules(record: Mapping[str, Any]) -> float | None:
 
 
 def read_statistics(outputs: Any) -> dict[str, Any]:
-    """Return the worst value of each statistic over a case's outputs, and the outputs if there are several."""
+    """Return the worst value of each statistic over a case's outputs, and the outputs if there are multiple."""
     found = read_mappings(outputs)[:NAMES]
     several = tuple(
         OutputEntry(read_text(one.get("name")), read_real(one.get("max_abs")), read_real(one.get("sqnr_db")))

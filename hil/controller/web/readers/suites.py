@@ -1,4 +1,4 @@
-"""Read suite runs: one record for the run, and a line for each completed case."""
+"""Read suite runs: one record for the run, and a line for every completed case."""
 
 from __future__ import annotations
 

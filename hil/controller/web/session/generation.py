@@ -79,7 +79,7 @@ class CacheMap:
     """Errors of the keys or the values of a cache, by layer and position.
 
     Attributes:
-        cells: cells above the lowest level. A row is a layer or several adjacent layers.
+        cells: cells above the lowest level. A row is a layer or multiple adjacent layers.
         text: largest error.
     """
 

@@ -50,7 +50,7 @@ class Write(Protocol):
             path: the target. The target does not exist yet, but the parent directory exists.
 
         Raises:
-            UsageError: the format does not support a part of the bundle (a runtime, a dtype, several methods). The
+            UsageError: the format does not support a part of the bundle (a runtime, a dtype, multiple methods). The
                 message names the unsupported part.
         """
 

@@ -33,7 +33,7 @@ _SET = re.compile(r"test_data_set_(\d+)")
 
 
 def find_model(folder: Path) -> Path | None:
-    """Return the model for a directory's test data: the only model, or ``model.onnx`` among several, or None."""
+    """Return the model for a directory's test data: the only model, or ``model.onnx`` among multiple, or None."""
     models = sorted(folder.glob("*.onnx"))
     return models[0] if len(models) == 1 else next((model for model in models if model.name == _MODEL), None)
 

@@ -41,7 +41,7 @@ def write_evaluation(record: EvaluationRecord, folder: Path) -> None:
 def read_samples(folder: Path) -> list[EvaluatedSample]:
     """Return the finished samples in the order of their runs.
 
-    This function ignores an incomplete last line, which a killed process may leave. If a sample has several results,
+    This function ignores an incomplete last line, which a killed process may leave. If a sample has multiple results,
     the first one counts.
 
     Raises:

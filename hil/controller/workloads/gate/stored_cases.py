@@ -56,7 +56,7 @@ class StoredCases(Protocol):
     def adapt(self, name: str, artifact: Artifact) -> Artifact:
         """Return a stored program with the function and the outputs of a case.
 
-        The history stores a program once, although several cases may use different functions of it.
+        The history stores a program once, although multiple cases may use different functions of it.
         """
 
 

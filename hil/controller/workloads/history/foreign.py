@@ -266,7 +266,7 @@ _MEMORY = re.compile(r"(?:Overall peak memory footprint \(MB\) via periodic moni
 
 
 def _read_benchmark_model(data: bytes) -> Iterator[ForeignCase]:
-    """Read a log, or several logs in one file.
+    """Read a log, or multiple logs in one file.
 
     In each log, the last line with a count is the measurement; earlier lines are warm-ups.
     """

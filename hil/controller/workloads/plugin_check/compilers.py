@@ -62,7 +62,7 @@ def check_compiler(name: str, package: str, models: Sequence[str], unsupported: 
         folder: a directory for the cache and logs.
 
     Returns:
-        ``findings``; ``programs``: a program for each compiled model; ``refused``: model -> error; ``skipped``:
+        ``findings``; ``programs``: a program for every compiled model; ``refused``: model -> error; ``skipped``:
         check -> reason.
     """
     found: list[ContractFinding] = []

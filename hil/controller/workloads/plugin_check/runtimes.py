@@ -236,7 +236,7 @@ def can_count_files() -> bool:
 
 
 def check_leaks(name: str, package: str, program: dict[str, Any]) -> list[list[str]]:
-    """Load and run a program several times with one runtime, as an agent does. Count open files and threads."""
+    """Load and run a program multiple times with one runtime, as an agent does. Count open files and threads."""
     model = _MODELS[program["model"]]
     runtime = _Runtime(name, package).open()
 

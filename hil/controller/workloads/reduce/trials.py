@@ -42,7 +42,7 @@ class RunsSpent(Exception):
 class _QuickRunner(Runner):
     """Runner that judges only as much as a reduction needs.
 
-    A measurement of the references' noise needs several times the memory and time of a run.
+    A measurement of the references' noise needs multiple times the memory and time of a run.
 
     Attributes:
         failure: the failure of the whole model; None while it is not known.

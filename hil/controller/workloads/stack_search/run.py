@@ -1,4 +1,4 @@
-"""Run a program on boards with different stacks, several times on each board."""
+"""Run a program on boards with different stacks, multiple times on each board."""
 
 from __future__ import annotations
 

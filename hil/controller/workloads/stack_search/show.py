@@ -17,7 +17,7 @@ _UNBOUNDED = 1000
 
 
 def print_search(console: Console, found: StackSearchRecord) -> None:
-    """Print a row for each board, and the verdict."""
+    """Print a row for every board, and the verdict."""
     from rich.text import Text
 
     if not console.is_terminal:

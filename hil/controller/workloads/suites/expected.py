@@ -21,9 +21,9 @@
     [made_with]                      # optional, before the entries: package -> version used to create the list
     onnxruntime = "1.31.1"
 
-If several entries match a case, only one applies. ``[[compile]]`` has priority over ``[[run]]``, because a case that
+If multiple entries match a case, only one applies. ``[[compile]]`` has priority over ``[[run]]``, because a case that
 fails to compile cannot run. Later entries have priority over earlier ones. An unexpected pass is XPASS, unless ``PASS``
-is among several outcomes of the entry (for results that depend on the machine or on chance). A lost board is never
+is among multiple outcomes of the entry (for results that depend on the machine or on chance). A lost board is never
 expected.
 """
 

@@ -56,7 +56,7 @@ def find_traces(place: Path, out: Path | None = None) -> dict[str, Path]:
 def find_one(place: Path, out: Path | None = None) -> Path:
     """Return the directory of the only trace in a directory.
 
-    Raises UsageError if the directory contains no trace or several traces.
+    Raises UsageError if the directory contains no trace or multiple traces.
     """
     found = find_traces(place, out)
     if len(found) > 1:

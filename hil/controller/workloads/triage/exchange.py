@@ -74,7 +74,7 @@ def import_expectations(
 
 
 def export_expectations(entries: Iterable[TriageEntry], *, suite: str, today: date) -> tuple[str, list[str]]:
-    """Return known failures as the text of an ``expected.toml``, and a reason for each entry that is left out.
+    """Return known failures as the text of an ``expected.toml``, and a reason for every entry that is left out.
 
     Later entries have priority in the file, so the entries with the fewest cases are last.
 

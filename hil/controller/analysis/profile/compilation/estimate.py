@@ -264,7 +264,7 @@ def count_operations(op_type: str, ins: Shapes, outs: Shapes, given: Mapping[str
     """Count a node's arithmetic operations, in ONNX's default domain.
 
     A multiply-accumulate counts as two operations, as in LINPACK. The counts of other operators are those of ONNX's
-    definition of the operator, with one operation for each function such as exp.
+    definition of the operator, with one operation for every function such as exp.
 
     Args:
         ins, outs: shapes, in order; None for an unknown shape or an omitted input.

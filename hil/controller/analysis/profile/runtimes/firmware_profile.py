@@ -19,7 +19,7 @@ class FirmwareSteps:
 
     Args:
         operations: steps of all runs in order, without warm-up runs.
-        sites: one for each dispatch of a run; empty if the nodes are unknown.
+        sites: one for every dispatch of a run; empty if the nodes are unknown.
         op_types: node -> operator.
     """
 

@@ -49,7 +49,7 @@ class CopyStep:
 
 @dataclass(frozen=True)
 class DispatchStep:
-    """Call of a function of the static library for each workgroup."""
+    """Call of a function of the static library for every workgroup."""
 
     function: str
     counts: tuple[int, int, int]

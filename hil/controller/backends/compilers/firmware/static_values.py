@@ -43,7 +43,7 @@ def read_constant(attribute: Any) -> Any:
 
 
 def read_bytes(attribute: Any) -> bytes:
-    """Return the bytes of a constant: a dense attribute, or a composite of several."""
+    """Return the bytes of a constant: a dense attribute, or a composite of multiple."""
     from iree.compiler import ir
 
     text = str(attribute)

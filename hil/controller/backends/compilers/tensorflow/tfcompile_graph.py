@@ -246,7 +246,7 @@ def find_assigned_variables(nodes: Sequence[Any]) -> set[str]:
 
 
 def make_identifiers(taken_already: Iterable[str] = ()) -> Callable[[str, str], str]:
-    """Return a function that maps a kind and a name to a C++ identifier, unique for each call.
+    """Return a function that maps a kind and a name to a C++ identifier, unique for every call.
 
     tfcompile requires C++ identifiers, but TensorFlow's names have scopes: ``fc1/kernel``, ``while/fc1.kernel``.
     """

@@ -60,7 +60,7 @@ def make_window_bias(
     """Return a bias [batch, 1, queries, keys]: 0 for keys that a query may attend to, -inf for other keys.
 
     Args:
-        first: The position of the first query among the keys, for each batch.
+        first: The position of the first query among the keys, for every batch.
         left, right: Number of keys before and after the query's position; -1 means all keys.
     """
     position = np.reshape(first, (-1, 1, 1, 1)) + np.arange(queries).reshape(1, 1, -1, 1)
@@ -105,7 +105,7 @@ def append_cache(past: Array | None, new: Array, lengths: Array, size: int) -> A
     Args:
         past: Shape [batch, heads, positions, head size], or None.
         new: Shape [batch, heads, length, head size].
-        lengths: Number of valid past positions, for each batch.
+        lengths: Number of valid past positions, for every batch.
     """
     batch, heads, length, head = new.shape
     cache = np.zeros((batch, heads, size, head), new.dtype)

@@ -24,8 +24,8 @@ def dequantize(x: Array, scale: Array, zero_point: Array | None = None, *, axis:
 
     Args:
         x: Integers or floats of 4 or 8 bits, of any shape.
-        scale, zero_point: One value for the tensor (a scalar, or 1 element); or one value for each index of ``axis``
-            (1-D); or one value for each block of ``block_size`` elements along ``axis`` (same rank as ``x``).
+        scale, zero_point: One value for the tensor (a scalar, or 1 element); or one value for every index of ``axis``
+            (1-D); or one value for every block of ``block_size`` elements along ``axis`` (same rank as ``x``).
 
     Raises:
         ValueError: the shapes do not match.

@@ -52,7 +52,7 @@ def log_in(address: Address, settings: Connection, board: str, timeout: float) -
 
     Args:
         settings: Connection settings with absolute paths.
-        timeout: Seconds for each step: connecting, the server's greeting, opening a channel.
+        timeout: Seconds for every step: connecting, the server's greeting, opening a channel.
 
     Raises:
         UsageError: A file of the config or of ssh is invalid or uses unsupported settings.

@@ -172,7 +172,7 @@ class Login:
             _check(identity)
 
     def authenticate(self, transport: paramiko.Transport) -> AuthResult:
-        """Try the methods in order until the server accepts the login. A server may require several methods.
+        """Try the methods in order until the server accepts the login. A server may require multiple methods.
 
         Raises AuthFailure if the server does not accept the login.
         """

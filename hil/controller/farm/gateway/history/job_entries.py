@@ -21,7 +21,7 @@ from hil.errors import UsageError
 
 
 def make_job_entries(job: EndedJob, programs: Mapping[str, StoredProgram], board: str) -> list[HistoryEntry]:
-    """Return an entry for each ended case of a job. A job that lost its board can have no cases.
+    """Return an entry for every ended case of a job. A job that lost its board can have no cases.
 
     Args:
         programs: programs of the job by digest.

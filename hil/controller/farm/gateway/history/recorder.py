@@ -1,7 +1,7 @@
 """Add the results of finished jobs to the history, in the background.
 
 A column of each job stores whether the job was added. A killed gateway therefore continues after a restart. Adding a
-job twice has no effect, so several gateways can add the same job.
+job twice has no effect, so multiple gateways can add the same job.
 """
 
 from __future__ import annotations

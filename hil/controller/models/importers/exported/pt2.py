@@ -77,7 +77,7 @@ def _has_float64(program: Any) -> bool:
 
 
 def list_user_inputs(program: Any) -> list[tuple[str, Any]]:
-    """Return the name and ``InputSpec`` for each argument, including constants, in order."""
+    """Return the name and ``InputSpec`` for every argument, including constants, in order."""
     from torch.export.graph_signature import InputKind
 
     places = [node.name for node in program.graph.nodes if node.op == "placeholder"]
@@ -89,7 +89,7 @@ def list_user_inputs(program: Any) -> list[tuple[str, Any]]:
 
 
 def list_output_names(program: Any) -> list[tuple[str, Any]]:
-    """Return the name and argument for each result, including constants, in order."""
+    """Return the name and argument for every result, including constants, in order."""
     from torch.export.graph_signature import OutputKind
     from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
@@ -105,7 +105,7 @@ def list_output_names(program: Any) -> list[tuple[str, Any]]:
 
 
 def list_new_values(program: Any) -> list[tuple[str, Any]]:
-    """Return the name and ``InputSpec`` for each buffer, parameter and input that a call changes.
+    """Return the name and ``InputSpec`` for every buffer, parameter and input that a call changes.
 
     Each new value is an output. Its name is the weight's name in the module, with the suffix ``_out``:
     ``bn.running_mean_out``.

@@ -16,7 +16,7 @@ class CandidateSearch:
         search = CandidateSearch(len(candidates))
         while (position := search.choose_next()) is not None:
             search.add(position, test(candidates[position]))
-        search.candidates  # the first bad candidate, or several if skipped candidates hide it
+        search.candidates  # the first bad candidate, or multiple if skipped candidates hide it
 
     Args:
         count: number of candidates, at least 2.

@@ -37,7 +37,7 @@ def choose_flow(request: SuiteRequest, beside: Path = Path(), *, trusted: bool =
 
 
 def choose_common_flow(specs: Iterable[CaseSpec], flow: Flow) -> Flow:
-    """Return the flow of all cases, or the suite's flow if the cases have several flows."""
+    """Return the flow of all cases, or the suite's flow if the cases have multiple flows."""
     first, *others = [spec.flow or flow for spec in specs] or [flow]
     return first if all(other == first for other in others) else flow
 
