@@ -168,6 +168,7 @@ folder = "/srv/hil"
 fence = 7
 lease = "ana, farm.lab"
 host_meter = "command"
+image = '{"file": "npu-5.img", "sha256": "9a3f", "time_s": 1796083200.0}'
 
 [power]
 reset = ["usbrelay", "BOARD_1=1"]
@@ -294,6 +295,14 @@ address = "telnet://lab:4001"
 [runtime]
 kind = "command"
 file = "bin/iree-run-module"
+""",
+        "boards/desk.toml": """\
+# A board whose console a host of the farm reads.
+[connection]
+address = "root@rpi5-3.lab"
+
+[console]
+farm = "rpi5-3"
 """,
         "boards/metered.toml": """\
 # A simulated board with a simulated meter.

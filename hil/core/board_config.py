@@ -71,6 +71,11 @@ class Connection:
         "Kind of the [meter](meters.md#boards-of-a-farm) of a leased board, if only jobs can use it. hil sets this key "
         "for a leased board.",
     )
+    image: str = make_key(
+        "",
+        "[Image](board-images.md) of a leased board, as JSON. hil sets this key, and records the image in results.",
+        unset="the image that hil wrote to the board of this config",
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
     command = ["picocom", "/dev/ttyUSB0"]    # a program that prints the console, without a shell
     address = "telnet://lab:4001"            # or tcp://HOST:PORT, such as a port of ser2net
     labgrid = "console"                      # a NetworkSerialPort of the board's labgrid place
+    farm = "rpi5-3"                          # a board of the farm, whose host reads the console
 
     boot = "login:"                          # the board has booted when a line matches
     boot_s = 60
@@ -29,7 +30,7 @@ from hil.core.config_values import make_values, parse_program, parse_timeout
 from hil.core.line_pattern import check_pattern
 from hil.errors import UsageError, did_you_mean
 
-LINKS = ("serial", "command", "address", "labgrid")
+LINKS = ("serial", "command", "address", "labgrid", "farm")
 PROTOCOLS = ("tcp", "telnet")
 _MAX_PATTERNS = 50
 _MAX_BAUD = 20_000_000
@@ -97,6 +98,9 @@ class ConsoleConfig:
     command: tuple[str, ...] = make_key((), "Program that prints the console on stdout, and reads input from stdin.")
     address: str = make_key("", "`tcp://HOST:PORT` or `telnet://HOST:PORT`, such as a port of ser2net.")
     labgrid: str = make_key("", "`NetworkSerialPort` of the board's labgrid place.")
+    farm: str = make_key(
+        "", "Board of the [farm](console.md#consoles-of-a-farm) whose host reads the console. Leases set this key."
+    )
     boot: str = make_key("", "Regular expression for the line that ends the boot.", unset="unknown")
     boot_s: float = make_key(120.0, "Maximum seconds until this line appears.")
     patterns: tuple[ConsolePattern, ...] = make_key(
@@ -106,12 +110,18 @@ class ConsoleConfig:
     @property
     def is_set(self) -> bool:
         """Return True if the board has a console that hil can open."""
+        return self.is_local or bool(self.farm)
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if this machine connects to the console without a farm."""
         return bool(self.serial or self.command or self.address)
 
     @property
     def place(self) -> str:
         """Name of the link for messages."""
-        return self.serial or self.address or (self.command[0] if self.command else "")
+        link = self.serial or self.address or (self.command[0] if self.command else "")
+        return link or (f"{self.farm} of the farm" if self.farm else "")
 
 
 @dataclass(frozen=True)

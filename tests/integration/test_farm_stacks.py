@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def farm(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (home / "driver").write_text("1.0")
     (home / "fit").touch()
     environment = {**os.environ, "HIL_CACHE_DIR": str(shared_cache), "HOME": str(home), "XDG_CONFIG_HOME": ""}
-    with running_farm(*options, environment=environment) as running:
+    with running_farm(*options, "--allow-commands", environment=environment) as running:
         running.eventually(lambda: sorted(running.boards().values()) == ["online"] * 4 + ["quarantined"])
         yield running
 
@@ -158,6 +159,11 @@ def test_image_reaches_board_and_later_records(farm: RunningFarm) -> None:
         assert [one["version"] for one in info["stack"] if one["name"] == "driver"] == ["1.1"]
     (board,) = [one for one in farm.hil("farm", "boards", "--json").document["boards"] if one["name"] == "a"]
     assert (board["provisions"], board["image"]["sha256"]) == (True, sha256)
+    command = shlex.join([*HIL, "run", str(MODEL), "--runtime", "onnxruntime", "--json"])
+    find_image = ("sh", "-c", f"{command} | grep -q {sha256}")
+    done = farm.hil("farm", "submit", "--board", "a", "--wait", "--", *find_image)
+    assert done.code == 0, done.err
+    assert farm.hil("farm", "lease", "--board", "a", "--", *find_image).code == 0
 
 
 def test_board_that_fails_check_after_image_is_quarantined_until_next_image(farm: RunningFarm) -> None:

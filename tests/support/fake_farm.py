@@ -24,7 +24,7 @@ import pytest
 from hil import errors
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.farm.client.lease_session import get_machine_id
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.messages import BoardCard, Grant, Submission
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import (

@@ -62,7 +62,7 @@ ALLOWED = {
     "controller/devices/deploy/wheels.py:_fill": _PACKAGE,
     "controller/devices/links/kept_simulators.py:_digest_kind": _KERNEL,
     "controller/devices/ssh/tunnel.py:_start_helper": _PACKAGE,
-    "controller/farm/client/lease_session.py:get_machine_id": _KERNEL,
+    "controller/farm/client/machine.py:get_machine_id": _KERNEL,
     "controller/farm/local/processes.py:start_time": _KERNEL,
     "controller/farm/database/database.py:_read_sql_files": _PACKAGE,
     "controller/farm/database/database.py:list_shipped_schemas": _PACKAGE,

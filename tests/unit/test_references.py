@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("hil", "tools", "support", "tests", "benchmarks")
 IMPORT = re.compile(rf"^ *from ((?:{'|'.join(PACKAGES)})(?:\.\w+)*) import (\([^)]*\)|[^(\n]+)$", re.M)
 ROLE = re.compile(r":(?:mod|func|class|data|attr|exc):`~?(hil\.[\w.]+)`")
+# Names in tables of runtimes, compilers and importers, which hil imports on first use.
+REFERENCE = re.compile(r"[\"'](hil(?:\.\w+)+:\w+)")
+# References that tests use for missing modules, and modules of examples.
+MISSING = ("hil.nothing", "hil.formats.nothing", "hil.agent.runtimes.toy:")
 # Modules that protoc generates.
 GENERATED = re.compile(r"hil\.protocol\.v1\b")
 
@@ -70,6 +74,20 @@ def list_imports(text: str) -> Iterator[str]:
 def test_imported_names_exist() -> None:
     found = [(path, name) for path in list_sources() for name in list_imports(path.read_text())]
     assert len(found) > 5000
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in found if not exists(name)] == []
+
+
+def test_references_in_strings_exist() -> None:
+    found = [(path, name) for path in list_sources() for name in REFERENCE.findall(path.read_text())]
+    assert len(found) > 10
+    names = [(path, name, name.replace(":", ".")) for path, name in found if not name.startswith(MISSING)]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name, dotted in names if not exists(dotted)] == []
+
+
+def test_imported_names_in_guides_exist() -> None:
+    guides = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    found = [(path, name) for path in guides for name in list_imports(path.read_text())]
+    assert len(found) > 20
     assert [f"{path.relative_to(ROOT)}: {name}" for path, name in found if not exists(name)] == []
 
 

@@ -27,8 +27,8 @@ _VULKAN_TARGET = "--iree-vulkan-target"  # also the prefix of -features
 _OF_ARCH = {"cuda": ("cuda", "--iree-cuda-target="), "hip": ("hip", "--iree-rocm-target=")}
 # Architectures of --iree-cuda-target. For others, iree-compile fails: "missing GPU target".
 CUDA_TARGETS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
-# Driver -> start of the flags that name its target.
-_TARGET_FLAGS = {"vulkan": (_VULKAN_TARGET,), "cuda": ("--iree-cuda-target",), "hip": ("--iree-rocm-target",)}
+# Driver -> flag that names its target. The flag with the suffix -features does not: it changes the default target.
+_TARGET_FLAGS = {"vulkan": _VULKAN_TARGET, "cuda": "--iree-cuda-target", "hip": "--iree-rocm-target"}
 # Driver -> flag that a hint shows.
 _EXAMPLES = {
     "vulkan": f"{_VULKAN_TARGET}=valhall4",
@@ -89,8 +89,7 @@ def name_target(device: str, flags: Sequence[str]) -> tuple[str, ...]:
     hil can then compile for a device that the board does not have.
     """
     driver = get_driver(device)
-    is_named = any(flag.startswith(_TARGET_FLAGS.get(driver, ())) for flag in flags)
-    return (f"{TARGET_DEVICE}{driver}",) if is_named else ()
+    return (f"{TARGET_DEVICE}{driver}",) if driver in _TARGET_FLAGS and _has_target(driver, flags) else ()
 
 
 def describe_target_flag(device: str) -> str:
@@ -113,15 +112,21 @@ def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...
     elif any(flag.startswith(_VULKAN_TARGET) for flag in given):
         plain = f"{TARGET_DEVICE}vulkan"
         flags = (*(plain if flag.startswith(_DESCRIBED) else flag for flag in chosen), *given)
-    for driver, names in _TARGET_FLAGS.items():
+    for driver in _TARGET_FLAGS:
         device = f"{TARGET_DEVICE}{driver}"
-        if device in flags and not any(flag.startswith(names) for flag in flags):
+        if device in flags and not _has_target(driver, flags):
             raise UsageError(
                 f"missing compile target for {device}: iree-compile would use a default target",
                 hint=f"add a flag such as {_EXAMPLES[driver]}, or remove {device} and use --device {driver}: hil then "
                 "compiles for the device that the board reports",
             )
     return flags
+
+
+def _has_target(driver: str, flags: Sequence[str]) -> bool:
+    """Return True if a flag names the target of a driver. A flag and its value may be separate."""
+    name = _TARGET_FLAGS[driver]
+    return any(flag == name or flag.startswith(f"{name}=") for flag in flags)
 
 
 def _require(known: bool, device: str, what: str) -> None:

@@ -18,7 +18,7 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.measuring.measure_commands import prepare_board
-from hil.controller.devices.power_control.provisioned_image import read_image
+from hil.controller.devices.power_control.provisioned_image import parse_image, read_image
 from hil.controller.devices.worker_log import WorkerLog
 from hil.controller.storage.cache import Cache
 from hil.controller.storage.screen import live
@@ -112,8 +112,9 @@ class Board:
 
     def _describe(self) -> dict[str, Any]:
         found = self.client.info()
-        lease = self.config.connection.lease
-        image = self._link.image or read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        lease, lent_image = self.config.connection.lease, parse_image(self.config.connection.image)
+        own_image = read_image(self.name, self.config_path, str(found.get("board_id", "")))
+        image = lent_image or own_image
         is_simulator = self.config.simulator is not None
         stack = StackReader(
             self.name, self._stack_values, self.config.stack, self.shell, is_simulator=is_simulator

@@ -48,7 +48,10 @@ _LOCAL = (
     "wait_s",
     "per_model",
 )
-_PROFILES = ("profile", "compile_time_profile")
+# Kind of profile -> field of the run's directory, which is part of the result for a job of a farm.
+_PROFILES = {"run": "profile", "compile": "compile_time_profile"}
+# Option of a run: kinds of the profiles that the host adds to the result.
+PROFILES = "profiles"
 # Options for the farm's history: the model's path relative to the repository, whether the working tree has uncommitted
 # changes, and whether the host uploads the programs, to this subdirectory of the run.
 MODEL_PATH, DIRTY, KEEP_PROGRAMS, ORIGIN = "model_path", "dirty", "keep_programs", "origin"
@@ -137,6 +140,7 @@ def pack_run(job: Job, model: Model) -> tuple[JobSpec, JobFiles]:
         "inputs": [parcel.add_tensor(text, "inputs") for text in job.inputs],
         "expected": [parcel.add_tensor(text, "expected") for text in job.expected],
         "generate": parcel.add_generation(job.generate, "generate") if job.generate else None,
+        PROFILES: [kind for kind, name in _PROFILES.items() if getattr(job, name) is not None],
     }
     digests = parcel.digest_files()
     return JobSpec(Kind.RUN, options, digests, make_affinity_key(model.digest, job.runtime, *job.compile_flags)), parcel
@@ -177,7 +181,7 @@ def _convert_errors(what: str) -> Iterator[None]:
 
 def rebuild_job(options: Mapping[str, Any], folder: Path) -> Job:
     """Rebuild the job from a spec's options, on the host that has the files."""
-    known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES}
+    known = {one.name for one in fields(Job)} - {*_LOCAL, *_PROFILES.values()}
     with _convert_errors("job"):
         job = Job.from_record({name: value for name, value in options.items() if name in known})
         refuse_functions(job)
@@ -190,6 +194,12 @@ def rebuild_job(options: Mapping[str, Any], folder: Path) -> Job:
         )
         check_fields(job)
         return job
+
+
+def find_profiles(options: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of profiles that a run's job requests. Ignores the kinds of newer releases."""
+    wanted = options.get(PROFILES, [])
+    return [kind for kind in _PROFILES if isinstance(wanted, list) and kind in wanted]
 
 
 def _check_generations(folder: Path) -> None:
@@ -290,7 +300,7 @@ def _check_flagfiles(folder: Path) -> None:
 
 def _select_portable_fields(job: Job) -> dict[str, Any]:
     """Return the job fields that are valid on any machine."""
-    left_out = (*_LOCAL, *_PROFILES, "models", "inputs", "expected")
+    left_out = (*_LOCAL, *_PROFILES.values(), "models", "inputs", "expected")
     refuse_functions(job)
     plain = {name: value for name, value in convert_to_json(asdict(job)).items() if name not in left_out}
     return plain | {ORIGIN: find_origin(job.labels).to_json()}

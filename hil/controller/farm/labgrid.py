@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hil.core.board_config import BoardConfig, Command, Labgrid
+from hil.core.bounded_command import run_bounded
 from hil.errors import BoardBusy, BoardError, BoardUnreachable, UsageError
 
 Resource = Mapping[str, Any]
@@ -210,16 +211,7 @@ class LabgridPlace:
     def _run_client(self, action: str) -> str:
         command = [*self._client_command, action]
         try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **self._client_environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_CALL_SECONDS,
-            )
+            done = run_bounded(command, _CALL_SECONDS, {**os.environ, **self._client_environment})
         except OSError as error:
             raise UsageError(
                 f"cannot start the labgrid client: {error}",
@@ -230,9 +222,9 @@ class LabgridPlace:
             raise BoardUnreachable(
                 f"{shlex.join(command)} timed out after {_CALL_SECONDS:g} s", board=self.board
             ) from error
-        if done.returncode:
-            raise _parse_error(done.stdout, action, self.labgrid.place, self.board)
-        return done.stdout
+        if done.code:
+            raise _parse_error(done.text, action, self.labgrid.place, self.board)
+        return done.text
 
 
 def _parse_error(output: str, action: str, place: str, board: str) -> BoardError | UsageError:

@@ -265,6 +265,8 @@ class BoardCard(Record):
     provisions: bool = False  # True if the host can write images to the board
     image: ProvisionedImage | None = None  # image that hil wrote to the board
     meter: MeterCard | None = None  # meter of the board, if any. Hosts of older releases do not report it.
+    # Table `console` for the config of a lease, as TOML; "" if the host cannot read a console.
+    console: str = ""
 
 
 def format_job_name(submission: int, number: int, of: int) -> str:

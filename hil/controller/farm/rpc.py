@@ -269,7 +269,7 @@ def decode_card(message: pb.BoardCard) -> BoardCard:
     meter = _decode_meter(message.meter) if message.HasField("meter") else None
     card = BoardCard(**same, labels=labels, power=power, access=access, image=image, meter=meter)
     _check_texts(card, "name", "site", "host", "hw_type", "direct", "machine")
-    if len(card.config) > _MOST_CONFIG or "\0" in card.config:
+    if any(len(text) > _MOST_CONFIG or "\0" in text for text in (card.config, card.console)):
         raise UsageError("the board card's config must be TOML of at most 1 MiB")
     if not _BOARD.fullmatch(card.name):
         raise UsageError(f"invalid board name {card.name[:120]!r}", hint="use letters, digits and . _ - @ : +")

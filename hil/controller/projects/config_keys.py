@@ -221,8 +221,8 @@ def list_board_tables() -> list[ConfigTable]:
         ),
         ConfigTable(
             "console",
-            "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address` and `labgrid` "
-            "is required.",
+            "[Console](console.md#configure-a-console). Exactly one of `serial`, `command`, `address`, `labgrid` and "
+            "`farm` is required.",
             list_dataclass_keys(ConsoleConfig),
         ),
         ConfigTable(

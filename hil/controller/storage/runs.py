@@ -39,6 +39,8 @@ from hil.errors import UsageError, did_you_mean
 RECORD = "run.json"
 # A directory with this file contains a run for each target: hil.controller.workloads.matrix.
 MATRIX = "matrix.json"
+# Kind of profile -> directory in a case's directory. For a run with --profile, it is a link.
+PROFILE_FOLDERS = {"run": "profile", "compile": "compile-profile"}
 # Directory in a case's logs with files that reproduce a compiler failure.
 COMPILE_FAILURE = "compile-failure"
 _LOCK = ".lock"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,14 @@ from hil.controller.storage.cache import Cache
 from hil.controller.storage.isolation.isolated import Isolated, lend_pool
 from hil.controller.storage.paths import is_file
 from hil.controller.storage.run_context import Progress, RunContext
-from hil.controller.storage.runs import Run, RunStore, check_seal, make_safe_name
+from hil.controller.storage.runs import PROFILE_FOLDERS, Run, RunStore, check_seal, make_safe_name
 from hil.controller.workloads.sized_cases import FailureSearch, SizedCase, format_failure, list_sized_cases
 from hil.core.results import Outcome, Stage
 from hil.core.text import convert_to_json, make_names_unique
 from hil.errors import HilError, StorageError, UsageError
+
+# Kind of profile -> field of the job with its directory.
+_PROFILE_FIELDS = {"compile": "compile_time_profile", "run": "profile"}
 
 
 def run_job(
@@ -43,6 +46,7 @@ def run_job(
     screen: Progress,
     isolated: Isolated | None = None,
     choice: BoardChoice | None = None,
+    profiles: Collection[str] = (),
 ) -> RunRecord:
     """Run a job and store results as they arrive.
 
@@ -52,6 +56,8 @@ def run_job(
         run_id: the run's ID if the run is part of a larger workload, which resumes it; otherwise "".
         isolated: a pool of workers to use. The pool outlives the job unless the job is aborted. None creates a pool.
         choice: the board. None selects the job's board.
+        profiles: kinds of profiles, ``run`` and ``compile``, to store in the cases' directories instead of the
+            directories of the job.
 
     Returns:
         The run's record (the schema of docs/run.schema.json) with ``folder``, the run's directory.
@@ -77,7 +83,11 @@ def run_job(
     if not job.models:
         raise UsageError("missing argument MODEL", hint="hil run MODEL, or hil run --help")
     choice = use_device(choice, job.runtime, job.device) if choice else choose_board(job, takes_ranges=True)
-    _check_profiles(job)
+    if profiles:
+        named: dict[str, Any] = {_PROFILE_FIELDS[kind]: Path(PROFILE_FOLDERS[kind]) for kind in profiles}
+        job = replace(job, **named)
+    else:
+        _check_profiles(job)
     with lend_pool(isolated) as workers:
         context = RunContext(Cache(), workers)
         planned = list_sized_cases(job, replace(job.make_options(), inputs=tuple(job.inputs)), context)
@@ -137,7 +147,7 @@ def run_job(
             runtimes=runtimes,
             purpose=f"hil run {stored.id}",
             resumable=not run_id,
-            after=lambda case: _write_profiles(case, job, stored, context),
+            after=lambda case: _write_profiles(case, job, stored, context, in_run=bool(profiles)),
             more=lambda outcomes: [begin(one) for one in search.choose_next_cases(outcomes)],
             report=report,
         )
@@ -178,20 +188,27 @@ def _check_profiles(job: Job) -> None:
 
 def _profile_folders(job: Job, case: str) -> dict[str, Path]:
     """Return the directory for every kind of profile of a case."""
-    kinds = {"compile": job.compile_time_profile, "run": job.profile}
+    kinds: dict[str, Path | None] = {kind: getattr(job, name) for kind, name in _PROFILE_FIELDS.items()}
     several = len(job.models) > 1 or job.dim_ranges or job.generate
     return {kind: folder / case if several else folder for kind, folder in kinds.items() if folder}
 
 
-def _write_profiles(case: Case, job: Job, run: Run, context: RunContext) -> Iterator[Case]:
+def _write_profiles(case: Case, job: Job, run: Run, context: RunContext, *, in_run: bool) -> Iterator[Case]:
     """Write the requested profiles.
 
     Yield the case with the data of every profile, as soon as the profile is complete.
+
+    Args:
+        in_run: True to write to the case's directory. The names in the record are then relative to the run's directory.
     """
     if wanted := _profile_folders(job, case.name):
         from hil.controller.analysis.profile.collect import write_profiles
 
+        if in_run:
+            wanted = {kind: case.folder / PROFILE_FOLDERS[kind] for kind in wanted}
         for profiles in write_profiles(case, wanted, run_id=run.id, context=context):
+            if in_run:
+                profiles = tuple(one.replace(folder=str(Path(one.folder).relative_to(run.folder))) for one in profiles)
             yield replace(case, profiles=profiles)
 
 

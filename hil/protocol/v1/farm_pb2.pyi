@@ -466,7 +466,7 @@ class Grant(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., job: _Optional[str] = ..., job_id: _Optional[int] = ..., board: _Optional[str] = ..., fence: _Optional[int] = ..., ttl_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., attempt: _Optional[int] = ..., spec: _Optional[_Union[JobSpec, _Mapping]] = ..., user: _Optional[str] = ..., trace: _Optional[str] = ..., more: _Optional[_Iterable[_Union[LeaseGranted, _Mapping]]] = ...) -> None: ...
 
 class BoardCard(_message.Message):
-    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access", "provisions", "image", "meter")
+    __slots__ = ("name", "site", "host", "labels", "config", "hw_type", "fence", "powered", "direct", "machine", "power", "access", "provisions", "image", "meter", "console")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +489,7 @@ class BoardCard(_message.Message):
     PROVISIONS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     METER_FIELD_NUMBER: _ClassVar[int]
+    CONSOLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     site: str
     host: str
@@ -504,7 +505,8 @@ class BoardCard(_message.Message):
     provisions: bool
     image: WrittenImage
     meter: MeterCard
-    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ..., provisions: _Optional[bool] = ..., image: _Optional[_Union[WrittenImage, _Mapping]] = ..., meter: _Optional[_Union[MeterCard, _Mapping]] = ...) -> None: ...
+    console: str
+    def __init__(self, name: _Optional[str] = ..., site: _Optional[str] = ..., host: _Optional[str] = ..., labels: _Optional[_Mapping[str, Label]] = ..., config: _Optional[str] = ..., hw_type: _Optional[str] = ..., fence: _Optional[int] = ..., powered: _Optional[bool] = ..., direct: _Optional[str] = ..., machine: _Optional[str] = ..., power: _Optional[_Iterable[str]] = ..., access: _Optional[_Union[BoardAccess, _Mapping]] = ..., provisions: _Optional[bool] = ..., image: _Optional[_Union[WrittenImage, _Mapping]] = ..., meter: _Optional[_Union[MeterCard, _Mapping]] = ..., console: _Optional[str] = ...) -> None: ...
 
 class MeterCard(_message.Message):
     __slots__ = ("kind", "on_board", "path", "channel", "rate_hz", "idle_s")

@@ -29,7 +29,7 @@ from hil.controller.pipeline.records.energy_text import describe_energy
 from hil.controller.pipeline.settings.options import COMPILE_TIMEOUT_SECONDS
 from hil.controller.records.outputs import ProfileDirectory
 from hil.controller.storage.run_context import RunContext
-from hil.controller.storage.runs import convert_write_errors
+from hil.controller.storage.runs import PROFILE_FOLDERS, convert_write_errors
 from hil.core.clock import ClockFit
 from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.scratch import make_temporary_folder
@@ -340,7 +340,9 @@ def _write_run_profile(case: Case, folder: Path, run_id: str, context: RunContex
     if case.capture is None:
         return ["no run profile: the model did not run"]
     notes = collect(case, case.capture, folder, run=run_id, context=context)
-    link = case.folder / "profile"
+    link = case.folder / PROFILE_FOLDERS["run"]
+    if link == folder:
+        return notes
     try:
         with convert_write_errors(link):
             link.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from hil.controller.cli.options import (
     add_project_settings,
     arithmetic_option,
     check_seconds,
+    choose_profiled_counts,
     combine_options,
     generate_option,
     input_options,
@@ -86,6 +87,18 @@ schedule_options = combine_options(
     ),
     project_option,
 )
+_profile_options = combine_options(
+    click.option(
+        "--profile",
+        is_flag=True,
+        help="For models: also run under the runtime's profiler, and store the profile and trace with the results.",
+    ),
+    click.option(
+        "--compile-time-profile",
+        is_flag=True,
+        help="For models: also profile the compiler, and store the profile with the results.",
+    ),
+)
 _bundle_options = combine_options(
     click.option(
         "--method", "methods", multiple=True, metavar="M", help="For bundles: run only this entry point. Repeatable."
@@ -117,7 +130,8 @@ _OF_SUITES = ("flow", "filters", "layers", "group", "layer_inputs", "merge", "co
 _OF_BUNDLES = ("methods", "key")
 # Options of both models and suites, but not of bundles.
 _OF_MODELS = ("runtime", "compile_flags", "input_range", "dims", "seed", "recompute", "references")
-_OF_RUNS = ("function", "inputs", "expected", "flagfile", "generate", "instructions", *_OF_MODELS)
+_OF_PROFILES = ("profile", "compile_time_profile")
+_OF_RUNS = ("function", "inputs", "expected", "flagfile", "generate", "instructions", *_OF_PROFILES, *_OF_MODELS)
 _OWN = {
     Kind.RUN: _OF_RUNS,
     Kind.BUNDLE: _OF_BUNDLES,
@@ -148,6 +162,7 @@ Examples:
 @run_option("timeout", "--run-timeout")
 @run_option("no_fallback")
 @run_option("energy")
+@_profile_options
 @click.option("--flagfile", type=FILE, metavar="FILE", help="Flag file of iree-run-module.")
 @run_option("recompute")
 @label_option
@@ -188,6 +203,7 @@ def submit(words: tuple[str, ...], wait: bool, as_suite: bool, as_json: bool, **
         raise UsageError("--timeout must be above 0")
     if kind is Kind.SUITE and "runtime" not in list_given_options():
         settings["runtime"] = ()  # the project file's runtime does not replace the flow's runtime
+    settings |= _choose_profiles(settings)
     targets = split_targets(settings, *(["flow"] if kind is Kind.SUITE else []), "runtime", "selector", "board")
     settings |= {name: "".join(settings[name]) for name in ("flow", "runtime")}
     logs = kind is not Kind.SUITE
@@ -295,10 +311,17 @@ def _load(farm: Any, kind: Kind, words: tuple[str, ...], how: dict[str, Any], se
         return load_suite(request, count_matching_boards(farm, how["selector"], how["board"]))
     models = tuple(Path(word) for word in words)
     named = {name: settings[name] for name in _list_typed(Job, settings)}
+    named |= {name: settings[name] for name in _OF_PROFILES}
     job = add_project_settings(Job(models=models, flagfile=settings["flagfile"], **named))
     if kind is Kind.BUNDLE:
         return load_bundles(job, settings["methods"], settings["key"])
     return load_models(job)
+
+
+def _choose_profiles(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a profiled run. The host chooses the directories, which are part of the result."""
+    profiles = {name: Path(name) if settings[name] else None for name in _OF_PROFILES}
+    return {**profiles, **choose_profiled_counts(profiles)}
 
 
 def _list_typed(kind: type[CaseSettings], settings: dict[str, Any]) -> set[str]:

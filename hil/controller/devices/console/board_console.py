@@ -84,6 +84,11 @@ class BoardConsole:
         """Seconds of the last boot that hil waited for; None without one."""
         return None if self.boot is None else (self.boot.end_ns - self.boot.start_ns) / 1e9
 
+    @property
+    def board(self) -> str:
+        """Name of the board."""
+        return self._config.name
+
     def take_boot(self) -> Span | None:
         """Return the boot if no case has it yet."""
         if self.boot is self._taken:

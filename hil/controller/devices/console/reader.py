@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hil.controller.devices.console.lines import ConsoleLine, LineKind, LineSplitter
-from hil.controller.devices.console.sources import ConsoleSource, open_source
+from hil.controller.devices.console.sources import ConsoleSource, LineSource, open_source
 from hil.controller.devices.console.spool import Spool, SpoolFollower, find_spool
 from hil.core import clock
 from hil.core.board_config import BoardConfig
@@ -26,6 +26,8 @@ MAX_RECENT_LINES = 2000
 # A line without an end, such as a login prompt, counts as a line after this silence.
 IDLE_SECONDS = 0.2
 _POLL_SECONDS = 0.1
+# After a lost connection, ask for the lines after the last one.
+_AFTER_SECONDS = 1e-6
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 10.0
 _CLOSE_SECONDS = 4.0
 
@@ -52,7 +54,8 @@ class ConsoleReader:
         self._count = 0
         self._changed = threading.Condition()
         self._stop = threading.Event()
-        self._source: ConsoleSource | None = None
+        self._source: ConsoleSource | LineSource | None = None
+        self._last_s = time.time()  # arrival of the last line
         self._follower: SpoolFollower | None = None
         self._spool = _find_spool_if_possible(config)
         self.problem = ""  # why the console is not open; "" if it is open
@@ -71,7 +74,7 @@ class ConsoleReader:
 
     def _open_first(self, retries: bool) -> None:
         try:
-            self._source = open_source(self._config)
+            self._source = open_source(self._config, self._last_s)
         except (BoardBusy, BoardUnreachable) as error:
             self.problem = error.message
             if not retries:
@@ -155,7 +158,7 @@ class ConsoleReader:
                     continue
                 if self._source is not None:
                     began = time.monotonic()
-                    is_complete = self._read_source(self._source)
+                    is_complete = self._read_until_end(self._source)
                     self._close_source()
                     if self._stop.is_set():
                         break
@@ -177,7 +180,7 @@ class ConsoleReader:
 
     def _reopen(self) -> None:
         try:
-            self._source = open_source(self._config)
+            self._source = open_source(self._config, self._last_s + _AFTER_SECONDS)
             self.problem = ""
             self._add_note(f"connected to console {self._config.console.place}")
         except HilError as error:
@@ -199,8 +202,32 @@ class ConsoleReader:
                 self._reopen()
                 return
 
-    def _read_source(self, source: ConsoleSource) -> bool:
-        """Read until the stream ends, and return whether the source is complete."""
+    def _read_until_end(self, source: ConsoleSource | LineSource) -> bool:
+        """Read to the end of the stream, and return whether the source is complete."""
+        return self._read_lines(source) if isinstance(source, LineSource) else self._read_bytes(source)
+
+    def _read_lines(self, source: LineSource) -> bool:
+        """Read lines that a farm host has split, with the times of the host."""
+        limit = _RateLimit()
+        while True:
+            is_stopping = self._stop.is_set()
+            try:
+                # The last lines may still be on their way.
+                lines = source.read_lines(IDLE_SECONDS if is_stopping else _POLL_SECONDS)
+            except OSError:
+                lines = None
+            if lines is None:
+                return source.is_complete
+            if lines:
+                self._publish(lines[: limit.take_lines(len(lines))])
+                self._last_s = max(self._last_s, lines[-1].time_s)
+            if note := limit.take_note():
+                self._add_note(note)
+            if is_stopping:
+                return False
+
+    def _read_bytes(self, source: ConsoleSource) -> bool:
+        """Read bytes, and split them into lines."""
         splitter, limit = LineSplitter(), _RateLimit()
         arrived = (clock.get_time_ns(), time.time())
         while True:
@@ -260,7 +287,12 @@ class ConsoleReader:
 
 
 def _find_spool_if_possible(config: BoardConfig) -> Spool | None:
-    """Return the console's spool; None if the user has no directory for it, so that consoles are not shared."""
+    """Return the console's spool; None if the user has no directory for it, so that consoles are not shared.
+
+    A farm shares the consoles of its boards itself.
+    """
+    if config.console.farm:
+        return None
     try:
         return find_spool(config.console)
     except StorageError:

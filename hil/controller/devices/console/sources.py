@@ -10,8 +10,9 @@ import shlex
 import signal
 import socket
 import subprocess
-from typing import Protocol
+from typing import Protocol, cast, runtime_checkable
 
+from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.devices.console.telnet import TelnetFilter
 from hil.core.board_config import BoardConfig
 from hil.core.console_config import ConsoleConfig, split_console_address
@@ -40,8 +41,42 @@ class ConsoleSource(Protocol):
         """Close the link, within about two seconds."""
 
 
-def open_source(config: BoardConfig) -> ConsoleSource:
+@runtime_checkable
+class LineSource(Protocol):
+    """Console that a farm host reads and splits into lines. Only one thread calls read_lines."""
+
+    is_complete: bool
+
+    def read_lines(self, timeout_s: float) -> list[ConsoleLine] | None:
+        """Return received lines, [] after the timeout, or None at the end of the stream. Raises OSError."""
+
+    def write(self, data: bytes) -> None:
+        """Raise OSError if lines cannot be sent."""
+
+    def close(self) -> None:
+        """Close the connection, within about two seconds."""
+
+
+class ConsoleProvider(Protocol):
+    """Board provider that reads consoles."""
+
+    def open_console(self, board: str, since_s: float) -> LineSource:
+        """Open the console of a board.
+
+        Args:
+            since_s: time of the first wanted line, in seconds since the epoch.
+
+        Raises:
+            UsageError: no farm is selected, or the board has no console.
+            BoardError: the console cannot be opened.
+        """
+
+
+def open_source(config: BoardConfig, since_s: float = 0.0) -> ConsoleSource | LineSource:
     """Open the console of a board.
+
+    Args:
+        since_s: time of the first wanted line of a console that a farm reads, in seconds since the epoch.
 
     Raises:
         UsageError: pyserial or the command is missing.
@@ -54,6 +89,8 @@ def open_source(config: BoardConfig) -> ConsoleSource:
             return _open_serial(console, board)
         if console.command:
             return CommandSource(console.command)
+        if console.farm:
+            return _open_farm_console(console, board, since_s)
         protocol, host, port = split_console_address(console.address, "[console]")
         connected = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
         return SocketSource(connected, TelnetFilter() if protocol == "telnet" else None)
@@ -65,6 +102,21 @@ def open_source(config: BoardConfig) -> ConsoleSource:
                 hint="check [console] command in the board's config",
             ) from error
         raise _make_open_error(console, board, error.strerror or str(error)) from error
+
+
+def _open_farm_console(console: ConsoleConfig, board: str, since_s: float) -> LineSource:
+    # Only leased boards need the providers.
+    from hil.controller.devices.links.package_links import find_provider
+
+    try:
+        provider, name = find_provider(f"farm:{console.farm}")
+        return cast(ConsoleProvider, provider).open_console(name, since_s)
+    except HilError as error:  # a run continues without the console
+        raise BoardUnreachable(
+            f"cannot open the console of {console.place}: {error.message}",
+            board=board,
+            hint=error.hint or f"hil farm console {console.farm}",
+        ) from error
 
 
 def _make_open_error(console: ConsoleConfig, board: str, why: str) -> HilError:

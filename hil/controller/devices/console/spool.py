@@ -36,6 +36,7 @@ def find_spool(console: ConsoleConfig) -> Spool:
     import platformdirs
 
     link = str(Path(console.serial).resolve()) if console.serial else console.address or "\0".join(console.command)
+    link = link or f"farm\0{console.farm}"  # hil does not store these lines
     name = digest_of(link.encode()).partition(":")[2][:16]
     return Spool(Path(platformdirs.user_cache_dir("hil", appauthor=False)) / "consoles" / name)
 

@@ -18,7 +18,6 @@ from hil.core.text import TextSink
 
 if TYPE_CHECKING:
     from hil.controller.devices.ssh.shell import Shell
-    from hil.controller.records.lab.board_image import ProvisionedImage
 
 
 @dataclass
@@ -34,7 +33,6 @@ class Link:
     pushed_bytes: int = 0  # bytes that the link sent to install an agent on the board
     build: str = ""  # build of the agent that the link installed or found, as in Describe; "" accepts any
     config: BoardConfig | None = None  # the board's config, if the provider selects the board
-    image: ProvisionedImage | None = None  # image on the board, if the provider knows it
     # Return why the lease ended, or "" if unknown. Called after a failure.
     over: Callable[[], str] = field(default=lambda: "")
     # Return the client for a board without an agent. The argument is the board's name for errors. None: use the agent

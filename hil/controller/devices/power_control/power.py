@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hil.controller.devices.ssh.errors import NoSuchHost, ProxyFailed
 from hil.core.board_config import ACTIONS, Command, Power
-from hil.core.processes import signal_group
+from hil.core.bounded_command import run_bounded
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnreachable, UsageError
 
@@ -136,7 +136,7 @@ def connect_with_retry(connect: Callable[[], T], boot_s: float) -> T:
 
 
 def run_command(hook: Command, timeout: float, what: str, place: str, board: str) -> str:
-    """Run a program of a board's config on this machine. Return the output.
+    """Run a program of a board's config on this machine. Return the first and the last part of the output.
 
     Args:
         what: Name of the command in errors.
@@ -147,32 +147,17 @@ def run_command(hook: Command, timeout: float, what: str, place: str, board: str
         BoardError: The program failed or timed out.
     """
     try:
-        process = subprocess.Popen(
-            hook.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        done = run_bounded(hook.argv, timeout)
     except OSError as error:
         raise UsageError(
             f"cannot start the {what}: {error}", board=board, hint=f"check {place} in the board's config"
         ) from error
-    try:
-        output = process.communicate(timeout=timeout)[0]
-    except BaseException as error:
-        signal_group(process.pid)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # remaining child processes may keep stdout open
-            process.communicate(timeout=1)
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise BoardError(f"the {what} timed out after {timeout:g} s", board=board, hint=_make_hint(hook)) from error
-        raise
-    if process.returncode:
-        failed = f"the {what} failed with exit code {process.returncode}"
-        raise BoardError(failed, board=board, hint=_make_hint(hook), detail=output[-_SHOWN:])
-    return output
+    except subprocess.TimeoutExpired as error:
+        raise BoardError(f"the {what} timed out after {timeout:g} s", board=board, hint=_make_hint(hook)) from error
+    if done.code:
+        failed = f"the {what} failed with exit code {done.code}"
+        raise BoardError(failed, board=board, hint=_make_hint(hook), detail=done.text[-_SHOWN:])
+    return done.text
 
 
 def _make_hint(hook: Command) -> str:

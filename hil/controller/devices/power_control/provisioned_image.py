@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from hil.controller.devices.board_choice import BoardChoice
-from hil.controller.records.base import read_record
+from hil.controller.records.base import make_record, read_record
 from hil.controller.records.lab.board_image import ProvisionedImage
+from hil.core.bounded_json import parse_json
 from hil.core.config_files import get_user_folder
 from hil.core.digest import digest_of
 from hil.core.files import write_atomic
@@ -61,6 +62,19 @@ def read_image(board: str, config: Path, board_id: str) -> ProvisionedImage | No
     except (OSError, UsageError):
         return None
     return found if not found.board_id or found.board_id == board_id else None
+
+
+def format_image(image: ProvisionedImage | None) -> str:
+    """Return an image as text for ``[connection] image`` of a leased board; "" if the image is unknown."""
+    return json.dumps(image.to_json()) if image is not None else ""
+
+
+def parse_image(text: str) -> ProvisionedImage | None:
+    """Return the image of :func:`format_image`; None if the text is empty or invalid."""
+    try:
+        return make_record(parse_json(text.encode()), ProvisionedImage) if text else None
+    except (ValueError, UsageError):
+        return None
 
 
 def _find_file(board: str, config: Path) -> Path | None:

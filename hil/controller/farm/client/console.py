@@ -12,12 +12,15 @@ from typing import Any
 
 import msgspec
 
-from hil.controller.devices.console.lines import ConsoleLine
+from hil.controller.devices.console.lines import MAX_LINE_BYTES, ConsoleLine
 from hil.controller.farm.client.client import FarmClient, convert_grpc_errors
+from hil.controller.farm.client.host_clock import HostClock
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.messages import GrantedLease
 from hil.controller.farm.rpc import CONSOLE_KEY, LEASE_KEY, LEASE_SECRET_KEY
 from hil.controller.records.console import ConsoleEntry
 from hil.core.bounded_json import parse_json
+from hil.core.text import escape_controls
 from hil.errors import FarmError, UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
@@ -35,6 +38,7 @@ class FarmConsole:
         since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
         held: the user's lease of the board, for :meth:`send_line`.
         follows: False for the stored lines only. The host does not open the console.
+        host_clock: converts the lines' times to the clock of this machine; None keeps the times of the host.
     """
 
     def __init__(
@@ -46,12 +50,14 @@ class FarmConsole:
         held: GrantedLease | None,
         *,
         follows: bool = True,
+        host_clock: HostClock | None = None,
     ) -> None:
         # A host of an older release continues after the stored lines.
         self._seconds = seconds if follows else _STORED_SECONDS
         self._farm, self._board, self._held, self._follows = farm, board, held, follows
         self._outgoing: queue.SimpleQueue[dict[str, object] | None] = queue.SimpleQueue()
-        self._outgoing.put({"since_s": since_s, "follow": follows})
+        self._outgoing.put({"since_s": since_s, "follow": follows, "clock": host_clock is not None})
+        self._host_clock = host_clock
         self._is_ended = threading.Event()
         self._call: Any = None
         self._timer: threading.Timer | None = None
@@ -80,7 +86,7 @@ class FarmConsole:
             call = self._iter_stored_pieces(call)
         try:
             with convert_grpc_errors():
-                is_complete = yield from _parse_pieces(call, self._board)
+                is_complete = yield from _parse_pieces(call, self._board, self._host_clock)
             if is_complete:
                 return
         except FarmError:
@@ -126,8 +132,8 @@ class FarmConsole:
             yield pb.Piece(data=json.dumps(request).encode() + b"\n")
 
 
-def _parse_pieces(call: object, board: str) -> Generator[ConsoleLine, None, bool]:
-    """Yield the lines of a stream. Another host is not trusted: ignore invalid lines.
+def _parse_pieces(call: object, board: str, host_clock: HostClock | None = None) -> Generator[ConsoleLine, None, bool]:
+    """Yield the lines of a stream. The host is not trusted: ignore invalid lines, and escape control characters.
 
     Returns True if the host has sent all stored lines.
     """
@@ -139,18 +145,25 @@ def _parse_pieces(call: object, board: str) -> Generator[ConsoleLine, None, bool
             try:
                 found = _decoder.decode(data)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                if _check_end(data, board):
+                if _parse_report(data, board, host_clock):
                     return True
                 continue
-            yield ConsoleLine(found.host_ns, found.time_s, found.text, found.kind)
+            host_ns = found.host_ns if host_clock is None else host_clock.convert(found.host_ns)
+            text = escape_controls(found.text[:MAX_LINE_BYTES].replace("\n", " "))
+            yield ConsoleLine(host_ns, found.time_s, text, found.kind)
     return False
 
 
-def _check_end(data: bytes, board: str) -> bool:
-    """Return True if the host reports the end of the stored lines. Raise UsageError if the host sent an error."""
+def _parse_report(data: bytes, board: str, host_clock: HostClock | None) -> bool:
+    """Read a message that is not a line: an error, the host's clock, or the end of the stored lines.
+
+    Returns True at the end of the stored lines. Raises UsageError if the host sent an error.
+    """
     with contextlib.suppress(ValueError, AttributeError):
         found = parse_json(data)
         if text := found.get("error"):
             raise UsageError(str(text)[:500], board=board, hint=str(found.get("hint", ""))[:500])
+        if host_clock is not None and isinstance(now := found.get("clock_ns"), int):
+            host_clock.start(now, is_same_machine=found.get("machine") == get_machine_id())
         return found.get("end") is True
     return False

@@ -9,7 +9,6 @@ import contextlib
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint
 from hil.controller.devices.choosing.board_resolver import read_capabilities
 from hil.controller.devices.links.link import Link
+from hil.controller.devices.power_control.provisioned_image import format_image
 from hil.controller.farm.client.client import (
     RESTART_SECONDS,
     SILENT_S,
@@ -32,7 +32,9 @@ from hil.controller.farm.client.client import (
     make_boards_mismatch,
     translate_grpc_error,
 )
+from hil.controller.farm.client.console_source import FarmLineSource
 from hil.controller.farm.client.leased_meter import add_meter
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.messages import (
     LONGEST,
     BoardCard,
@@ -51,6 +53,7 @@ from hil.core.board_config import BoardConfig
 from hil.core.board_parser import parse_board
 from hil.core.compile_flags import is_safe_flag
 from hil.core.config_files import list_trusted_settings, parse_toml
+from hil.core.console_config import parse_console
 from hil.core.text import TextSink
 from hil.errors import (
     BoardBusy,
@@ -363,8 +366,6 @@ def _make_sort_key(priority: str, submission: int) -> tuple[int, int]:
     return classes.index(priority) if priority in classes else len(classes), submission
 
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 # Maximum length in characters, because other users see the purpose.
 _MAX_PURPOSE_LENGTH = 200
 # Maximum bytes in a board config. Real configs are smaller, and parsing a megabyte of TOML takes minutes.
@@ -405,8 +406,11 @@ def lease_order(
     )
 
 
-def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
+def make_leased_config(card: BoardCard, grant: Grant, address: str, *, has_console: bool = True) -> str:
     """Return the config of a leased board as TOML, with the agent at ``address``.
+
+    Args:
+        has_console: True if the user of the config can read the console through the farm.
 
     Raises:
         FarmError: the farm's config is invalid, or contains settings with side effects on this machine.
@@ -419,6 +423,7 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
     try:
         config = parse_toml(card.config, path)
         parse_board(card.config, path)
+        console = _make_console_table(card) if has_console else {}
     except UsageError as error:
         raise FarmError(f"cannot read the farm's config of {card.name}: {error.message}") from error
     own = config.get("board", {})
@@ -436,9 +441,26 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str) -> str:
             hint="set your flags with --compile-flag, or use `hil farm submit`, which compiles on the board's host",
         )
     config["board"] = board
-    config["connection"] = {"address": address, "fence": grant.fence, "lease": describe_lease(card, grant)}
+    config["connection"] = {
+        "address": address,
+        "fence": grant.fence,
+        "lease": describe_lease(card, grant),
+        "image": format_image(card.image),
+    }
+    if console:
+        config["console"] = console
     add_meter(config, card)
     return tomlkit.dumps(config)
+
+
+def _make_console_table(card: BoardCard) -> dict[str, Any]:
+    """Return the table ``[console]`` for a leased board; {} if the host cannot read a console. Raises UsageError."""
+    if not card.console:
+        return {}
+    path = Path(f"{card.name}.toml")
+    table = {"farm": card.name, "patterns": parse_toml(card.console, path).get("patterns", [])}
+    parse_console(table, path)
+    return table
 
 
 def list_unsafe_flags(flags: Mapping[str, Sequence[str]]) -> list[str]:
@@ -458,14 +480,6 @@ def describe_lease(card: BoardCard, grant: Grant) -> str:
     return ", ".join(part for part in (f"job {grant.job}", f"lease {grant.lease}", _format_location(card)) if part)
 
 
-def get_machine_id() -> str:
-    """Return the boot id of this machine, or the MAC address if unavailable."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return f"{uuid.getnode():012x}"
-
-
 # After a board error, wait this long for the farm's reason.
 _REASON_SECONDS = 5.0
 
@@ -476,6 +490,10 @@ class FarmProvider:
     def order(self, selector: str, purpose: str) -> LeaseSession:
         """Queue for a board of the farm."""
         return LeaseSession(choose_farm_address(), lease_order(selector, purpose))
+
+    def open_console(self, board: str, since_s: float) -> FarmLineSource:
+        """Open the console of a board: see :class:`hil.controller.devices.console.sources.ConsoleProvider`."""
+        return FarmLineSource(FarmClient(choose_farm_address(), patience_s=_PATIENCE_SECONDS), board, since_s)
 
     def connect(self, selector: str, *, runtime: str, purpose: str, wait_s: float, say: TextSink) -> Link:
         """Lease a board and return the link to the board. Closing the link returns the board."""
@@ -497,9 +515,8 @@ class FarmProvider:
                 return AgentEndpoint(lease.address)
 
             over = partial(lease.ended, _REASON_SECONDS)
-            image = lease.held.card.image
             target = AgentEndpoint(lease.address)
-            return Link(target, lease.close, lease.log, renew, config=config, image=image, over=over)
+            return Link(target, lease.close, lease.log, renew, config=config, over=over)
         except BaseException:
             lease.close()
             raise

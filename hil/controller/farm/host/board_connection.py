@@ -16,8 +16,16 @@ from hil.controller.devices.links.link import Link
 from hil.controller.devices.measuring.board_stack import StackReader
 from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.ssh.address import is_ssh_address
-from hil.controller.farm.client.lease_session import describe_lease, get_machine_id
-from hil.controller.farm.host.inventory import BoardEntry, HostInfo, format_public_config, lease_config, make_meter_card
+from hil.controller.farm.client.lease_session import describe_lease
+from hil.controller.farm.client.machine import get_machine_id
+from hil.controller.farm.host.inventory import (
+    BoardEntry,
+    HostInfo,
+    format_public_config,
+    format_public_console,
+    lease_config,
+    make_meter_card,
+)
 from hil.controller.farm.host.place_watch import PlaceWatch
 from hil.controller.farm.labgrid import LabgridPlace, borrow_place
 from hil.controller.farm.messages import (
@@ -91,6 +99,7 @@ class BoardConnection:
             provisions=bool(self.config.provision.command),
             image=self._read_image(),
             meter=make_meter_card(self.config),
+            console=format_public_console(self.config),
         )
 
     def _read_image(self) -> ProvisionedImage | None:

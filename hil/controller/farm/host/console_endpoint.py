@@ -22,8 +22,10 @@ from hil.controller.devices.console.reader import ConsoleReader
 from hil.controller.devices.console.spool import encode_entry, make_entry
 from hil.controller.devices.console.viewing import encode_input, read_stored_lines
 from hil.controller.farm.client.client import open_channel
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.paths import FarmAddress
 from hil.controller.farm.rpc import DIAL_KEY, FarmStub
+from hil.core import clock
 from hil.core.board_config import BoardConfig
 from hil.core.bounded_json import parse_json
 from hil.core.text import TextSink
@@ -48,10 +50,12 @@ class _ConsoleRequest:
     Attributes:
         since_s: time of the first wanted line, in seconds since the epoch; None for new lines only.
         follows: False for the stored lines only.
+        wants_clock: True to send this host's clock when the console is open.
     """
 
     since_s: float | None
     follows: bool
+    wants_clock: bool = False
 
 
 class ConsoleEndpoint:
@@ -129,7 +133,8 @@ class ConsoleEndpoint:
                         since_s = request["since_s"]
                         # Absent in requests of older clients.
                         follows = request.get("follow", True) is not False
-                        asked.put(_ConsoleRequest(None if since_s is None else float(since_s), follows))
+                        wants_clock = request.get("clock") is True
+                        asked.put(_ConsoleRequest(None if since_s is None else float(since_s), follows, wants_clock))
                         is_first = False
                     elif may_write():
                         self._write_input(str(request["input"]))
@@ -156,6 +161,8 @@ class ConsoleEndpoint:
                 yield pb.Piece(data=json.dumps({"end": True}).encode() + b"\n")
                 return
             with self._open_lines() as lines:
+                if request.wants_clock:
+                    yield _encode_clock()
                 known: list[ConsoleLine] = [] if since_s is None else read_stored_lines(self._get_config(), since_s)
                 yield from _encode_pieces(known)
                 recent = set(known[-200:])
@@ -206,8 +213,11 @@ class ConsoleEndpoint:
 
 def _check_console(config: BoardConfig) -> None:
     """Raise UsageError if a board has no console."""
-    if not config.console.is_set:
-        raise UsageError(f"{config.name} has no console", hint="add [console] to its config on the host")
+    if not config.console.is_local:
+        raise UsageError(
+            f"{config.name} has no console on its host",
+            hint="add [console] with serial, command, address or labgrid to its config on the host",
+        )
 
 
 def _take_lines(lines: queue.Queue[ConsoleLine]) -> list[ConsoleLine]:
@@ -218,6 +228,11 @@ def _take_lines(lines: queue.Queue[ConsoleLine]) -> list[ConsoleLine]:
         while len(found) < 1000:
             found.append(lines.get_nowait())
     return found
+
+
+def _encode_clock() -> pb.Piece:
+    """Return the time now on this host's clock, which the lines refer to."""
+    return pb.Piece(data=json.dumps({"clock_ns": clock.get_time_ns(), "machine": get_machine_id()}).encode() + b"\n")
 
 
 def _encode_pieces(lines: Sequence[ConsoleLine]) -> Iterator[pb.Piece]:

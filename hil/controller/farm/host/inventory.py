@@ -16,8 +16,10 @@ from typing import Any
 
 import tomlkit
 
+from hil.controller.devices.power_control.provisioned_image import format_image
 from hil.controller.farm.messages import MeterCard
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_config import BoardConfig, Labgrid, MeasureCommands, Power, Recover
 from hil.core.boards import list_boards, load_board, read_board
 from hil.core.console_config import ConsoleConfig
@@ -180,18 +182,24 @@ def lease_config(config: BoardConfig, address: str, fence: int, lease: str = "")
     )
 
 
-def format_leased_config(config: BoardConfig, address: str, fence: int, lease: str) -> str:
-    """Return the config of :func:`lease_config` as TOML, for commands on the host."""
+def format_leased_config(
+    config: BoardConfig, address: str, fence: int, lease: str, image: ProvisionedImage | None = None
+) -> str:
+    """Return the config of :func:`lease_config` as TOML, for commands on the host.
+
+    Args:
+        image: image on the board; None if unknown.
+    """
     document = _read_document(config)
     for table in ("power", "recover", "measure", "meter", "provision", "console", "access"):
         document.pop(table, None)
-    if config.console.is_set:
+    if config.console.is_local:
         document["console"] = _make_console_table(config.console)
     if config.meter.is_set:
         document["meter"] = make_meter_table(config.meter)
     if config.stack:
         document["stack"] = {name: _make_stack_value(one) for name, one in config.stack.items()}
-    document["connection"] = {"address": address, "fence": fence, "lease": lease}
+    document["connection"] = {"address": address, "fence": fence, "lease": lease, "image": format_image(image)}
     return tomlkit.dumps(document)
 
 
@@ -206,8 +214,19 @@ def _make_console_table(console: ConsoleConfig) -> dict[str, Any]:
     """Return the table ``[console]`` for a config in another directory, with the console of a labgrid place."""
     values = {name: getattr(console, name) for name in ("serial", "address", "boot") if getattr(console, name)}
     values |= {"command": list(console.command)} if console.command else {}
-    patterns = [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
-    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": patterns}
+    return {**values, "baud": console.baud, "boot_s": console.boot_s, "patterns": _list_pattern_tables(console)}
+
+
+def _list_pattern_tables(console: ConsoleConfig) -> list[dict[str, str]]:
+    return [{name: value for name, value in vars(one).items() if value} for one in console.patterns]
+
+
+def format_public_console(config: BoardConfig) -> str:
+    """Return the table ``[console]`` for the config of a lease, as TOML; "" if this host cannot read a console.
+
+    The holder of the lease gets the lines through the farm.
+    """
+    return tomlkit.dumps({"patterns": _list_pattern_tables(config.console)}) if config.console.is_local else ""
 
 
 def make_meter_card(config: BoardConfig) -> MeterCard | None:

@@ -247,8 +247,9 @@ class LeaseRunner:
         with self._open_guard(target, grant) as address:
             name = make_file_name(grant.board) if grant.more else grant.board
             config = folder / "board" / f"{name}.toml"
-            lease = describe_lease(self.way.read_card(), grant)
-            config.write_text(format_leased_config(self.way.config, address, grant.fence, lease))
+            card = self.way.read_card()
+            lease = describe_lease(card, grant)
+            config.write_text(format_leased_config(self.way.config, address, grant.fence, lease, card.image))
             yield config
 
     @contextlib.contextmanager

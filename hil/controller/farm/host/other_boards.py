@@ -47,7 +47,9 @@ def serve_other_boards(
         configs = []
         for number, lease in enumerate(grant.more, 2):
             config = folder / f"{number}-{make_file_name(lease.card.name)}.toml"
-            config.write_text(make_leased_config(lease.card, lease.grant, _open_address(lease, site, farm, stack)))
+            address = _open_address(lease, site, farm, stack)
+            # A command has no token for the farm, so it cannot read the consoles of other hosts.
+            config.write_text(make_leased_config(lease.card, lease.grant, address, has_console=False))
             configs.append(config)
         yield tuple(configs)
 

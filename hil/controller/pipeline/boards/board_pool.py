@@ -17,6 +17,7 @@ from hil.controller.devices.console.board_console import BoardConsole, open_cons
 from hil.controller.pipeline.boards.board_session import BoardSession
 from hil.controller.records.console import StoredConsole
 from hil.controller.storage.runs import make_safe_name
+from hil.core.board_config import BoardConfig
 from hil.core.text import TextSink
 from hil.errors import BoardError, BoardLost, BoardUnfit
 
@@ -204,16 +205,16 @@ class BoardPool:
     def _save_console(self, entry: _PoolEntry, *, is_last: bool = False) -> StoredConsole | None:
         if entry.console is None or self._record_folder is None:
             return None
-        board = entry.choice.config.name
+        board = entry.console.board
         if not entry.console_file:
             ends = chain([""], (f"-{number}" for number in count(2)))
             names = (f"{CONSOLES}/{make_safe_name(board)}{end}.jsonl" for end in ends)
             entry.console_file = next(name for name in names if not (self._record_folder / name).exists())
         return entry.console.save(self._record_folder, entry.console_file, board, is_last=is_last)
 
-    def _open_console(self, entry: _PoolEntry) -> None:
+    def _open_console(self, entry: _PoolEntry, config: BoardConfig) -> None:
         if entry.console is None:
-            entry.console = open_console(entry.choice.config, self._say)
+            entry.console = open_console(config, self._say)
 
     def _close_console(self, entry: _PoolEntry) -> None:
         if entry.console is not None:
@@ -225,7 +226,7 @@ class BoardPool:
                     self._consoles.append(stored)
 
     def _open_board(self, entry: _PoolEntry) -> Board:
-        self._open_console(entry)
+        self._open_console(entry, entry.choice.config)
         first, *others = entry.runtimes
         board = self._connect_for_runtime(entry, first)
         for runtime in others:
@@ -236,6 +237,8 @@ class BoardPool:
             board.close()
             board = self._connect_for_runtime(entry, runtime)
         try:
+            if board.config.console.farm:  # known only after the lease; other links would run on this machine
+                self._open_console(entry, board.config)
             for runtime in entry.runtimes if self._needs_device else ():
                 refuse_missing_device(board.config, runtime, board.info, board.name)
             for runtime in entry.runtimes:

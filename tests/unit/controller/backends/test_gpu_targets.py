@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from support.vulkan import describe_lavapipe
 
-from hil.controller.backends.gpu_targets import CUDA_TARGETS, choose_cuda_target, choose_gpu_flags, combine_flags
+from hil.controller.backends.gpu_targets import (
+    CUDA_TARGETS,
+    choose_cuda_target,
+    choose_gpu_flags,
+    combine_flags,
+    name_target,
+)
 from hil.controller.backends.targets import choose_iree_target
 from hil.controller.devices.board_choice import (
     BoardChoice,
@@ -90,7 +96,7 @@ def test_iree_compiles_described_target(tmp_path: Path):
 def test_user_device_replaces_described_device():
     chosen = (flags_for(),)
     assert combine_flags(chosen, ("--iree-opt-level=O3",)) == (*chosen, "--iree-opt-level=O3")
-    named = (PLAIN, "--iree-vulkan-target-features=spirv:v1.3")
+    named = (PLAIN, "--iree-vulkan-target=rdna3", "--iree-vulkan-target-features=spirv:v1.3")
     assert combine_flags(chosen, named) == named
     assert combine_flags(chosen, ("--iree-vulkan-target=rdna3",)) == (PLAIN, "--iree-vulkan-target=rdna3")
 
@@ -128,6 +134,15 @@ def test_default_target_of_compiler_is_refused(driver):
         with pytest.raises(UsageError, match=f"missing compile target for {device}") as caught:
             combine_flags(chosen, given)
         assert f"--device {driver}" in caught.value.hint
+
+
+@pytest.mark.parametrize(("driver", "flag"), [("vulkan", "vulkan"), ("cuda", "cuda"), ("hip", "rocm")])
+def test_features_without_target_are_refused(driver, flag):
+    features = f"--iree-{flag}-target-features=+x"
+    assert name_target(driver, [features]) == ()
+    assert name_target(driver, [features, f"--iree-{flag}-target=y"]) == (f"--iree-hal-target-device={driver}",)
+    with pytest.raises(UsageError, match="missing compile target"):
+        combine_flags((f"--iree-hal-target-device={driver}",), (features,))
 
 
 @pytest.mark.parametrize(

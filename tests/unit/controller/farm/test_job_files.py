@@ -12,7 +12,15 @@ import pytest
 from onnx import numpy_helper
 from support.models import DIGITS
 
-from hil.controller.farm.job_files import JobFiles, find_key, pack_bundle, pack_run, rebuild_job, request_of
+from hil.controller.farm.job_files import (
+    JobFiles,
+    find_key,
+    find_profiles,
+    pack_bundle,
+    pack_run,
+    rebuild_job,
+    request_of,
+)
 from hil.controller.farm.messages import JobSpec, Kind
 from hil.controller.models.importers import import_model
 from hil.controller.pipeline.settings.flagfiles import read_flagfile
@@ -72,6 +80,21 @@ def test_add_tensor_accepts_text_without_file(here, text):
 def test_add_tensor_rejects_missing_file(here, text):
     with pytest.raises(UsageError, match=r"no such file: gone\.\w+"):
         JobFiles().add_tensor(text, "inputs")
+
+
+def test_packed_run_requests_profiles_in_result(here):
+    job = Job(models=(DIGITS / "digits_cnn.onnx",), profile=Path("mine"))
+    spec, parcel = pack_run(job, import_model(job.models[0]))
+    assert find_profiles(spec.options) == ["run"]
+    host = sent(spec, parcel, here / "host")
+    assert (
+        rebuild_job({**host.options, "profile": "/etc", "compile_time_profile": "/etc"}, here / "host").profile is None
+    )
+
+
+@pytest.mark.parametrize("wanted", [None, "run", 7, ["other"], [["run"]]])
+def test_find_profiles_ignores_unknown_values(wanted):
+    assert find_profiles({"profiles": wanted}) == []
 
 
 def test_packed_run_restores_job_on_host(here):

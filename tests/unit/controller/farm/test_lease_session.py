@@ -16,8 +16,9 @@ from support.waiting import eventually
 
 from hil.controller.devices.agent_client.client import AgentClient
 from hil.controller.devices.board_client import AgentEndpoint
-from hil.controller.farm.client import lease_session
-from hil.controller.farm.client.lease_session import LeaseSession, get_machine_id, lease_order, make_leased_config
+from hil.controller.farm.client import machine
+from hil.controller.farm.client.lease_session import LeaseSession, lease_order, make_leased_config
+from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.messages import BoardCard, BoardRequest, Grant, JobSpec, Kind
 from hil.core.board_parser import parse_board
 from hil.core.digest import digest_of
@@ -308,6 +309,20 @@ reset = ["relay", "3"]
     assert not config.power.can("reset")
 
 
+def test_leased_config_reads_console_through_farm() -> None:
+    grant = Grant(5, "17", 17, "lab1-rpi4", 12, 6, 60, 1, JobSpec(Kind.LEASE))
+    text = '[[patterns]]\nname = "npu"\npattern = "npu: fault"\n'
+    card = BoardCard(
+        "lab1-rpi4", config='[console]\ncommand = ["x"]\n', console=f'farm = "other"\ncommand = ["x"]\n{text}'
+    )
+    console = parse_board(make_leased_config(card, grant, "unix:/a"), Path("x.toml")).console
+    assert (console.farm, console.command, [one.name for one in console.patterns]) == ("lab1-rpi4", (), ["npu"])
+    without = parse_board(make_leased_config(card, grant, "unix:/a", has_console=False), Path("x.toml"))
+    assert not without.console.is_set
+    with pytest.raises(FarmError, match=r"cannot read the farm's config of lab1-rpi4: .*pattern"):
+        make_leased_config(card.replace(console='patterns = ["x"]'), grant, "unix:/a")
+
+
 def test_leased_config_accepts_missing_and_rejects_broken_config() -> None:
     grant = Grant(5, "17", 17, "lab1-rpi4", 12, 6, 60, 1, JobSpec(Kind.LEASE))
     config = parse_board(make_leased_config(BoardCard("lab1-x", hw_type="x"), grant, "unix:/a"), Path("x.toml"))
@@ -317,7 +332,7 @@ def test_leased_config_accepts_missing_and_rejects_broken_config() -> None:
 
 
 def test_machine_id_is_boot_id_or_mac_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_session, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(machine, "_BOOT_ID", tmp_path / "boot_id")
     monkeypatch.setattr("uuid.getnode", lambda: 0xAB)
     assert get_machine_id() == "0000000000ab"
     (tmp_path / "boot_id").write_text("5f3e\n")

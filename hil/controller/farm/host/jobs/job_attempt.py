@@ -13,7 +13,7 @@ import filelock
 from hil.controller.farm.host.jobs.job_programs import copy_programs
 from hil.controller.farm.host.jobs.job_transfer import FileCache, retry_until_reachable, upload_folder
 from hil.controller.farm.host.lease_runner import REASON, Attempt
-from hil.controller.farm.job_files import KEEP_PROGRAMS, find_key, rebuild_job, request_of
+from hil.controller.farm.job_files import KEEP_PROGRAMS, find_key, find_profiles, rebuild_job, request_of
 from hil.controller.farm.messages import JobResult, Kind
 from hil.controller.records.base import make_record
 from hil.controller.records.outputs import Origin
@@ -99,7 +99,8 @@ def _execute_job(attempt: Attempt, work: Path, out: Path) -> tuple[RunRecord | S
     else:
         from hil.controller.workloads.run_job import run_job
 
-        record = run_job(job, screen=progress, isolated=attempt.isolated, choice=attempt.board)
+        how: dict[str, Any] = {"isolated": attempt.isolated, "choice": attempt.board}
+        record = run_job(job, screen=progress, profiles=find_profiles(options), **how)
     if not record.folder:  # the board refused the session, so no directory was created
         out.mkdir(exist_ok=True)
     return record, Path(record.folder or out)

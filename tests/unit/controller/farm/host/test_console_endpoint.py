@@ -12,10 +12,12 @@ import pytest
 from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.devices.console.spool import encode_entry, make_entry
 from hil.controller.farm.client.console import _parse_pieces
+from hil.controller.farm.client.host_clock import HostClock
 from hil.controller.farm.host import console_endpoint
 from hil.controller.farm.host.console_endpoint import ConsoleEndpoint
 from hil.controller.farm.paths import FarmAddress
 from hil.core.board_parser import parse_board
+from hil.errors import UsageError
 from hil.protocol.v1 import farm_pb2 as pb
 
 CONFIG = '[connection]\naddress = "unix:a.sock"\n[console]\ncommand = ["cat"]\n'
@@ -74,6 +76,38 @@ def test_next_user_waits_until_console_is_closed(endpoint: ConsoleEndpoint, monk
 def test_user_ignores_invalid_lines_of_host(data: bytes) -> None:
     valid = encode_entry(make_entry(ConsoleLine(1, 2.0, "ready")))
     assert [line.text for line in _parse_pieces([pb.Piece(data=data + b"\n" + valid)], "bench")] == ["ready"]
+
+
+def test_host_sends_its_clock_before_lines(endpoint: ConsoleEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeReader:
+        def __init__(self, config: object, sink: Callable[[list[ConsoleLine]], None]) -> None:
+            sink([ConsoleLine(7, 2.0, "ready")])
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(console_endpoint, "ConsoleReader", FakeReader)
+    asked: queue.SimpleQueue[console_endpoint._ConsoleRequest] = queue.SimpleQueue()
+    endpoint._read_input([pb.Piece(data=b'{"since_s": null, "clock": true}\n')], asked, lambda: False)
+    host_clock = HostClock()
+    pieces = endpoint._iter_pieces(asked, threading.Event())
+    (line,) = (next(_parse_pieces(pieces, "bench", host_clock)),)
+    assert host_clock.is_known.is_set()
+    assert (line.text, line.host_ns) == ("ready", 7)  # the same machine, so the same clock
+
+
+def test_console_of_farm_is_not_served_again(tmp_path: Path) -> None:
+    config = parse_board('[connection]\naddress = "unix:a"\n[console]\nfarm = "a"\n', tmp_path / "a.toml")
+    endpoint = ConsoleEndpoint(lambda: config, FarmAddress(("unix:a.sock",), "token"), print)
+    asked: queue.SimpleQueue[console_endpoint._ConsoleRequest] = queue.SimpleQueue()
+    asked.put(console_endpoint._ConsoleRequest(None, follows=True))
+    with pytest.raises(UsageError, match="a has no console on its host"):
+        list(_parse_pieces(endpoint._iter_pieces(asked, threading.Event()), "a"))
+
+
+def test_user_escapes_control_characters_of_host() -> None:
+    sent = encode_entry(make_entry(ConsoleLine(1, 2.0, "a\x1b[31m\nb")))
+    assert [line.text for line in _parse_pieces([pb.Piece(data=sent)], "bench")] == [r"a\x1b[31m b"]
 
 
 def test_early_input_waits_for_console(endpoint: ConsoleEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:

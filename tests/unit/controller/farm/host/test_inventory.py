@@ -4,18 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from hil.controller.devices.power_control.provisioned_image import parse_image
+from hil.controller.farm.client.lease_session import make_leased_config
 from hil.controller.farm.host.inventory import (
     HostInfo,
     find_boards,
     format_leased_config,
     format_public_config,
+    format_public_console,
     make_meter_card,
     make_simulators,
     make_socket_folder,
 )
-from hil.controller.farm.messages import MeterCard
+from hil.controller.farm.messages import BoardCard, Grant, JobSpec, Kind, MeterCard
 from hil.controller.farm.paths import FarmAddress
+from hil.controller.records.lab.board_image import ProvisionedImage
 from hil.core.board_parser import parse_board, read_config
+from hil.core.config_files import parse_toml
 from hil.errors import UsageError
 
 
@@ -132,6 +137,35 @@ def test_meter_is_complete_for_jobs_and_without_commands_for_users(tmp_path: Pat
     assert leased.meter == config.meter
     assert "meter" not in format_public_config(config)
     assert make_meter_card(config) == card
+
+
+def test_leased_configs_contain_image_of_board(tmp_path: Path):
+    image = ProvisionedImage(file="card.img", sha256="ab" * 32, time_s=5.0)
+    path = tmp_path / "b.toml"
+    path.write_text('[connection]\naddress = "unix:a"\n')
+    grant = Grant(5, "17", 17, "b", 12, 6, 60, 1, JobSpec(Kind.COMMAND))
+    for text in (
+        format_leased_config(read_config(path), "unix:b", 3, "", image),
+        make_leased_config(BoardCard("b", image=image), grant, "unix:b"),
+    ):
+        assert parse_image(parse_board(text, path).connection.image) == image
+    assert (
+        parse_image(parse_board(format_leased_config(read_config(path), "unix:b", 3, ""), path).connection.image)
+        is None
+    )
+    assert parse_image("[1") is None
+
+
+def test_public_console_contains_only_patterns(tmp_path: Path):
+    path = tmp_path / "b.toml"
+    path.write_text(
+        '[connection]\naddress = "unix:a"\n[console]\ncommand = ["./secret.sh"]\n'
+        '[[console.patterns]]\nname = "npu"\npattern = "npu: fault"\n'
+    )
+    text = format_public_console(read_config(path))
+    assert parse_toml(text, path) == {"patterns": [{"name": "npu", "pattern": "npu: fault"}]}
+    path.write_text('[connection]\naddress = "unix:a"\n[console]\nfarm = "c"\n')
+    assert format_public_console(read_config(path)) == ""
 
 
 def test_public_config_omits_measure_commands(tmp_path: Path):
