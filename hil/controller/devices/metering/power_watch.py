@@ -54,10 +54,7 @@ class PowerWatch:
         is_on_board = found.clock == "board"
         if clock is None and not is_on_board:
             return []
-        times = found.times_ns
-        if times.size != (found.joules.size or found.watts.size):  # of a package's meter
-            return []
-        watts = list_watts(found)
+        watts, times = list_watts(found), found.times_ns
         stride = max(1, -(-times.size // _MAX_SAMPLES))
         values = [float(watts[at : at + stride].mean()) for at in range(0, watts.size, stride)]
         stamps = times[::stride].tolist()[: len(values)]

@@ -100,11 +100,15 @@ def replace_range(samples: PowerSamples, inside: slice) -> PowerSamples:
 
 
 def list_watts(samples: PowerSamples) -> Floats:
-    """Return the power of each sample. For an energy counter, return the mean power since the sample before."""
+    """Return the power of each sample. For an energy counter, return the mean power since the sample before.
+
+    Without a value for each time, as a meter of a package may return, return an empty array.
+    """
+    values = samples.joules if samples.joules.size else samples.watts
+    if values.size != samples.times_ns.size or 0 < samples.joules.size < 2:
+        return np.empty(0, np.float64)
     if not samples.joules.size:
         return samples.watts
-    if samples.joules.size < 2:
-        return np.empty(0, np.float64)
     powers: Floats = np.diff(samples.joules) / (np.diff(samples.times_ns) / 1e9)
     return np.concatenate([powers[:1], powers])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hil.controller.devices.metering import meter_factory
 from hil.controller.devices.metering.power_watch import PowerWatch
 from hil.controller.devices.metering.samples import PowerSamples
 from hil.controller.pipeline.energy import measure_energy
+from hil.core.board_config import BoardConfig
 from hil.core.clock import ClockFit
 from hil.core.meter_config import MeterConfig
 
@@ -53,9 +53,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def make_board() -> Any:
-    return SimpleNamespace(
-        meter=MeterConfig(kind="scope", start_s=0.1), config=SimpleNamespace(is_simulator=True, mcu=None)
-    )
+    return SimpleNamespace(meter=MeterConfig(kind="scope", start_s=0.1), config=BoardConfig("kit", "sim"))
 
 
 def test_samples_may_be_lists(watch):
@@ -85,8 +83,9 @@ def test_wrong_samples_never_fail_the_profile(watch, samples):
     assert "read() of the meter scope failed" in found.problem
 
 
-def test_different_numbers_of_times_and_values_give_no_samples(watch):
-    with watch(Given(PowerSamples([1, 2, 3], np.array([1.0])))) as found:
+@pytest.mark.parametrize("values", [{"watts": [1.0]}, {"joules": [1.0, 2.0]}])
+def test_different_numbers_of_times_and_values_give_no_samples(watch, values):
+    with watch(Given(PowerSamples([1, 2, 3], **values))) as found:
         pass
     assert found.list_samples(ClockFit(0, 0.0, 0, 0)) == []
 
