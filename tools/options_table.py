@@ -53,7 +53,6 @@ GAPS = (
         ("--function", "--dim", "--reference"), ("bundle run",), "The bundle contains the functions, sizes and outputs."
     ),
     Gap(("--device",), ("suite run", "pytest"), "The flow or the board config selects the device."),
-    Gap(("--device",), ("trace run",), "The backend or the board config selects the device."),
     Gap(("--input", "--seed", "--input-range", "--expected"), _STORED, "The file contains the inputs and outputs."),
     Gap(("--require-independent",), ("trace run",), "The trace contains the outputs to compare with."),
     Gap(("--function", "--dim", "--reference"), ("trace run",), "The trace contains the calls, sizes and outputs."),
@@ -98,7 +97,7 @@ GAPS = (
     ),
     Gap(("--profile",), ("bundle run",), "Run the program of `hil bundle extract` with `hil run --profile`."),
     Gap(
-        ("--profile", "--compile-time-profile", "--debug-ir", "--debug-ir-passes"),
+        ("--debug-ir", "--debug-ir-passes"),
         ("farm submit",),
         "A job does not return these files. Use `hil run --board farm:SELECTOR`.",
     ),
@@ -216,8 +215,8 @@ This page lists the options of `hil run` and of suites. If a workload does not h
 reason below the table.
 
 An option has the same name and meaning in all workloads. Exceptions in `hil farm submit`: `--board` selects a board of
-the farm, `--wait` waits for the results, and `--timeout` limits the time on a board. In pytest, most names start with
-`--hil-`."""
+the farm, `--wait` waits for the results, `--timeout` limits the time on a board, and `--profile` and
+`--compile-time-profile` have no directory. In pytest, most names start with `--hil-`."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run a command of a config, and keep only a limited part of its output: a command may print without end."""
+"""Run a command of a config, and keep only a limited part of the output: a command may print without end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """Exit code of a command, negative for a signal, and its output: stdout and stderr."""
+    """Exit code of a command, negative for a signal, and output (stdout and stderr)."""
 
     code: int
     text: str
@@ -60,7 +60,7 @@ class OutputParts:
 
 
 def run_bounded(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> CommandOutput:
-    """Run a command without input, in its own process group, and wait for its end.
+    """Run a command without input, in a new process group, and wait for the end.
 
     Background processes of the command may keep the output open. They continue after the command.
 
@@ -92,7 +92,7 @@ def run_bounded(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | 
 
 
 def _read_output(process: subprocess.Popen[bytes], parts: OutputParts, deadline: float) -> None:
-    """Read until the command has ended. Raises TimeoutError after the deadline."""
+    """Read the output to the end of the command. Raises TimeoutError after the deadline."""
     assert process.stdout is not None
     is_open, left = True, _MAX_PIPE_BYTES
     with selectors.DefaultSelector() as selector:

@@ -203,11 +203,11 @@ class ConsoleReader:
                 return
 
     def _read_until_end(self, source: ConsoleSource | LineSource) -> bool:
-        """Read until the stream ends, and return whether the source is complete."""
+        """Read to the end of the stream, and return whether the source is complete."""
         return self._read_lines(source) if isinstance(source, LineSource) else self._read_bytes(source)
 
     def _read_lines(self, source: LineSource) -> bool:
-        """Read lines that another machine has split, with its times."""
+        """Read lines that a farm host has split, with the times of the host."""
         limit = _RateLimit()
         while True:
             is_stopping = self._stop.is_set()

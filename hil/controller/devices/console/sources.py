@@ -43,7 +43,7 @@ class ConsoleSource(Protocol):
 
 @runtime_checkable
 class LineSource(Protocol):
-    """Console that another machine reads and splits into lines. Only one thread reads."""
+    """Console that a farm host reads and splits into lines. Only one thread calls read_lines."""
 
     is_complete: bool
 
@@ -58,7 +58,7 @@ class LineSource(Protocol):
 
 
 class ConsoleProvider(Protocol):
-    """Board provider that reads the consoles of its boards."""
+    """Board provider that reads consoles."""
 
     def open_console(self, board: str, since_s: float) -> LineSource:
         """Open the console of a board.

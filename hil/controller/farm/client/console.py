@@ -133,7 +133,7 @@ class FarmConsole:
 
 
 def _parse_pieces(call: object, board: str, host_clock: HostClock | None = None) -> Generator[ConsoleLine, None, bool]:
-    """Yield the lines of a stream. Another host is not trusted: ignore invalid lines, and escape control characters.
+    """Yield the lines of a stream. The host is not trusted: ignore invalid lines, and escape control characters.
 
     Returns True if the host has sent all stored lines.
     """

@@ -11,7 +11,7 @@ _DRIFT = 1e-4
 
 
 class HostClock:
-    """Clock of another machine, known from the messages that arrive. Thread-safe.
+    """Clock of a farm host, known from the messages that arrive. Thread-safe.
 
     A message arrives after it was sent, and the fastest message is late by the network's delay. So the smallest
     difference between arrival and sending is the offset of the clocks, with an error of this delay.

@@ -454,7 +454,7 @@ def make_leased_config(card: BoardCard, grant: Grant, address: str, *, has_conso
 
 
 def _make_console_table(card: BoardCard) -> dict[str, Any]:
-    """Return the table ``[console]`` for a leased board; {} if its host cannot read a console. Raises UsageError."""
+    """Return the table ``[console]`` for a leased board; {} if the host cannot read a console. Raises UsageError."""
     if not card.console:
         return {}
     path = Path(f"{card.name}.toml")

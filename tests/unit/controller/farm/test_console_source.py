@@ -1,4 +1,4 @@
-"""Console of a leased board: times of another machine, errors of the host, and lost connections."""
+"""Console of a leased board: times of the host, errors of the host, and lost connections."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_silent_host_is_reported_at_opening(
 
 
 class FakeProvider:
-    """Board provider whose connections yield the given lines, one connection after the other."""
+    """Board provider whose connections yield the given lines, in the order of the connections."""
 
     def __init__(self, *connections: list[ConsoleLine] | Exception) -> None:
         self._connections = list(connections)
