@@ -95,7 +95,8 @@ class BoardPool:
         devices closes the session of this board. Simulators stay open.
 
         Args:
-            runtimes: Runtimes to use on the board; "" is the runtime of the board's config. Used only when opening.
+            runtimes: Runtimes to use on the board; "" is the runtime of the board's config. hil installs only the
+                runtimes of the first request on a board with SSH.
             faults: Faults of a simulator. Requests with different faults or devices get different boards.
 
         Raises:
@@ -108,6 +109,9 @@ class BoardPool:
                 self._give_back_other_devices(choice, faults)
                 self._start_session(entry, self._open_board(entry))
             assert entry.session is not None
+            if more := tuple(name for name in dict.fromkeys(runtimes) if name not in entry.runtimes):
+                self._add_targets(entry.session.board, more)
+                entry.runtimes += more
             return entry.session
 
     def reconnect(self, choice: BoardChoice, error: BoardError, *, faults: Sequence[str] = ()) -> BoardSession | None:
@@ -239,10 +243,7 @@ class BoardPool:
         try:
             if board.config.console.farm:  # known only after the lease; other links would run on this machine
                 self._open_console(entry, board.config)
-            for runtime in entry.runtimes if self._needs_device else ():
-                refuse_missing_device(board.config, runtime, board.info, board.name)
-            for runtime in entry.runtimes:
-                board.add_target(runtime)
+            self._add_targets(board, entry.runtimes)
             self._opened(board)
         except BaseException:
             board.close()
@@ -250,6 +251,13 @@ class BoardPool:
         # For a selector, a farm chose this board. Later connections must use the same board.
         entry.choice = pin_choice(entry.choice, board.name)
         return board
+
+    def _add_targets(self, board: Board, runtimes: Sequence[str]) -> None:
+        """Add the compile targets of runtimes. Raises BoardUnfit if the board lacks the device of a runtime."""
+        for runtime in runtimes if self._needs_device else ():
+            refuse_missing_device(board.config, runtime, board.info, board.name)
+        for runtime in runtimes:
+            board.add_target(runtime)
 
     def _connect_for_runtime(self, entry: _PoolEntry, runtime: str) -> Board:
         how: dict[str, Any] = {"purpose": self._purpose, "wait_s": self._wait_s, "timeout_s": self._timeout_s}

@@ -236,6 +236,15 @@ def test_pool_opens_one_session_of_a_board_with_several_devices(fake_boards: Fak
         assert pool.session(choice) is not first and gpu.board.closed
 
 
+def test_pool_adds_targets_of_later_runtimes(fake_boards: FakeBoards) -> None:
+    choice = fake_choice()
+    with BoardPool("a test") as pool:
+        for runtime in ("onnxruntime", "iree", "iree"):
+            pool.session(choice, runtimes=(runtime,))
+        (board,) = fake_boards.opened
+        assert board.targets == ["onnxruntime", "iree"]
+
+
 def test_closed_pool_refuses_sessions(fake_boards: FakeBoards) -> None:
     pool = BoardPool("a test")
     pool.session(fake_choice())
