@@ -254,6 +254,8 @@ class _BenchRun:
                 session = self._open_session(pool, number)
                 board = session.board
                 self._check_clock(board)
+                if self.bench.concurrency > 1 and board.config.mcu is not None:
+                    raise UsageError(f"--concurrency: board {board.name} holds only one program, because it has no OS")
                 self._check_meter(board)
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)
