@@ -348,6 +348,7 @@ def test_command_starts_lists_and_ends_a_microcontroller(tmp_path: Path) -> None
         assert call("list").split("\t") == ["m4", "mps2-an386", reach["address"], "power off", "cable up\n"]
         for words in (["cut"], ["restore"], ["freeze"], ["thaw"], ["reboot"], ["kill"]):
             call(*words, "m4")
+        assert json.loads(call("up", "m4")) == reach
         call("faults", "m4", "loss=0.1,flip=0.1")
         with pytest.raises(UsageError, match="the probability of loss must be from 0 to 1"):
             runner.invoke(cli, ["faults", "m4", "loss=2"], catch_exceptions=False)
