@@ -164,7 +164,9 @@ def parse_meter(table: Mapping[str, Any], where: Path) -> MeterConfig:
     known = (*METER_KINDS, *(point.name for point in list_entry_points(METER_GROUP)))
     if kind not in known:
         raise UsageError(
-            f"{place} kind is {kind!r}", hint=f"{did_you_mean(kind, known)}expected one of {', '.join(known)}"
+            f"{place} kind is {kind!r}",
+            hint=f"{did_you_mean(kind, known)}expected one of {', '.join(known)}; "
+            f"for another kind, install a package with an entry point in {METER_GROUP}",
         )
     for key in table:
         users = _USED_BY.get(key)

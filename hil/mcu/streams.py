@@ -12,6 +12,7 @@ import termios
 import time
 from typing import Protocol
 
+from hil.core.install_hints import make_install_command
 from hil.core.serial_device import SOCKET, check_serial_device, list_holders, parse_serial_address
 from hil.errors import BoardBusy, BoardUnreachable, UsageError
 
@@ -99,7 +100,9 @@ def _open_device(path: str, baud: int) -> SerialStream:
     try:
         import serial
     except ImportError as error:
-        raise UsageError("serial lines need pyserial, which is not installed", hint="pip install 'hil[mcu]'") from error
+        raise UsageError(
+            "serial lines need pyserial, which is not installed", hint=make_install_command("mcu")
+        ) from error
     with contextlib.ExitStack() as stack:
         # Before pyserial opens the device: pyserial sets the speed, and discards bytes of another process.
         lock = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)

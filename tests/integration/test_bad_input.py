@@ -260,7 +260,7 @@ def test_run_without_pytorch_suggests_torch_extra(hil, tmp_path):
     if importlib.util.find_spec("torch"):
         pytest.skip("torch is installed here")
     (tmp_path / "net.pt2").write_bytes(b"PK")
-    refused(hil("run", "net.pt2", "--json"), "requires PyTorch", "pip install 'hil[torch]'")
+    refused(hil("run", "net.pt2", "--json"), "requires PyTorch", "[torch]'")
 
 
 def test_compile_reports_unwritable_directory_with_valid_option(hil, doubling):

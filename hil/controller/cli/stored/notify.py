@@ -12,6 +12,7 @@ from hil.controller.cli.commands import ProjectOption, make_command
 from hil.controller.cli.options import FILE, json_option, result_folders_option
 from hil.controller.cli.screen import answer
 from hil.controller.records.decisions.notification import NotifyReport
+from hil.core.install_hints import make_install_command
 from hil.errors import UsageError
 
 
@@ -83,7 +84,7 @@ def notify(
         from hil.controller.web.announce.news import MAX_CASES, read_news
         from hil.controller.web.announce.receivers import Receiver, make_github_receiver, make_webhook_receiver
     except ModuleNotFoundError as error:
-        raise UsageError(f"hil notify requires {error.name}", hint="pip install 'hil[web]'") from error
+        raise UsageError(f"hil notify requires {error.name}", hint=make_install_command("web")) from error
 
     from hil.controller.records.base import Record
     from hil.controller.web.announce.receivers import Body

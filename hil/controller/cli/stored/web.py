@@ -15,6 +15,7 @@ from hil.controller.cli.commands import group
 from hil.controller.cli.history_place import make_history_option
 from hil.controller.cli.options import FILE, FOLDER, result_folders_option
 from hil.controller.cli.screen import print_message
+from hil.core.install_hints import make_install_command
 from hil.errors import HilError, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def web(
         from hil.controller.web.server.server import serve
         from hil.core.loopback import is_loopback
     except ModuleNotFoundError as error:
-        raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
+        raise UsageError(f"hil web requires {error.name}", hint=make_install_command("web")) from error
 
     from hil.controller.farm.paths import choose_farm_address, get_farm_home, own_address
     from hil.controller.workloads.triage.triage_file import choose_triage_file
@@ -196,7 +197,7 @@ def diff(a: Path, b: Path, port: int, opens: bool) -> None:
     try:
         from hil.controller.web.server.server import serve_pair
     except ModuleNotFoundError as error:
-        raise UsageError(f"hil web requires {error.name}", hint="pip install 'hil[web]'") from error
+        raise UsageError(f"hil web requires {error.name}", hint=make_install_command("web")) from error
 
     from hil.controller.analysis.profile.perfetto import has_screen
 

@@ -16,6 +16,7 @@ from hil.controller.devices.console.lines import ConsoleLine
 from hil.controller.devices.console.telnet import TelnetFilter
 from hil.core.board_config import BoardConfig
 from hil.core.console_config import ConsoleConfig, split_console_address
+from hil.core.install_hints import make_install_command
 from hil.core.processes import signal_group, wait_or_kill
 from hil.errors import BoardBusy, BoardUnreachable, HilError, UsageError
 
@@ -129,7 +130,7 @@ def _open_serial(console: ConsoleConfig, board: str) -> ConsoleSource:
         import serial
     except ImportError as error:
         raise UsageError(
-            "serial consoles need the package pyserial", board=board, hint="pip install 'hil[console]'"
+            "serial consoles need the package pyserial", board=board, hint=make_install_command("console")
         ) from error
     try:
         port = serial.Serial(console.serial, console.baud, timeout=0, write_timeout=_CONNECT_SECONDS, exclusive=True)

@@ -18,6 +18,7 @@ from typing import IO
 from psycopg.conninfo import conninfo_to_dict
 
 from hil.controller.farm.database.embedded_database import find_binaries
+from hil.core.install_hints import make_install_command
 from hil.core.scratch import make_temporary_folder
 from hil.errors import FarmError, UsageError
 
@@ -76,7 +77,7 @@ def find_programs(server: int) -> Path:
     have = f"; found {', '.join(found)}" if found else ""
     raise UsageError(
         f"missing pg_dump of PostgreSQL {server // 10000} or newer{have}",
-        hint=f"pip install 'hil[farm]', or install postgresql-client-{server // 10000}",
+        hint=f"{make_install_command('farm')}, or install postgresql-client-{server // 10000}",
     )
 
 

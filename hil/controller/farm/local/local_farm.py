@@ -38,6 +38,7 @@ from hil.controller.farm.paths import (
 from hil.controller.farm.settings import load_history, load_settings
 from hil.controller.farm.webhooks.webhook_settings import load_webhooks
 from hil.core.files import read_text, write_atomic
+from hil.core.install_hints import make_install_command
 from hil.core.processes import make_module_command
 from hil.errors import AccessRefused, FarmError, FarmUnreachable, HilError, StorageError, UsageError
 from hil.protocol.local_socket import MAX_PATH_LENGTH
@@ -50,7 +51,9 @@ LOCK, LOGS, DATABASE = "up.lock", "logs", "postgres"
 def need_packages() -> None:
     """Raise UsageError if packages for running a farm are missing. Farm clients do not need these packages."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"missing packages for running a farm: {', '.join(missing)}", hint="pip install 'hil[farm]'")
+        raise UsageError(
+            f"missing packages for running a farm: {', '.join(missing)}", hint=make_install_command("farm")
+        )
 
 
 def prepare_home(home: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from hil.controller.farm.messages import FARM_USER, Principal
 from hil.controller.farm.oidc.oidc_settings import OidcSettings
 from hil.controller.farm.oidc.provider import fetch_configuration, fetch_json, get_endpoint
+from hil.core.install_hints import make_install_command
 from hil.errors import AccessRefused, FarmUnreachable, HilError, UsageError
 
 _LOG = logging.getLogger("hil.farm.gateway")
@@ -46,7 +47,7 @@ class TokenVerifier:
             import jwt
         except ImportError as error:
             raise UsageError(
-                "the login with OpenID Connect needs the package PyJWT", hint="pip install 'hil[farm]'"
+                "the login with OpenID Connect needs the package PyJWT", hint=make_install_command("farm")
             ) from error
         self._jwt: Any = jwt
         self.settings = settings

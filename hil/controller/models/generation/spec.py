@@ -13,6 +13,7 @@ from msgspec import Meta
 from hil.controller.models.sizing.sizes import list_edge_sizes, parse_range
 from hil.core.config_files import parse_toml
 from hil.core.files import MAX_FILE_BYTES, read_file, read_text
+from hil.core.install_hints import make_install_command
 from hil.core.steps import MAX_STEPS, join_turns
 from hil.core.text import make_names_unique
 from hil.errors import UsageError
@@ -319,7 +320,7 @@ def _load_tokenizer(path: Path) -> Any:
     except ImportError as error:
         raise UsageError(
             "converting text to tokens requires tokenizers, which is not installed",
-            hint=f"pip install 'hil[generation]', or {_TEXT_HINT}",
+            hint=f"{make_install_command('generation')}, or {_TEXT_HINT}",
         ) from error
     try:
         tokenizer = Tokenizer.from_str(read_file(path, MAX_FILE_BYTES).decode())

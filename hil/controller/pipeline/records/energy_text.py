@@ -7,6 +7,7 @@ from hil.controller.storage.screen.texts import format_joules
 
 # Smaller differences are not reported: the meter and the board's temperature shift between sessions.
 MIN_EFFECT = 0.05
+_MIN_WATTS = 1e-9
 # Columns of tables: prefix of the name, and the attribute of the measurement.
 _UNITS = (("", "per_inference"), ("prompt_token_", "per_prompt_token"), ("generated_token_", "per_generated_token"))
 _POWERS = ("average_w", "peak_w", "idle_w")
@@ -18,12 +19,15 @@ ENERGY_COLUMNS = (
 
 
 def format_unit_energy(found: UnitEnergy) -> str:
-    """Format an energy with its interval."""
+    """Format an energy with its interval, and a note if the energy may be 0."""
     interval = found.interval
     text = format_joules(found.joules)
+    notes = []
     if interval:
-        text += f" ({interval.level:.0%}: {format_joules(interval.low)} to {format_joules(interval.high)})"
-    return text
+        notes.append(f"{interval.level:.0%}: {format_joules(interval.low)} to {format_joules(interval.high)}")
+    if text == "0 J" or (interval and interval.low <= 0 <= interval.high):
+        notes.append("not measurable above idle")
+    return f"{text} ({'; '.join(notes)})" if notes else text
 
 
 def format_energy(found: EnergyMeasurement) -> str:
@@ -43,7 +47,9 @@ def format_token_energy(found: EnergyMeasurement) -> str:
 def format_power(found: EnergyMeasurement) -> str:
     """Format the average, peak and idle power, as far as they are known."""
     parts = (("average", found.average_w), ("above idle", found.above_idle_w), ("peak", found.peak_w))
-    texts = [f"{title} {value:.3g} W" for title, value in (*parts, ("idle", found.idle_w)) if value is not None]
+    powers = [(title, value) for title, value in (*parts, ("idle", found.idle_w)) if value is not None]
+    # A smaller power is an error of rounding.
+    texts = [f"{title} {value if abs(value) >= _MIN_WATTS else 0:.3g} W" for title, value in powers]
     return ", ".join(texts)
 
 

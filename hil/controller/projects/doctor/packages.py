@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hil.controller.projects.doctor.results import FAIL, NOTE, PASS, make_check
 from hil.controller.records.commands.projects import EnvironmentCheck
 from hil.controller.storage.sources.packages import load
+from hil.core.install_hints import make_install_command
 from hil.core.installed import list_entry_points
 from hil.errors import UsageError
 
@@ -71,7 +72,7 @@ def check_extras(requirements: Sequence[Requirement], extras: Sequence[str]) -> 
         versions = {one.name: _read_version(one) for one in needs}
         wrong = ", ".join(f"{name} {wrong}" for name, (_, wrong) in versions.items() if wrong)
         fine = ", ".join(f"{name} {version}" for name, (version, _) in versions.items())
-        yield make_check(f"extra {extra}", wrong, fine, f"pip install 'hil[{extra}]'", outcome=NOTE)
+        yield make_check(f"extra {extra}", wrong, fine, make_install_command(extra), outcome=NOTE)
 
 
 def check_plugins() -> Iterator[EnvironmentCheck]:

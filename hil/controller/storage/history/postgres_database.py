@@ -16,12 +16,13 @@ from hil.controller.storage.history.database import (
     list_tables,
 )
 from hil.controller.storage.history.place import HistoryPlace
+from hil.core.install_hints import make_install_command
 from hil.errors import StorageError, UsageError
 
 try:
     import psycopg
 except ImportError as error:
-    raise UsageError("a history in PostgreSQL requires psycopg", hint="pip install 'hil[farm]'") from error
+    raise UsageError("a history in PostgreSQL requires psycopg", hint=make_install_command("farm")) from error
 
 # Advisory lock for creating the tables; any unused number.
 _CREATE_LOCK = 0x68696C48

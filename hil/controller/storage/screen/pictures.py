@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hil.controller.storage.tool_caches import set_matplotlib_directory
+from hil.core.install_hints import make_install_command
 from hil.errors import StorageError, UsageError
 
 _HINT = "use the extension .png, .svg or .pdf"
@@ -53,5 +54,5 @@ def _import_matplotlib() -> tuple[Any, Any]:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("plots require matplotlib", hint="pip install 'hil[plot]'") from error
+        raise UsageError("plots require matplotlib", hint=make_install_command("plot")) from error
     return Figure, FigureCanvasAgg

@@ -59,13 +59,21 @@ def format_seconds(value: float | None, digits: int = 3) -> str:
     return f"{value * 1e9:.{digits}g} ns" if value else "0 s"
 
 
+_MIN_JOULES = 1e-12
+
+
 def format_joules(value: float, digits: int = 3) -> str:
-    """Format an energy: ``1.25 J``, ``850 uJ``. The energy above idle may be negative by noise."""
+    """Format an energy: ``1.25 J``, ``850 uJ``. The energy above idle may be negative by noise.
+
+    An energy below a picojoule is an error of rounding: ``0 J``.
+    """
     size = abs(value)
+    if size < _MIN_JOULES:
+        return "0 J"
     for unit, scale in (("J", 1.0), ("mJ", 1e-3), ("uJ", 1e-6)):
         if size >= scale * (1 - 0.5 * 10.0**-digits):
             return f"{value / scale:.{digits}g} {unit}"
-    return f"{value * 1e9:.{digits}g} nJ" if value else "0 J"
+    return f"{value * 1e9:.{digits}g} nJ"
 
 
 def format_count(count: int, what: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hil.core.field_types import check_fields
 from hil.core.guarded import format_package, format_value, guard_plugin
+from hil.core.install_hints import make_install_command
 from hil.core.installed import get_version, list_entry_points
 from hil.errors import UsageError, did_you_mean, format_expected
 
@@ -47,7 +48,7 @@ def find_package_folder(name: str, extra: str = "") -> Path:
 
 
 def _make_missing_error(package: str, extra: str) -> UsageError:
-    hint = f"pip install 'hil[{extra}]'" if extra else f"pip install {package}"
+    hint = make_install_command(extra) if extra else f"pip install {package}"
     return UsageError(f"requires {package}, which is not installed", hint=hint)
 
 

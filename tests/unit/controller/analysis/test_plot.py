@@ -15,6 +15,7 @@ import pytest
 from hil.compare.verdict import compare_output
 from hil.controller.analysis import plot
 from hil.controller.analysis.plot import Picture, plot_difference
+from hil.core.install_hints import make_install_command
 from hil.core.tensors import DTYPES, parse_dtype
 from hil.errors import StorageError, UsageError
 
@@ -176,7 +177,7 @@ def test_plot_without_matplotlib_names_extra(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as caught:
         draw(tmp_path / "y.png", np.ones(3), np.zeros(3))
-    assert "hil[plot]" in caught.value.hint
+    assert make_install_command("plot") in caught.value.hint
 
 
 def test_plot_reports_unwritable_file(tmp_path: Path) -> None:

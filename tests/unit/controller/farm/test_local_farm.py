@@ -10,6 +10,7 @@ import pytest
 
 from hil.controller.farm.local.local_farm import UpOptions, ask, need_packages, prepare_home, write_atomically
 from hil.controller.farm.paths import read_sheet
+from hil.core.install_hints import make_install_command
 from hil.errors import FarmUnreachable, StorageError, UsageError
 
 
@@ -50,7 +51,7 @@ def test_need_packages_names_missing_package(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "procrastinate", None)
     with pytest.raises(UsageError, match="missing packages for running a farm: procrastinate") as refused:
         need_packages()
-    assert "hil[farm]" in refused.value.hint
+    assert make_install_command("farm") in refused.value.hint
 
 
 def test_write_whole_replaces_file_with_given_mode(tmp_path: Path) -> None:

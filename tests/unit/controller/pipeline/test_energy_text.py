@@ -49,3 +49,11 @@ def test_description_has_intervals():
 def test_description_of_refused_energy_has_the_reason():
     refused = EnergyMeasurement(meter="", refused="no meter", reason="the config has no [meter]")
     assert describe_energy(refused) == [("energy", "REFUSED: no meter: the config has no [meter]")]
+
+
+def test_energy_whose_interval_contains_zero_has_a_note():
+    unit = UnitEnergy(joules=4e-20, interval=Interval(low=-1e-6, high=1e-6, level=0.99))
+    found = FOUND.replace(per_inference=unit, above_idle_w=4e-16)
+    rows = dict(describe_energy(found))
+    assert rows["energy"] == "0 J (99%: -1 uJ to 1 uJ; not measurable above idle) an inference"
+    assert rows["power"] == "average 5 W, above idle 0 W, peak 5.5 W, idle 2 W"

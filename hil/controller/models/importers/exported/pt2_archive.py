@@ -31,6 +31,7 @@ from hil.controller.models.importers.exported.pt2_sizes import check_size
 from hil.controller.storage.screen.texts import get_first_line, import_hint
 from hil.core.bounded_json import MAX_RECORD_VALUES, parse_json
 from hil.core.files import open_file
+from hil.core.install_hints import make_install_command
 from hil.errors import ImportFailed, UsageError
 
 _MODEL = "models/model.json"
@@ -51,7 +52,7 @@ def load_program(path: str) -> Any:
         import torch
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"reading {name} requires PyTorch, which is not installed", hint="pip install 'hil[torch]'"
+            f"reading {name} requires PyTorch, which is not installed", hint=make_install_command("torch")
         ) from error
     _check(path)
     with _restrict_unpickling(), _collect_torch_errors() as trouble:

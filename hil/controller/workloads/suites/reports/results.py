@@ -15,7 +15,7 @@ from hil.controller.records.measurements.conditions import is_comparable
 from hil.controller.records.outputs import StoredComparison, note_software_devices
 from hil.controller.records.suite import CaseRecord
 from hil.controller.storage.outcomes import is_failing
-from hil.controller.storage.screen.texts import format_count, format_seconds
+from hil.controller.storage.screen.texts import format_count, format_joules, format_seconds
 from hil.controller.workloads.suites.store import SuiteRun
 from hil.core.results import Outcome, Relation
 from hil.errors import UsageError
@@ -148,6 +148,7 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
     if unjudged := [one.id for one in passing if any(output.blind for output in one.outputs)]:
         what = "passed with an output that cannot be judged, as allowed by --allow-blind"
         yield f"{format_count(len(unjudged), 'case')} {what}: {unjudged[0]}"
+    yield from _list_energy_remarks(records)
     if graded := [record for record in records if not is_comparable(record.grade)]:
         first = graded[0]
         reasons = "; ".join(first.grade.reasons) if first.grade else ""
@@ -156,6 +157,18 @@ def _list_remarks(records: Sequence[CaseRecord], outcomes: Mapping[str, int]) ->
         yield f"{format_count(count, 'case')} ran without an agent: {why}"
     if delegated := format_delegation(records):
         yield delegated
+
+
+def _list_energy_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:
+    """Yield the range of the measured energies, and the number of refused ones."""
+    energies = [(record.id, record.energy) for record in records if record.energy]
+    joules = [energy.per_inference.joules for _, energy in energies if energy.per_inference]
+    if joules:
+        values = " to ".join(dict.fromkeys(map(format_joules, (min(joules), max(joules)))))
+        yield f"energy of {format_count(len(joules), 'case')}: {values} an inference"
+    if refused := [(name, energy) for name, energy in energies if energy.refused]:
+        name, first = refused[0]
+        yield f"energy of {format_count(len(refused), 'case')} refused: {name}: {first.refused}: {first.reason}"
 
 
 def _list_reference_remarks(records: Sequence[CaseRecord]) -> Iterator[str]:

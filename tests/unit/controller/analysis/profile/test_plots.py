@@ -14,6 +14,7 @@ from hil.controller.analysis.profile.diff import OpDiff, ProfileDiff
 from hil.controller.analysis.profile.show import plot_diff, plot_profile
 from hil.controller.analysis.profile.totals import GROUPS, RunTimes
 from hil.controller.records.commands.stored import OperationCost
+from hil.core.install_hints import make_install_command
 from hil.errors import StorageError, UsageError
 
 
@@ -111,4 +112,4 @@ def test_plots_report_missing_data_file_and_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match="require matplotlib") as caught:
         plot_profile(tmp_path / "p.png", example())
-    assert "hil[plot]" in caught.value.hint
+    assert make_install_command("plot") in caught.value.hint

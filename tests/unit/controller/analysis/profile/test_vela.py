@@ -18,6 +18,7 @@ from hil.controller.analysis.profile.ticks.matching import add_ticks
 from hil.controller.analysis.profile.ticks.vela import ACCELERATORS, estimate_cycles
 from hil.controller.cli.main import cli
 from hil.controller.records.commands.npu import NpuEstimate, NpuOperator
+from hil.core.install_hints import make_install_command
 from hil.core.timeline import OpTicks, Ticks
 from hil.errors import CompileFailed, UsageError
 
@@ -126,7 +127,7 @@ def test_missing_vela_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vela, "PACKAGE", "ethos-u-vela-missing")
     with pytest.raises(UsageError, match="not installed") as caught:
         estimate_cycles(TFLITE / "digits_int8.tflite", "ethos-u55-128")
-    assert caught.value.hint == "pip install 'hil[vela]'"
+    assert caught.value.hint == make_install_command("vela")
 
 
 def test_unknown_accelerator_lists_known_ones() -> None:

