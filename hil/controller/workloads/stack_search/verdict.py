@@ -92,7 +92,9 @@ def _conclude_without_versions(boards: Sequence[TriedBoard], over: str) -> Stack
     unknown = [one for one in boards if one.answer in ("pass", "fail") and not get_version(one, over)]
     if unknown:
         text = f"the {over} of {_list_boards(unknown)} is unknown"
-        return _explain_incomparable(boards, text, f"supply it in the boards' configs: [stack] {_quote_key(over)} = ...")
+        return _explain_incomparable(
+            boards, text, f"supply it in the boards' configs: [stack] {_quote_key(over)} = ..."
+        )
     text = "no board gives a clear answer"
     code = EXIT_BOARD if any(one.answer == "board error" for one in boards) else EXIT_NOTHING_RAN
     return StackVerdict("not comparable", text, exit_code=code)
