@@ -6,8 +6,9 @@ import pytest
 
 from hil.controller.records.decisions.stack_search import BoardAnswer, BoardRun, TriedBoard
 from hil.controller.records.stack import StackPart
-from hil.controller.workloads.stack_search.run import find_answer
+from hil.controller.workloads.stack_search.run import check_part, find_answer
 from hil.controller.workloads.stack_search.verdict import StackVerdict, conclude, group_by_version
+from hil.errors import UsageError
 
 DRIVERS = {"a": "1.0", "b": "1.0", "c": "2.0"}
 
@@ -121,6 +122,15 @@ def test_board_axis_names_boards_and_differences() -> None:
     found = concluded(tried("a", "pass", driver="1"), tried("b", "fail", driver="2"), over="board")
     assert found.text == "wrong on b, correct on a; differences: driver (2 fails, 1 passes)"
     assert found.found == ("b",)
+
+
+def test_unknown_part_is_refused_with_similar_name() -> None:
+    stack = tried("a", "pass", driver="", rack="1").stack
+    for over in ("driver", "rack", "npu", "board"):
+        check_part(over, ["npu"], stack)
+    with pytest.raises(UsageError, match="no board has the part 'drivr'") as caught:
+        check_part("drivr", ["npu"], stack)
+    assert caught.value.hint == "did you mean 'driver'? known: board, driver, rack, npu"
 
 
 @pytest.mark.parametrize(
