@@ -72,6 +72,7 @@ class AgentConfig:
     simulated: list[str] = field(default_factory=list)  # simulated parts of this board, for Describe
     make_store: Callable[[Path, Quota], BlobStore] = BlobStore
     claim_board: bool = False  # make agents of other logins wait while a session is open
+    claim_name: str = ""  # name of the claimed device; "" claims the machine
     # Description of the board, if it is not the machine of this process.
     machine: pb.Machine | None = None
     worker_kinds: frozenset[type[HilError]] = WORKER_KINDS  # error classes that workers may report
@@ -115,7 +116,7 @@ class Agent:
         except OSError as error:
             raise store_error(error, config.store) from error
         journal = Journal(config.store / "journal.jsonl")
-        claim = BoardClaim() if config.claim_board else None
+        claim = BoardClaim(config.claim_name) if config.claim_board else None
         self._sessions = Sessions(config.store / "fence", self._end_session, journal, claim)
         policy = Policy(config.trusted_keys) if config.trusted_keys else None
         self._programs = Programs(store, self._supervisor, self._sessions, config.memory_limit, policy)

@@ -12,7 +12,7 @@ from typing import Any
 from hil.core.arithmetic import ARITHMETICS, FLOAT32
 from hil.core.config_keys import make_key
 from hil.core.console_config import ConsoleConfig, Provision
-from hil.core.mcu_config import Microcontroller
+from hil.core.mcu_config import MCU_RUNTIME, Microcontroller
 from hil.core.meter_config import MeterConfig
 from hil.core.peak_config import PeakConfig
 from hil.core.runtimes import DEFAULT_RUNTIME, list_known_runtimes
@@ -309,8 +309,10 @@ class BoardConfig:
     def has_runtime(self, runtime: str) -> bool:
         """Return False if the config lists the board's runtimes and this runtime is missing.
 
-        Simulated boards also have the runtimes of installed packages.
+        Simulated boards also have the runtimes of installed packages. A microcontroller runs only firmware.
         """
+        if self.mcu is not None:
+            return runtime == MCU_RUNTIME
         if not self.devices or runtime in self.devices:
             return True
         known = list_known_runtimes()

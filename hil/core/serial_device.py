@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -30,6 +31,12 @@ def is_same_line(left: str, right: str) -> bool:
     if not (left.startswith(PREFIX) and right.startswith(PREFIX)):
         return False
     return os.path.realpath(left.removeprefix(PREFIX)) == os.path.realpath(right.removeprefix(PREFIX))
+
+
+def make_claim_name(address: str) -> str:
+    """Return a short name of a line for :class:`hil.agent.board_claim.BoardClaim`, the same for all its paths."""
+    place = os.path.realpath(parse_serial_address(address).removeprefix(SOCKET))
+    return f"line-{hashlib.sha256(os.fsencode(place)).hexdigest()}"
 
 
 def check_serial_device(place: str) -> None:

@@ -14,6 +14,7 @@ from hil.agent.server import Agent, AgentConfig
 from hil.core.board_config import BoardConfig
 from hil.core.boards import load_board
 from hil.core.chips import parse_chip
+from hil.core.serial_device import make_claim_name
 from hil.core.text import show_visibly
 from hil.errors import HilError, UsageError
 from hil.protocol.v1 import agent_pb2 as pb
@@ -59,6 +60,9 @@ def start(options: dict[str, Any], board: BoardConfig, address: str) -> Agent:
             runtime_options={"mcu": settings},
             machine=machine,
             worker_kinds=BRIDGE_KINDS,
+            # Each hil process starts an agent of its own, so the agents of a line wait for each other.
+            claim_board=True,
+            claim_name=make_claim_name(address),
         )
     )
 

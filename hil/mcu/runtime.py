@@ -152,8 +152,10 @@ def _run_command(command: Sequence[str], what: str) -> None:
         raise BoardUnfit(f"{what} failed: {error}") from error
     lines = done.text.splitlines()[-_SHOWN_LINES:]
     if done.code:
-        last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {done.code}")
-        raise BoardUnfit(f"{what} failed: {last[:300]}", detail="\n".join(lines))
+        said = [line.strip() for line in lines if line.strip()]
+        last = said[-1][:300] if said else f"exit code {done.code}"
+        detail = "" if said in ([], [last]) else "\n".join(lines)  # the message is enough
+        raise BoardUnfit(f"{what} failed: {last}", detail=detail)
 
 
 class FirmwareProgram:

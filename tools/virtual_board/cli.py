@@ -126,6 +126,16 @@ def up(
     if icount and not system:
         raise UsageError("--icount requires --system")
     folder = _find_folder(name)
+    # Without options, only switch on a microcontroller that runs, for example after `kill`.
+    is_plain = all(
+        context.get_parameter_source(one) is click.core.ParameterSource.DEFAULT
+        for one in context.params
+        if one != "name"
+    )
+    if is_plain and (folder / FILE).exists():
+        settings = MicrocontrollerBoard(folder).settings
+        _start_chip(context, name, settings["chip"], settings["baud"], None)
+        return
     board = VirtualBoard(folder)
     asked: dict[str, Any] = {
         "arch": "aarch64" if system else arch,
@@ -260,8 +270,14 @@ _add_command(
 )
 _add_command("restore", VirtualBoard.restore, "Reconnect the network cable or the serial line.")
 _add_command("reboot", VirtualBoard.reboot, "Power-cycle the board: all processes die, the disk stays.")
-_add_command("kill", VirtualBoard.kill, "Cut the power; `up` restores it.")
-_add_command("freeze", VirtualBoard.freeze, "Hang the board: every process stops.")
+_add_command(
+    "kill", VirtualBoard.kill, "Cut the power; `up` restores it. [mcu] flash or reset also restarts a microcontroller."
+)
+_add_command(
+    "freeze",
+    VirtualBoard.freeze,
+    "Hang the board: every process stops. [mcu] flash or reset restarts a microcontroller.",
+)
 _add_command("thaw", VirtualBoard.thaw, "Resume a frozen board.")
 
 

@@ -59,7 +59,9 @@ SECTIONS = {
             "warmup",
             "instructions",
             "energy",
+            "dtypes",
             "min_time_s",
+            "memory_mib",
             "sustained_s",
             "settle_s",
             "concurrency",
@@ -72,7 +74,7 @@ SECTIONS = {
     ),
     "Debugging": ("verbose", "debug_ir", "debug_ir_passes", "faults", "sandbox", "fresh"),
     "Output": (
-        *("save", "node_data", "by", "values"),
+        *("save", "node_data", "by", "values", "stored"),
         *(
             "output",
             "out",

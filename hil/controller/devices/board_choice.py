@@ -13,6 +13,7 @@ from hil.core.board_config import BoardConfig
 from hil.core.field_types import is_a
 from hil.core.guarded import call_with_time_limit, find_package, guard
 from hil.core.installed import list_entry_points
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.named import resolve
 from hil.core.runtimes import TARGET_GROUP, RuntimeInfo, list_known_runtimes
 from hil.core.text import TextSink
@@ -117,6 +118,8 @@ def fill_target(
     if knows_target(config, runtime):
         return config, ""
     found = list_known_runtimes()[runtime or config.runtime]
+    if [one.get("name") for one in info.get("runtimes", ())] == [MCU_RUNTIME]:
+        raise make_mcu_runtime_error(config.name, found.name)
     device = config.devices.get(found.name, "")
     details = _describe_device(info.get("runtimes", ()), found.name, device)
     if device and details["missing"]:  # commands that need the device call refuse_missing_device
@@ -160,7 +163,8 @@ def use_device(choice: BoardChoice, runtime: str, device: str) -> BoardChoice:
     flags = dict(config.compile_flags)
     info = list_known_runtimes().get(name)
     is_same_target = get_driver(before) == get_driver(device) and get_driver(device) not in TARGETED_DRIVERS
-    if info is not None and not is_same_target:
+    # A config's chip stays the same for each device.
+    if info is not None and not is_same_target and not (config.mcu is not None and name == MCU_RUNTIME):
         # The arithmetic applies to all devices.
         flags[info.compiler] = tuple(filter(is_arithmetic_flag, flags.get(info.compiler, ())))
     return replace(choice, config=replace(config, devices={**config.devices, name: device}, compile_flags=flags))
@@ -181,7 +185,7 @@ def refuse_missing_device(config: BoardConfig, runtime: str, info: Mapping[str, 
     name = runtime or config.runtime
     known, runtimes = list_known_runtimes().get(name), info.get("runtimes", ())
     wanted = config.devices.get(name, "")
-    if known is None or not known.target or not wanted:
+    if known is None or not wanted or not (known.target or name == MCU_RUNTIME):
         return
     details = list_devices(runtimes, name)
     found = match_devices(details, wanted)
@@ -194,11 +198,23 @@ def refuse_missing_device(config: BoardConfig, runtime: str, info: Mapping[str, 
     if not _describe_device(runtimes, name, wanted)["missing"]:
         return
     devices = [str(one["id"]) for one in details] or _list_drivers(runtimes, name)
+    then = f"; check that the device's driver is installed on the board{_describe_compile_only(wanted)}"
+    if name == MCU_RUNTIME:
+        then = ""  # a microcontroller has no drivers
     raise BoardUnfit(
         f"board {board!r} has no device {wanted!r} for the runtime {name}",
         board=board,
-        hint=f"{did_you_mean(wanted, [*devices, *_list_drivers(runtimes, name)])}devices found: {', '.join(devices)}; "
-        f"check that the device's driver is installed on the board{_describe_compile_only(wanted)}",
+        hint=f"{did_you_mean(wanted, [*devices, *_list_drivers(runtimes, name)])}devices found: "
+        f"{', '.join(devices)}{then}",
+    )
+
+
+def make_mcu_runtime_error(board: str, runtime: str) -> UsageError:
+    """Return the error for a microcontroller and another runtime than its firmware."""
+    return UsageError(
+        f"board {board} is a microcontroller and has only the runtime {MCU_RUNTIME}, not {runtime}",
+        hint=f"use --runtime {MCU_RUNTIME}, or another board",
+        option="--runtime",
     )
 
 

@@ -24,7 +24,7 @@ from hil.controller.backends.references import (
     refer_each,
     run_reference_with_fallback,
 )
-from hil.controller.devices.board_choice import BoardChoice, use_device
+from hil.controller.devices.board_choice import BoardChoice, make_mcu_runtime_error, use_device
 from hil.controller.devices.choosing.board_resolver import choose
 from hil.controller.devices.loaded_program import LoadedProgram
 from hil.controller.models.default_inputs import add_given_defaults
@@ -77,6 +77,8 @@ def check_options(options: Options, choice: BoardChoice, *, takes_ranges: bool =
         pick("reference", load_references(), name)
     runtime = options.runtime or choice.config.runtime
     if not choice.config.has_runtime(runtime):
+        if choice.config.mcu is not None:
+            raise make_mcu_runtime_error(choice.name, runtime)
         raise errors.UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
             hint=f"{errors.did_you_mean(runtime, choice.config.devices)}"

@@ -159,8 +159,9 @@ def _describe_agent(info: Mapping[str, Any], took: float) -> tuple[CheckState, s
     if missing := info.get("not_measured"):
         return SKIP, f"no agent: a command runs the programs; not measured: {', '.join(missing)}"
     build = f", build {info['build'][:12]}" if info.get("build") else ""
-    python = info.get("machine", {}).get("python", "")
-    return PASS, f"hil {info.get('agent_version', '')}{build} on Python {python}, responds after {took:.1f} s"
+    version = info.get("machine", {}).get("python", "")
+    python = f" on Python {version}" if version else ""  # a microcontroller has no Python
+    return PASS, f"hil {info.get('agent_version', '')}{build}{python}, responds after {took:.1f} s"
 
 
 def check_info(info: Mapping[str, Any], now_ns: int) -> Iterator[BoardCheck]:

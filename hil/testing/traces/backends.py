@@ -204,7 +204,8 @@ def _parse_board(name: str) -> Backend:
     if not config.has_runtime(runtime):
         raise UsageError(
             f"board {choice.name} does not support runtime {runtime!r}",
-            hint=f"{did_you_mean(runtime, config.devices)}configured runtimes: {', '.join(config.devices)}",
+            hint=f"{did_you_mean(runtime, config.devices)}configured runtimes: "
+            f"{', '.join(config.devices) or config.runtime}",
         )
     return Backend(name, name, runtime, choice)
 

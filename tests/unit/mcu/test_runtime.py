@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from hil.core.tensors import TensorSpec
+from hil.errors import BoardUnfit
 from hil.formats.firmware import Firmware, FirmwareStep
 from hil.formats.operations import read_operations
 from hil.mcu.messages import OK, TICKS, BoardRunResult
-from hil.mcu.runtime import FirmwareProgram
+from hil.mcu.runtime import FirmwareProgram, _run_command
 from hil.mcu.settings import ChipSettings
 
 SPEC = TensorSpec("y", "float32", (1,))
@@ -48,3 +49,18 @@ def test_profile_has_duration_of_each_step(tmp_path: Path, ticks: list[int]) -> 
     found = read_operations(path)
     assert [one.end_ns - one.start_ns for one in found] == [number * 10 for number in ticks]
     assert np.array_equal(checked[0], [np.zeros(1, np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "detail"),
+    [
+        ("echo no probe; exit 1", "no probe", ""),
+        ("exit 3", "exit code 3", ""),
+        ("echo start; echo no probe; exit 1", "no probe", "start\nno probe"),
+    ],
+)
+def test_failed_command_shows_each_line_once(script: str, message: str, detail: str) -> None:
+    with pytest.raises(BoardUnfit) as failed:
+        _run_command(("sh", "-c", script), "flashing the firmware")
+    assert failed.value.message == f"flashing the firmware failed: {message}"
+    assert failed.value.detail == detail

@@ -254,6 +254,11 @@ class _BenchRun:
                 session = self._open_session(pool, number)
                 board = session.board
                 self._check_clock(board)
+                if self.bench.concurrency > 1 and board.config.mcu is not None:
+                    raise UsageError(
+                        f"--concurrency is not for microcontrollers: board {board.name} holds only one program",
+                        hint="remove --concurrency",
+                    )
                 self._check_meter(board)
                 if number == len(self.cases) - 1:
                     run.record.board = record_board(board)

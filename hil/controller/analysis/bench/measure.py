@@ -40,6 +40,7 @@ from hil.controller.records.measurements.conditions import Conditions, Settling
 from hil.controller.records.measurements.energy import EnergyMeasurement
 from hil.core import clock
 from hil.core.instructions import InstructionCounts
+from hil.core.mcu_config import MCU_RUNTIME
 from hil.core.repetition import Repetition, merge_known
 from hil.core.results import RunResult, Stage
 from hil.core.timeline import Sample
@@ -193,7 +194,9 @@ def _measure_copies(pool: ThreadPoolExecutor, meters: Sequence[SideProgram], siz
 
 def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> None:
     """Measure in rounds until the result is precise enough, up to a limit."""
-    rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
+    rounds = most = _count_rounds(sides, bench)
+    if bench.iterations is None and not is_alone(sides[0]):
+        most = _LONGER * ROUNDS
 
     def keep_share(side: BenchSide, batch: Batch, done: float) -> None:
         keep(side, batch, done / rounds)
@@ -204,7 +207,7 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
         if any(side.clock == "icount" for side in sides):
             break  # more rounds do not change the counts
         found = compare_sides(sides, bench)
-        if number >= _LONGER * ROUNDS or bench.iterations is not None or (found and is_precise(found)):
+        if number >= most or (found and is_precise(found)):
             break
         rounds += MIN_ROUNDS
 
@@ -212,16 +215,20 @@ def _measure_turns(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
 def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> Iterator[int]:
     """Measure rounds until the caller stops. Yield the number of complete rounds after each.
 
-    Every round reloads both sides. The sides then take turns in the order A B B A or B A A B. ``keep`` receives each
-    batch with the number of rounds so far, including the finished part of the current round.
+    Every round reloads both sides. The sides then take turns in the order A B B A or B A A B. If a board holds only one
+    program, a round measures one side after the other. ``keep`` receives each batch with the number of rounds so far,
+    including the finished part of the current round.
     """
+    if is_alone(sides[0]):
+        yield from _measure_alone(sides, bench, keep, order)
+        return
     sizes: dict[str, list[list[int]]] = {}
     for number in itertools.count():
         with contextlib.ExitStack() as stack:
             # Randomise the loading order: the side loaded first may get the better memory layout.
             loading = order.sample(list(sides), 2)
             meters = {side.label: stack.enter_context(SideProgram(side, round=number)) for side in loading}
-            sizes = sizes or _plan_batches(meters, bench)
+            sizes = sizes or _plan_batches(meters, bench, _count_rounds(sides, bench))
             for meter in meters.values():
                 meter.warm()
             planned = {label: rows[number % len(rows)] for label, rows in sizes.items()}
@@ -235,6 +242,38 @@ def measure_rounds(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, orde
         yield number + 1
 
 
+def is_alone(side: BenchSide) -> bool:
+    """Return True if the board holds only one program: firmware of a microcontroller."""
+    return side.case.artifact is not None and side.case.artifact.runtime == MCU_RUNTIME
+
+
+def _measure_alone(sides: Sequence[BenchSide], bench: BenchJob, keep: Keep, order: random.Random) -> Iterator[int]:
+    """Measure rounds as :func:`measure_rounds`, with one loaded program at a time."""
+    sizes: dict[str, list[list[int]]] = {}
+    for number in itertools.count():
+        for place, side in enumerate(order.sample(list(sides), 2)):
+            with SideProgram(side, round=number) as meter:
+                if side.label not in sizes:
+                    sizes |= _plan_batches({side.label: meter}, bench, _count_rounds(sides, bench))
+                meter.warm()
+                rows = sizes[side.label]
+                row = rows[number % len(rows)]
+                for done, size in enumerate(row, 1):
+                    batch = meter.measure_batch(size)
+                    side.batches.append(batch)
+                    keep(side, batch, number + (place + done / len(row)) / 2)
+        yield number + 1
+
+
+def _count_rounds(sides: Sequence[BenchSide], bench: BenchJob) -> int:
+    """Return the number of rounds in a comparison."""
+    most = ROUNDS
+    if is_alone(sides[0]):
+        # Each round flashes both programs. Counts of instructions do not vary between rounds.
+        most = MIN_ROUNDS if sides[0].board.config.has_time else 1
+    return most if bench.iterations is None else min(most, bench.iterations // 2)
+
+
 def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedComparison | None:
     """Compare B with A; None without two sides, or with too few rounds."""
     if len(sides) < 2 or any(side.clock == "icount" for side in sides):
@@ -243,9 +282,8 @@ def compare_sides(sides: Sequence[BenchSide], bench: BenchJob) -> SpeedCompariso
     return compare_rounds(round_log_ratios(batches), min_effect=bench.min_effect)
 
 
-def _plan_batches(meters: dict[str, SideProgram], bench: BenchJob) -> dict[str, list[list[int]]]:
+def _plan_batches(meters: dict[str, SideProgram], bench: BenchJob, rounds: int) -> dict[str, list[list[int]]]:
     """Return label -> batch sizes per round. An A B B A turn uses two batches per side."""
-    rounds = ROUNDS if bench.iterations is None else min(ROUNDS, bench.iterations // 2)
     each_s = {label: meter.calibrate(bench) for label, meter in meters.items()}
     if max(each_s.values()) <= _ALIKE * min(each_s.values()):
         each_s = dict.fromkeys(each_s, min(each_s.values()))

@@ -175,7 +175,10 @@ def _is_measured(side: SideRecord) -> bool:
 def _format_memory(side: SideRecord) -> str:
     if not _is_measured(side):
         return ""
-    return "unknown" if side.peak_memory_bytes is None else f"{side.peak_memory_bytes / 1e6:.1f} MB"
+    found = side.peak_memory_bytes
+    if found is None:
+        return "unknown"
+    return f"{found / 1e6:.1f} MB" if found >= 1e6 else f"{found / 1e3:.1f} kB"  # microcontrollers have little RAM
 
 
 def _format_device_memory(side: SideRecord) -> str:

@@ -104,4 +104,6 @@ def compile(model: Path, output: Path | None, as_json: bool, **settings: Any) ->
         exit_code=0,
     )
     how = "from the cache" if artifact.cached else f"in {seconds:.1f} s"
-    return answer(as_json, document, f"{target}: {size:,} bytes, {artifact.compiler}, {how}")
+    own = target.stat().st_size
+    others = f" ({size:,} bytes in {len(written)} files)" if size != own else ""
+    return answer(as_json, document, f"{target}: {own:,} bytes{others}, {artifact.compiler}, {how}")

@@ -184,7 +184,8 @@ _OF_CONTROLLER = {
     *(f"core/{name}.py" for name in ("board_config", "board_parser", "boards", "bounded_http", "chips")),
     *(f"core/{name}.py" for name in ("config_files", "config_keys", "config_values", "console_config", "mcu_config")),
     *(f"core/{name}.py" for name in ("examples", "json_values", "meter_config", "stack_config")),
-    *(f"core/{name}.py" for name in ("timeline", "variables")),
+    *(f"core/{name}.py" for name in ("bounded_command", "compile_flags", "futures", "line_pattern")),
+    *(f"core/{name}.py" for name in ("narrow_integers", "peak_config", "serial_device", "timeline", "variables")),
     *(f"formats/{name}.py" for name in ("elf32", "firmware", "onnx_arithmetic", "onnx_file", "onnx_functions")),
     *("compare/random_outputs.py", "protocol/v1/farm_pb2.py"),
 }

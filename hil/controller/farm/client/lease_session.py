@@ -505,7 +505,8 @@ class FarmProvider:
                 raise NoSuchBoard(
                     f"runtime {runtime!r} not found on this board",
                     board=config.name,
-                    hint=f"{did_you_mean(runtime, config.devices)}available runtimes: {', '.join(config.devices)}; "
+                    hint=f"{did_you_mean(runtime, config.devices)}available runtimes: "
+                    f"{', '.join(config.devices) or config.runtime}; "
                     "use a narrower selector",
                 )
 

@@ -34,6 +34,7 @@ SESSIONS = """
     /tensors/failing /tensors/map.svg /tensors/map.png
     /series /series.csv /gates /cause /changes.csv /nights.csv /triage.csv /triage.json
     /history.csv /history/suites.csv /history/regressions.csv /traces.csv /trace.csv /trace/compilation.csv
+    /trace/roofline.csv
 """
 # Available only with a farm.
 FARM = """

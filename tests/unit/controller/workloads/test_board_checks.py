@@ -93,3 +93,9 @@ def test_refused_test_program_of_package_is_skipped(runtime: str, state: str, mo
     check, error = board_checks._check_program(mock.Mock(), runtime)
     assert check.state == state and "no operator Add" in check.found
     assert (error is None) == (state == "skip")
+
+
+@pytest.mark.parametrize(("python", "text"), [("3.11.7", "hil 0.1.0 on Python 3.11.7, r"), ("", "hil 0.1.0, r")])
+def test_agent_check_names_python_if_the_board_has_it(python, text):
+    info = {"agent_version": "0.1.0", "machine": {"python": python}}
+    assert board_checks._describe_agent(info, 0.5) == ("pass", f"{text}esponds after 0.5 s")

@@ -13,10 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bench_boards import PacedBoard, side_on
 
-from hil.controller.analysis.bench.measure import ROUNDS, compare_sides, count_batches, count_instructions, measure
+from hil.controller.analysis.bench.measure import (
+    MIN_ROUNDS,
+    ROUNDS,
+    compare_sides,
+    count_batches,
+    count_instructions,
+    measure,
+)
 from hil.controller.analysis.bench.stats import Batch, BenchJob
 from hil.controller.analysis.bench.store import select_under_load
 from hil.controller.pipeline.settings.options import Job
+from hil.core.board_config import BoardConfig
 from hil.core.instructions import InstructionCounts
 from hil.core.results import Outcome
 from hil.core.tensors import TensorSpec
@@ -176,3 +184,31 @@ def test_counts_of_batches_are_joined():
     uncounted = Batch("A", 0, 0, times, times)
     assert count_batches(side, [*batches, uncounted]) == InstructionCounts("perf_event", (7, 8, 9, 10))
     assert count_batches(side, [uncounted]) == InstructionCounts(problem="the counter was shared")
+
+
+class OneProgramBoard(PacedBoard):
+    """Microcontroller: a second program does not load."""
+
+    def load(self, artifact, **options):
+        assert not self.loaded, "the serial line is busy"
+        return super().load(artifact, **options)
+
+
+@pytest.mark.parametrize(("has_time", "rounds"), [(True, MIN_ROUNDS), (False, 1)])
+def test_measure_loads_one_program_after_the_other_on_microcontroller(has_time, rounds):
+    board = OneProgramBoard({"a": lambda: 3_000_000, "b": lambda: 6_000_000})
+    board.config = BoardConfig("m4", "m4", icount_shift=-1 if has_time else 5)
+    sides = [side_on(board, "A", "a"), side_on(board, "B", "b")]
+    for side in sides:
+        side.case = replace(side.case, artifact=replace(side.case.artifact, runtime="mcu"))
+    shares = []
+    measure(sides, bench(iterations=100), lambda *kept: shares.append(kept[2]), random.Random(1))
+    assert len(board.loads) == 2 * rounds
+    assert board.loaded == []
+    for side in sides:
+        assert sum(batch.duration_ns.size for batch in side.batches) == 100
+        assert {batch.round for batch in side.batches} == set(range(rounds))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    if has_time:
+        assert compare_sides(sides, bench()).ratio == pytest.approx(2)
