@@ -24,7 +24,7 @@ from hil.core.memory_faults import make_memory_error
 from hil.core.processes import ExitStatus, exit_text, signal_group
 from hil.core.runtimes import RUNTIME_GROUP, list_known_runtimes
 from hil.errors import BoardUnfit, ErrorCode, HilError, LoadFailed, RunCrashed, RunFailed, StageTimeout, did_you_mean
-from hil.formats.ort_devices import find_provider
+from hil.formats.ort_devices import find_provider, suggest_device
 from hil.protocol.wire_errors import WORKER_KINDS
 
 _KEPT_LINES = 2000
@@ -474,7 +474,7 @@ class Supervisor:
             return None
         return BoardUnfit(
             f"the runtime {runtime!r} cannot find device {device!r} on this board",
-            hint=f"{did_you_mean(device, devices)}devices found: {', '.join(devices)}; check that the "
+            hint=f"{suggest_device(device, devices)}devices found: {', '.join(devices)}; check that the "
             "device's driver is loaded, or use a different device in the board's config",
         )
 

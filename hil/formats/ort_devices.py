@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hil.errors import did_you_mean
+
 _SUFFIX = "executionprovider"
 # Other names of providers.
 _ALIASES = {"directml": "dml", "trt": "tensorrt"}
 # Provider -> option for a value without a key.
 _PLAIN_KEYS = {"openvino": "device_type"}
 _PLAIN_KEY = "device_id"
+_CPU = "cpu"
 
 
 def shorten_provider(name: str) -> str:
@@ -25,6 +28,19 @@ def find_provider(device: str, providers: Iterable[str]) -> str:
     """Return the provider with a full or short name, or ""."""
     wanted = shorten_provider(device)
     return next((name for name in providers if shorten_provider(name) == wanted), "")
+
+
+def suggest_device(device: str, devices: Iterable[str]) -> str:
+    """Return the start of a hint with a similar device; "" without one.
+
+    All providers have the same suffix, so it is not compared. The CPU is not a suggestion for ``gpu`` or ``cuda``.
+    """
+    short = shorten_provider(device)
+    known = [one for one in devices if shorten_provider(one) != _CPU or short.startswith(_CPU[:2])]
+    names = dict.fromkeys(map(shorten_provider, known))
+    if device.lower().endswith(_SUFFIX):
+        return did_you_mean(short, names)
+    return did_you_mean(device, {**names, **dict.fromkeys(known)})
 
 
 def parse_provider_options(device: str) -> dict[str, str]:

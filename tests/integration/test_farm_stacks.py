@@ -91,7 +91,7 @@ def test_search_waits_for_busy_board_and_names_driver(farm: RunningFarm) -> None
     assert done.code == 1, done.err
     # The host runs the command of b.
     assert summarize(done.document) == {
-        "d": ("", "board error"),
+        "d": ("3.0", "board error"),
         "a": ("1.0", "pass"),
         "b": ("1.0", "pass"),
         "c": ("2.0", "fail"),

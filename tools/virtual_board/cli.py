@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -48,6 +49,10 @@ def _find_folder(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise UsageError(f"invalid board name {name!r}", hint="use at most 32 of the characters a-z, 0-9 and -")
     return state_folder() / name
+
+
+def _find_lock(name: str) -> Path:
+    return make_private(state_folder()) / f"{name}.lock"
 
 
 def _open_board(folder: Path) -> VirtualBoard | MicrocontrollerBoard:
@@ -139,7 +144,7 @@ def up(
         "netem": netem,
         "disk_mb": disk_mb,
     }
-    with FileLock(make_private(state_folder()) / f"{name}.lock"):
+    with FileLock(_find_lock(name)):
         if (folder / FILE).exists():
             raise _already_running(name)
         try:
@@ -175,7 +180,7 @@ def _start_chip(context: click.Context, name: str, chip: str, baud: int, config:
         if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
             raise UsageError(f"--{option.removesuffix('_mb')} is not for microcontrollers", hint="remove it, or --chip")
     folder = _find_folder(name)
-    with FileLock(make_private(state_folder()) / f"{name}.lock"):
+    with FileLock(_find_lock(name)):
         board = _open_board(folder)
         try:
             board.status()
@@ -201,7 +206,13 @@ def _start_chip(context: click.Context, name: str, chip: str, baud: int, config:
 @click.argument("name")
 def down(name: str) -> None:
     """End a board and delete the disk. A missing board is not an error."""
+    from filelock import FileLock, Timeout
+
     _open_board(_find_folder(name)).down()
+    lock = _find_lock(name)
+    # A command that starts the board needs its lock.
+    with contextlib.suppress(Timeout), FileLock(lock, timeout=0):
+        lock.unlink(missing_ok=True)
 
 
 @cli.command()

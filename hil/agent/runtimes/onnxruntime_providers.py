@@ -14,8 +14,8 @@ from typing import Any
 import onnxruntime as ort
 
 from hil.core.files import read_text
-from hil.errors import LoadFailed, did_you_mean
-from hil.formats.ort_devices import find_provider, parse_provider_options, shorten_provider
+from hil.errors import LoadFailed
+from hil.formats.ort_devices import find_provider, parse_provider_options, suggest_device
 
 CPU_PROVIDER = "CPUExecutionProvider"
 # ONNX Runtime lists this provider everywhere, although it computes nothing here: it calls a service.
@@ -57,10 +57,9 @@ def find_device(device: str) -> ProviderDevice:
         name = find_provider(device, ort.get_available_providers())
     if not name:
         there = list_providers()
-        short = [shorten_provider(one) for one in there]
         raise LoadFailed(
             f"ONNX Runtime lacks execution provider {device!r}",
-            hint=f"{did_you_mean(shorten_provider(device), short)}available: {', '.join(there)}",
+            hint=f"{suggest_device(device, there)}available: {', '.join(there)}",
         )
     try:
         return ProviderDevice(name, parse_provider_options(device))

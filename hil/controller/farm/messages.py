@@ -28,6 +28,8 @@ LONGEST = "longest"
 COMMANDS_LABEL = "commands"
 # Label of boards whose host runs commands with several boards. Hosts of older releases ignore the other boards.
 SEVERAL_BOARDS_LABEL = "several_boards"
+# Start of the labels for the parts of the stack: "stack.driver".
+STACK_LABEL = "stack."
 # Actions of `hil farm power`.
 POWER_ACTIONS = ("on", "off", "cycle")
 # Action that writes an image to a board.

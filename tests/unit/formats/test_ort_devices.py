@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hil.formats.ort_devices import find_provider, parse_provider_options, shorten_provider
+from hil.formats.ort_devices import find_provider, parse_provider_options, shorten_provider, suggest_device
 
 PROVIDERS = ["CPUExecutionProvider", "TensorrtExecutionProvider", "QNNExecutionProvider", "DmlExecutionProvider"]
 
@@ -44,3 +44,20 @@ def test_parse_provider_options_reads_keys_and_plain_values():
 def test_parse_provider_options_rejects_missing_parts(device):
     with pytest.raises(ValueError, match="expected KEY=VALUE"):
         parse_provider_options(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "hint"),
+    [
+        ("CUDAExecutionProvider", ""),
+        ("OpenVINOExecutionProvider", ""),
+        ("gpu", ""),
+        ("qn", "did you mean 'qnn'? "),
+        ("QMNExecutionProvider", "did you mean 'qnn'? "),
+        ("CPUExecutionProvidr", "did you mean 'CPUExecutionProvider'? "),
+        ("cpuu", "did you mean 'cpu'? "),
+    ],
+)
+def test_suggested_device_is_similar_without_suffix(device, hint):
+    assert suggest_device(device, PROVIDERS) == hint
+    assert suggest_device("local-tusk", ["local-task", "vulkan"]) == "did you mean 'local-task'? "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hil.controller.pipeline.stages import check_options
 from hil.controller.records.measurements.dispatches import DispatchList, DispatchResult
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import convert_write_errors, write_json
+from hil.core.board_config import BoardConfig
 from hil.core.results import Outcome, Relation, Stage, exit_code_of
 from hil.core.runtimes import DEFAULT_RUNTIME
 from hil.core.scratch import make_temporary_folder
@@ -99,12 +101,14 @@ def check_dispatches(
             screen.stage(model.stem, len(found), f"{case.name}: {stage.value} {note}".strip())
 
         runner = Runner(context, sink=ProgressSink(watch))
+        accepts_model = functools.cache(lambda: _compiles(runner, model, options, config, folder / "model"))
         try:
             cases = [_begin(dispatch, options, folder, runner) for dispatch in can_run]
             ended = runner.run(cases, pool, choice, runtimes=(options.runtime,), faults=faults)
             for dispatch, case in zip(can_run, ended, strict=True):
                 if not found and isinstance(case.error, (BoardRefused, BoardUnreachable)):
                     raise case.error
+                case = skip_if_rejected_alone(case, accepts_model)
                 found[dispatch.key] = _describe(dispatch, case, options, out, board_options)
         finally:
             screen.end(model.stem)
@@ -164,6 +168,28 @@ def _begin(dispatch: Dispatch, options: Options, folder: Path, runner: Runner) -
         atol=None,
     )
     return runner.begin(dispatch.path, own, place, name=dispatch.name)
+
+
+def skip_if_rejected_alone(case: Case, accepts_model: Callable[[], bool]) -> Case:
+    """Return the case of a dispatch as skipped if the compiler rejects the dispatch, but accepts the model.
+
+    The compiler's first phases transform an extracted dispatch again, for example its dimensions of size 1. The result
+    can differ from the code of the dispatch in the model.
+    """
+    if case.outcome is not Outcome.COMPILE_ERROR or not accepts_model():
+        return case
+    return replace(
+        case,
+        outcome=Outcome.SKIP,
+        reason=f"the compiler accepts the dispatch in the model, but not alone: {case.reason}",
+    )
+
+
+def _compiles(runner: Runner, model: Path, options: Options, config: BoardConfig, place: Path) -> bool:
+    with convert_write_errors(place):
+        (place / "logs").mkdir(parents=True, exist_ok=True)
+    case = runner.begin(model, options, place, want_inputs=False)
+    return case.outcome is None and runner.compile(case, config).outcome is None
 
 
 def _describe(

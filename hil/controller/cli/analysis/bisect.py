@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hil.controller.pipeline.settings.options import Options
     from hil.controller.records.decisions.stack_search import TriedBoard
     from hil.controller.records.lab.farm import BoardPermission, FarmBoard
+    from hil.controller.records.stack import StackPart
 
 
 @make_command(
@@ -231,16 +232,32 @@ def list_boards(boards: Sequence[str]) -> tuple[list[str], list[TriedBoard]]:
             permissions: list[BoardPermission] = farm.ask("access")
         forbidden = {one.board for one in permissions if not one.allowed}
         problems = {one.name: _explain_unavailable(one, forbidden) for one in matching}
+        labels = {one.name: one.labels for one in matching}
         for name, reason in problems.items():
             request = f'farm:name="{name}"'
             if reason:
-                unavailable[request] = TriedBoard(request=request, name=name, answer="board error", reason=reason)
+                stack = _list_labelled_parts(labels[name])
+                unavailable[request] = TriedBoard(
+                    request=request, name=name, stack=stack, answer="board error", reason=reason
+                )
             else:
                 found.append(request)
         if all(problems.values()):
             reasons = "".join(f"; {name}: {reason}" for name, reason in problems.items())
             raise UsageError(f"no online board matches {board}{reasons}", hint="hil farm boards", option="--board")
     return found, list(unavailable.values())
+
+
+def _list_labelled_parts(labels: Mapping[str, Any]) -> list[StackPart]:
+    """Return the parts of the stack that a board of the farm has as labels."""
+    from hil.controller.farm.messages import STACK_LABEL
+    from hil.controller.records.stack import StackPart
+
+    return [
+        StackPart(name=name.removeprefix(STACK_LABEL), version=str(value), source="config", detail=f"label {name}")
+        for name, value in labels.items()
+        if name.startswith(STACK_LABEL)
+    ]
 
 
 def _explain_unavailable(board: FarmBoard, forbidden: Collection[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hil.controller.farm.messages import STACK_LABEL
 from hil.controller.farm.selector import format_value, quote_label
 
 # Seconds per unit.
@@ -30,7 +31,12 @@ def format_labels(labels: Mapping[str, Any], wide: bool = False) -> str:
         return f"{name}={','.join(quote_label(format_value(each)) for each in value)}"
 
     left_out = _OWN_COLUMN if wide else (*_OWN_COLUMN, *_DETAILS)
-    return " ".join(format_label(name, value) for name, value in sorted(labels.items()) if name not in left_out)
+    shown = {
+        name: value
+        for name, value in sorted(labels.items())
+        if name not in left_out and (wide or not name.startswith(STACK_LABEL))
+    }
+    return " ".join(format_label(name, value) for name, value in shown.items())
 
 
 def format_duration(seconds: float) -> str:

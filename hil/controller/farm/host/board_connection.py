@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hil.controller.devices.board import make_client
@@ -13,12 +14,13 @@ from hil.controller.devices.board_choice import BoardChoice
 from hil.controller.devices.board_client import AgentEndpoint, BoardClient
 from hil.controller.devices.choosing.board_resolver import open_link, read_capabilities
 from hil.controller.devices.links.link import Link
-from hil.controller.devices.measuring.board_stack import StackReader
+from hil.controller.devices.measuring.board_stack import StackReader, list_described_parts
 from hil.controller.devices.power_control.provisioned_image import read_image
 from hil.controller.devices.ssh.address import is_ssh_address
 from hil.controller.farm.client.lease_session import describe_lease
 from hil.controller.farm.client.machine import get_machine_id
 from hil.controller.farm.host.inventory import (
+    MAX_PUBLIC_VERSION,
     BoardEntry,
     HostInfo,
     format_public_config,
@@ -33,6 +35,7 @@ from hil.controller.farm.messages import (
     MAX_FENCE,
     POWER_ACTIONS,
     SEVERAL_BOARDS_LABEL,
+    STACK_LABEL,
     BoardAccess,
     BoardCard,
     Grant,
@@ -47,6 +50,8 @@ T = TypeVar("T")
 
 _HOLD_SECONDS = 3.0
 _HOST_LABELS = (COMMANDS_LABEL, SEVERAL_BOARDS_LABEL)
+# Parts of the stack with labels of their own, and lists of devices.
+_NOT_LABELS = ("kernel", "runtime", "pci", "usb")
 _BROKEN = (BoardLost, BoardUnreachable, SessionEnded)
 
 
@@ -65,6 +70,7 @@ class BoardConnection:
     def __post_init__(self) -> None:
         self.config = self.post.load()
         self._public = format_public_config(self.config)
+        self._versions: dict[str, str] = {}
         self._held = contextlib.ExitStack()
         self._borrowed = False
         self._watch: PlaceWatch | None = None
@@ -88,7 +94,7 @@ class BoardConnection:
             name=self.post.name,
             site=self.site.site,
             host=self.site.host,
-            labels={**collect_labels(self.config, self.info), **self._list_host_labels()},
+            labels={**collect_labels(self.config, self.info, self._versions), **self._list_host_labels()},
             config=self._public,
             hw_type=self.config.hw_type,
             fence=self.fence,
@@ -150,8 +156,8 @@ class BoardConnection:
             return
         shell = self._link.shell if self._link else None
         reader = StackReader(self.post.name, commands, {}, shell, is_simulator=self.config.simulator is not None)
-        versions = {one.name: one.version for one in reader.read({}) if one.name in commands}
-        self._public = format_public_config(self.config, versions)
+        self._versions = {one.name: one.version for one in reader.read({}) if one.name in commands}
+        self._public = format_public_config(self.config, self._versions)
 
     def _call_with_reconnect(self, call: Callable[[], T]) -> T:
         """Call the board, and retry once on a new connection if the old one broke."""
@@ -275,7 +281,9 @@ class BoardConnection:
         return self._client
 
 
-def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, Any]:
+def collect_labels(
+    config: BoardConfig, info: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return a board's labels. Labels in the config override discovered ones.
 
     Discovered labels:
@@ -284,9 +292,11 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         - ``runtimes``, a label per runtime (version), ``devices`` (of all runtimes)
         - ``agentless`` if programs are run by command
         - ``meter`` (kind)
+        - a label per part of the stack, such as ``stack.driver``
 
     Args:
         info: Describe reply as a dict.
+        versions: part of the stack -> output of its command.
     """
     machine = info.get("machine", {})
     runtimes = {one["name"]: one for one in info.get("runtimes", ()) if not one.get("error")}
@@ -306,6 +316,14 @@ def collect_labels(config: BoardConfig, info: Mapping[str, Any]) -> dict[str, An
         "agentless": not read_capabilities(BoardChoice(config)).sessions,
         "meter": config.meter.kind,
         **{name: one.get("version") for name, one in runtimes.items()},
+        **_collect_stack_labels(config, info, versions),
     }
     labels = {**{key: value for key, value in found.items() if value}, **config.labels}
     return {key: value for key, value in labels.items() if key not in _HOST_LABELS}
+
+
+def _collect_stack_labels(config: BoardConfig, info: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, str]:
+    """Return the known parts of the stack as labels. The config's parts override those of the board."""
+    found = {one.name: one.version for one in list_described_parts(info) if one.name not in _NOT_LABELS}
+    found |= {name: one.text or versions.get(name, "") for name, one in config.stack.items()}
+    return {f"{STACK_LABEL}{name}": version[:MAX_PUBLIC_VERSION] for name, version in found.items()}

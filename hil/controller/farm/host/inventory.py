@@ -30,7 +30,7 @@ from hil.errors import UsageError
 
 SIMULATOR = "sim"
 # Maximum characters of a version in a public config: clients limit the size of a config with up to 100 parts.
-_MAX_PUBLIC_VERSION = 300
+MAX_PUBLIC_VERSION = 300
 _NAME = re.compile(r"\w[\w.-]{0,59}")
 
 
@@ -261,7 +261,7 @@ def format_public_config(config: BoardConfig, versions: Mapping[str, str] = Mapp
         document.pop(table, None)
     # Commands would run on the user's machine.
     document.pop("stack", None)
-    texts = {name: (one.text or versions.get(name, ""))[:_MAX_PUBLIC_VERSION] for name, one in config.stack.items()}
+    texts = {name: (one.text or versions.get(name, ""))[:MAX_PUBLIC_VERSION] for name, one in config.stack.items()}
     if known := {name: text for name, text in texts.items() if text}:
         document["stack"] = known
     return tomlkit.dumps(document)

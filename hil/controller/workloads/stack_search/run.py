@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from hil.controller.records.stack import StackPart
 from hil.controller.storage.run_context import Progress, RunContext
 from hil.controller.storage.runs import convert_write_errors, make_safe_name, write_json
 from hil.controller.storage.sources.origin import find_origin, get_typed_command
-from hil.controller.workloads.stack_search.verdict import conclude, get_version, group_by_version
+from hil.controller.workloads.stack_search.verdict import BOARD, conclude, get_version, group_by_version
 from hil.core.digest import digest_of
 from hil.core.results import BOARD_OUTCOMES, Artifact, Outcome, Stage
 from hil.core.scratch import make_temporary_folder
-from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, UsageError
+from hil.errors import EXIT_INTERRUPTED, BoardError, HilError, UsageError, did_you_mean
 
 DOCUMENT = "stack-search.json"
 _MAX_BYTES = 64 << 20
@@ -63,7 +63,7 @@ class StackSearch:
         Ctrl-C ends the search with the results so far.
 
         Raises:
-            UsageError: an option is invalid, or ``out`` contains another search.
+            UsageError: an option is invalid, no board has the part, or ``out`` contains another search.
             StageError: the model cannot be imported or compiled.
         """
         if len({request for request, _ in self.choices}) < 2:
@@ -180,6 +180,8 @@ class _BoardTrials:
         session = self.pool.session(choice, runtimes=(search.options.runtime,), faults=search.faults)
         board = session.board
         stack = [make_record(one, StackPart) for one in board.info.get("stack", ())]
+        configured = {name for _, one in search.choices for name in one.config.stack}
+        check_part(search.over, [*configured, *(part.name for one in self.record.boards for part in one.stack)], stack)
         cases = [self._begin(f"{make_safe_name(board.name)}-{number + 1}") for number in range(search.runs)]
         self.record.model_digest = cases[0].model.digest if cases[0].model else ""
         sink = ProgressSink(self._show_stage)
@@ -214,6 +216,21 @@ class _BoardTrials:
 
     def _show_stage(self, case: Case, stage: Stage, note: str) -> None:
         self.screen.stage(self.search.model.stem, len(self.record.boards), f"{case.name}: {stage.value} {note}".strip())
+
+
+def check_part(over: str, known: Collection[str], stack: Sequence[StackPart]) -> None:
+    """Raise UsageError if a part is not known, and not in the stack of a board.
+
+    Args:
+        known: parts in configs, and of earlier boards.
+    """
+    names = list(dict.fromkeys((BOARD, *(one.name for one in stack), *sorted(known))))
+    if over not in names:
+        raise UsageError(
+            f"no board has the part {over!r}",
+            hint=f"{did_you_mean(over, names)}known: {', '.join(names)}",
+            option="--over",
+        )
 
 
 def find_answer(runs: Sequence[BoardRun]) -> BoardAnswer:

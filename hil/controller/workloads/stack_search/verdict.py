@@ -53,15 +53,17 @@ def conclude(boards: Sequence[TriedBoard], over: str) -> StackVerdict:
     """Return the verdict on a part."""
     good = [one for one in boards if one.answer == "pass" and get_version(one, over)]
     bad = [one for one in boards if one.answer == "fail" and get_version(one, over)]
-    if not good and not bad:
-        return _conclude_without_answers(boards, over)
+    if not bad and (not good or any(one.answer == "fail" for one in boards)):
+        return _conclude_without_versions(boards, over)
     versions = {get_version(one, over) for one in (*good, *bad)}
     if not bad:
         text = f"no {over} changes the answer: {_describe_versions(versions, over)} pass"
-        return _check_count(StackVerdict("all pass", text, exit_code=EXIT_OK), versions, over)
+        found = StackVerdict("all pass", text, exit_code=EXIT_OK)
+        return found if len(versions) > 1 else _conclude_single_version(boards, over, versions)
     if not good:
         text = f"the {over} is not the cause: the program fails with {_describe_versions(versions, over)}"
-        return _check_count(StackVerdict("all fail", text), versions, over)
+        found = StackVerdict("all fail", text)
+        return found if len(versions) > 1 else _conclude_single_version(boards, over, versions)
     wrong, right = ({get_version(one, over) for one in group} for group in (bad, good))
     others = _list_separating_parts(good, bad, over)
     next_search = f"search over {others[0]}: --over {_quote(others[0])}" if others else ""
@@ -85,24 +87,30 @@ def conclude(boards: Sequence[TriedBoard], over: str) -> StackVerdict:
     return StackVerdict("found", text, found=_sort(wrong))
 
 
-def _conclude_without_answers(boards: Sequence[TriedBoard], over: str) -> StackVerdict:
-    judged = [one for one in boards if one.answer in ("pass", "fail")]
-    if judged:
-        text = f"the {over} of {_list_boards(judged)} is unknown"
-        hint = f"supply it in the boards' configs: [stack] {over} = ..."
-        return StackVerdict("not comparable", text, hint, exit_code=EXIT_NOTHING_RAN)
+def _conclude_without_versions(boards: Sequence[TriedBoard], over: str) -> StackVerdict:
+    """Return the verdict if the answers have no versions, or there are no answers."""
+    unknown = [one for one in boards if one.answer in ("pass", "fail") and not get_version(one, over)]
+    if unknown:
+        text = f"the {over} of {_list_boards(unknown)} is unknown"
+        return _explain_incomparable(
+            boards, text, f"supply it in the boards' configs: [stack] {_quote_key(over)} = ..."
+        )
     text = "no board gives a clear answer"
     code = EXIT_BOARD if any(one.answer == "board error" for one in boards) else EXIT_NOTHING_RAN
     return StackVerdict("not comparable", text, exit_code=code)
 
 
-def _check_count(verdict: StackVerdict, versions: set[str], over: str) -> StackVerdict:
-    """Return the verdict, or another one if all boards have the same version."""
-    if len(versions) > 1:
-        return verdict
+def _conclude_single_version(boards: Sequence[TriedBoard], over: str, versions: set[str]) -> StackVerdict:
     text = f"all judged boards have the same {over}: {_join(versions)}"
-    hint = f"add a board with another {over}"
-    code = EXIT_NOTHING_RAN if verdict.exit_code == EXIT_OK else verdict.exit_code
+    return _explain_incomparable(boards, text, f"add a board with another {over}")
+
+
+def _explain_incomparable(boards: Sequence[TriedBoard], text: str, hint: str) -> StackVerdict:
+    """Return the verdict for boards whose versions cannot be compared. Answers decide the exit code first."""
+    answers = {one.answer for one in boards}
+    if answers == {"pass"}:
+        return StackVerdict("all pass", f"all boards pass, but {text}", hint, exit_code=EXIT_OK)
+    code = EXIT_FAIL if "fail" in answers else EXIT_NOTHING_RAN
     return StackVerdict("not comparable", text, hint, exit_code=code)
 
 
@@ -150,3 +158,7 @@ def _join(versions: set[str]) -> str:
 
 def _quote(name: str) -> str:
     return f"'{name}'" if " " in name else name
+
+
+def _quote_key(name: str) -> str:
+    return f'"{name}"' if " " in name else name

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from hil.controller.cli.analysis import bisect
+from hil.controller.workloads.stack_search.verdict import get_version
 from hil.errors import UsageError
 
 
 def make_board(name: str, state: str, hw_type: str, reason: str = "") -> SimpleNamespace:
-    return SimpleNamespace(name=name, state=state, reason=reason, labels={"name": name, "hw_type": hw_type})
+    labels = {"name": name, "hw_type": hw_type, "stack.driver": f"{name}.0"}
+    return SimpleNamespace(name=name, state=state, reason=reason, labels=labels)
 
 
 BOARDS = [
@@ -42,6 +44,7 @@ def test_selector_stands_for_each_board_that_runs_jobs() -> None:
     assert [(one.name, one.answer, one.reason) for one in unavailable] == [
         ("pi-2", "board error", "the board is quarantined: health check failed")
     ]
+    assert get_version(unavailable[0], "driver") == "pi-2.0"
     boards, unavailable = bisect.list_boards(["farm:"])
     assert boards == ['farm:name="pi-1"', 'farm:name="pi-3"', 'farm:name="nano"']
     assert [one.name for one in unavailable] == ["pi-2", "lab"]

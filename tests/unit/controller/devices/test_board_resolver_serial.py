@@ -26,6 +26,7 @@ def boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "invalid.toml").write_text("[mcu]\nchip = 5\n")
     (folder / "other.toml").write_text("[connection]\naddress = 'ssh:pi'\n")
     monkeypatch.setenv("HIL_BOARDS", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return folder
 
 

@@ -35,6 +35,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostInfo:
     }.items():
         (configs / f"{name}.toml").write_text(text)
     monkeypatch.setenv("HIL_BOARDS", str(configs))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     return HostInfo("lab1", "berlin", FarmAddress(("unix:g",), "t"), tmp_path / "host", tmp_path / "s")
 

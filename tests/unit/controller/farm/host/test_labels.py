@@ -5,6 +5,7 @@ from dataclasses import replace
 from hil.controller.farm.host.board_connection import collect_labels
 from hil.controller.farm.selector import parse
 from hil.core.boards import load_board
+from hil.core.stack_config import StackValue
 
 INFO = {
     "agent_version": "0.9",
@@ -69,3 +70,26 @@ def test_board_cannot_claim_permission_for_commands():
     claimed = replace(BOARD, labels={"commands": True})
     assert "commands" not in collect_labels(claimed, INFO)
     assert "commands" not in collect_labels(BOARD, {"runtimes": [{"name": "commands", "version": "1"}]})
+
+
+def test_parts_of_stack_are_labels():
+    config = replace(
+        BOARD,
+        stack={
+            "driver": StackValue(text="1.1"),
+            "firmware": StackValue(board=("fw",)),
+            "npu": StackValue(board=("x",)),
+        },
+        labels={"stack.microcode": "mine"},
+    )
+    stack = [{"name": name, "version": "9"} for name in ("driver", "microcode", "ddr clock", "pci")]
+    labels = collect_labels(config, INFO | {"stack": stack}, {"firmware": "boot 7"})
+    found = {name: value for name, value in labels.items() if name.startswith("stack.")}
+    assert found == {
+        "stack.driver": "1.1",
+        "stack.firmware": "boot 7",
+        "stack.microcode": "mine",
+        "stack.ddr clock": "9",
+    }
+    for text in ("stack.driver>=1.1", 'stack.firmware="boot 7"', '"stack.ddr clock"=9'):
+        assert parse(text).matches(labels), text

@@ -6,8 +6,9 @@ import pytest
 
 from hil.controller.records.decisions.stack_search import BoardAnswer, BoardRun, TriedBoard
 from hil.controller.records.stack import StackPart
-from hil.controller.workloads.stack_search.run import find_answer
+from hil.controller.workloads.stack_search.run import check_part, find_answer
 from hil.controller.workloads.stack_search.verdict import StackVerdict, conclude, group_by_version
+from hil.errors import UsageError
 
 DRIVERS = {"a": "1.0", "b": "1.0", "c": "2.0"}
 
@@ -74,10 +75,33 @@ def test_equal_answers_exclude_the_part(answer: BoardAnswer, conclusion: str, co
     assert (found.conclusion, found.exit_code) == (conclusion, code)
 
 
-def test_single_version_is_not_comparable() -> None:
+@pytest.mark.parametrize(
+    ("answers", "versions", "conclusion", "code"),
+    [
+        (("pass", "pass"), ("1", "1"), "all pass", 0),
+        (("pass", "pass"), ("1", ""), "all pass", 0),
+        (("pass", "pass"), ("", ""), "all pass", 0),
+        (("pass", "board error"), ("1", ""), "not comparable", 5),
+        (("pass", "unstable"), ("1", "2"), "not comparable", 5),
+        (("fail", "fail"), ("1", "1"), "not comparable", 1),
+        (("pass", "fail"), ("", ""), "not comparable", 1),
+        (("pass", "fail"), ("1", ""), "not comparable", 1),
+    ],
+)
+def test_answers_decide_exit_code_of_incomparable_boards(
+    answers: tuple[BoardAnswer, ...], versions: tuple[str, ...], conclusion: str, code: int
+) -> None:
+    boards = [
+        tried(name, answer, driver=version) for name, answer, version in zip("ab", answers, versions, strict=True)
+    ]
+    found = concluded(*boards)
+    assert (found.conclusion, found.exit_code) == (conclusion, code)
+    assert ("driver" in found.text, "driver" in found.hint) == (True, True)
+
+
+def test_single_version_is_reported() -> None:
     found = concluded(tried("a", "pass", driver="1"), tried("b", "pass", driver="1"))
-    assert (found.conclusion, found.exit_code) == ("not comparable", 5)
-    assert found.text == "all judged boards have the same driver: 1"
+    assert found.text == "all boards pass, but all judged boards have the same driver: 1"
 
 
 def test_boards_without_version_or_answer_are_excluded() -> None:
@@ -98,6 +122,15 @@ def test_board_axis_names_boards_and_differences() -> None:
     found = concluded(tried("a", "pass", driver="1"), tried("b", "fail", driver="2"), over="board")
     assert found.text == "wrong on b, correct on a; differences: driver (2 fails, 1 passes)"
     assert found.found == ("b",)
+
+
+def test_unknown_part_is_refused_with_similar_name() -> None:
+    stack = tried("a", "pass", driver="", rack="1").stack
+    for over in ("driver", "rack", "npu", "board"):
+        check_part(over, ["npu"], stack)
+    with pytest.raises(UsageError, match="no board has the part 'drivr'") as caught:
+        check_part("drivr", ["npu"], stack)
+    assert caught.value.hint == "did you mean 'driver'? known: board, driver, rack, npu"
 
 
 @pytest.mark.parametrize(
