@@ -98,7 +98,7 @@ def seclude() -> None:
 
 
 def confine(parent: int, memory_limit: int) -> None:
-    """Limit this worker and its child processes.
+    """Limit this worker and the child processes.
 
     Args:
         parent: process id of the expected parent; the worker exits if the parent has died.

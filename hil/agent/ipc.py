@@ -1,4 +1,4 @@
-"""Communication between the agent and its child processes: messages over a socket, and shared memory.
+"""Communication between the agent and the child processes: messages over a socket, and shared memory.
 
 A message is JSON with a length prefix. A run's timestamps precede the JSON as binary numbers. The peer may run a
 hostile program, so the receiver limits the size, the number of values and the duration of each message.

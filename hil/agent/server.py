@@ -1,4 +1,4 @@
-"""The agent: its four services, its two transports, and its start and stop."""
+"""The agent: its four services, its two transports, and the start and stop."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class BlobStore:
             self._held = set(wanted)
 
     def has(self, digest: str) -> bool:
-        """Return True if a blob is stored and its digest matches. A corrupt blob is deleted."""
+        """Return True if a blob is stored and the digest matches. A corrupt blob is deleted."""
         with contextlib.suppress(BlobDamaged):
             self.path(digest)
             return True

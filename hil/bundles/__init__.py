@@ -1,4 +1,4 @@
-"""Bundles: a program and its test cases in a single ``.hilb`` file, which a board can use to test itself.
+"""Bundles: a program and the test cases in a single ``.hilb`` file, which a board can use to test itself.
 
 >>> from hil.bundles import Bundle, MethodTestCase, MethodTestSuite
 >>> case = MethodTestCase(inputs=[x], expected_outputs=[y], rtol=1e-5)       # doctest: +SKIP

@@ -42,7 +42,7 @@ class Bundle:
         signatures: Mapping[str, Signature] | None = None,
         made: Mapping[str, Any] | None = None,
     ) -> Bundle:
-        """Combine a program and its test cases, after checking that every case matches its method.
+        """Combine a program and the test cases, after checking that every case matches its method.
 
         Args:
             suites: cases by method; a method may have multiple suites or none.

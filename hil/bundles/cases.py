@@ -79,7 +79,7 @@ class BundledCase:
 
 @dataclass(frozen=True)
 class BundleProgram:
-    """Files that a runtime loads, with the compiler and its flags."""
+    """Files that a runtime loads, with the compiler and the flags."""
 
     runtime: str
     main: str  # name of the file that the runtime opens

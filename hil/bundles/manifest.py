@@ -1,4 +1,4 @@
-"""Convert between a bundle's content and its file parts: a JSON manifest and the blobs. Files are untrusted."""
+"""Convert between a bundle's content and the file parts: a JSON manifest and the blobs. Files are untrusted."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _take_parts(document: Mapping[str, Any]) -> list[Any]:
 def to_document(
     program: BundleProgram, methods: Sequence[Method], made: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """Return the manifest, and its blobs in order of first reference, without duplicates."""
+    """Return the manifest, and the blobs in order of first reference, without duplicates."""
     blobs: dict[str, memoryview] = {}
 
     def add_blob(data: memoryview) -> str:
@@ -272,7 +272,7 @@ def to_document(
 def from_document(
     document: Mapping[str, Any], blobs: CaseBlobs
 ) -> tuple[BundleProgram, list[tuple[Signature, MethodTestSuite]], dict[str, Any]]:
-    """Return the program, the methods with cases, and the creation record from a manifest and its blobs.
+    """Return the program, the methods with cases, and the creation record from a manifest and the blobs.
 
     Cases are not yet checked against their method.
 
@@ -350,7 +350,7 @@ def accept_json(accept: Sequence[str]) -> dict[str, Any]:
 
 
 def take_accept(value: Any, where: str) -> tuple[Any, tuple[str, ...]]:
-    """Split a case into its other fields and its criteria. Raises UsageError if the criteria are damaged."""
+    """Split a case into its other fields and the criteria. Raises UsageError if the criteria are damaged."""
     if not isinstance(value, dict) or "accept" not in value:
         return value, ()
     where, given = f"{where}.accept", value["accept"]
@@ -366,7 +366,7 @@ def encode_controls(controls: Mapping[str, Control]) -> dict[str, Any]:
 
 
 def take_controls(value: Any, where: str) -> tuple[Any, dict[str, Control]]:
-    """Split a case into its other fields and its controls. Raises UsageError if the controls are damaged."""
+    """Split a case into its other fields and the controls. Raises UsageError if the controls are damaged."""
     if not isinstance(value, dict) or "control" not in value:
         return value, {}
     where, given = f"{where}.control", value["control"]

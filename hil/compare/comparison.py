@@ -25,7 +25,7 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class OutputComparison(Statistics):
-    """Comparison between an output and its reference."""
+    """Comparison between an output and the reference."""
 
     name: str
     passed: bool  # True if the output agrees, and is not blind or may be blind

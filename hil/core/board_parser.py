@@ -4,7 +4,7 @@
 hook in one of the forms below. Hooks never use a shell::
 
     [power]
-    reset = ["usbrelay", "BOARD_1=1"]                            # a program and its arguments
+    reset = ["usbrelay", "BOARD_1=1"]                            # a program and the arguments
     cycle = "labgrid-client -p rpi5 power cycle"                 # one line, split like a shell command
     off = { url = "http://pdu.lab/outlet/3/off" }                # HTTP (USER:PASSWORD@ too); also method, headers, body
     boot_s = 60                                                  # boot timeout in seconds

@@ -87,7 +87,7 @@ class SteppedProgram:
     with the largest logit. If multiple tokens have this logit, the step takes the lowest token.
 
     A conversation has multiple turns, separated by :data:`TURN_END` in the prompt and the forced tokens. Each turn runs
-    its prompt and its steps after the tokens of the earlier turns.
+    its prompt and the steps after the tokens of the earlier turns.
 
     Outputs: logits [rows, vocabulary], the position of each row (int64 [rows]), tokens (int64 [calls after the prompt
     + 1] per turn: the token with the largest logit after the prompt and after each step), and the cache after the last

@@ -13,7 +13,7 @@ from hil.formats.iree_devices import CPU_DRIVERS, get_driver, match_devices, num
 
 @dataclass(frozen=True)
 class OpenedDevice:
-    """Opened HAL device, and its description of :func:`hil.formats.iree_devices.parse_device`."""
+    """Opened HAL device, and the description of :func:`hil.formats.iree_devices.parse_device`."""
 
     device: Any
     details: dict[str, Any]

@@ -1,6 +1,6 @@
 """Find out why ONNX Runtime did not use an execution provider, from its log.
 
-ONNX Runtime and its providers report the reasons only in the log of a session's creation, at a level that slows down
+ONNX Runtime and the providers report the reasons only in the log of a session's creation, at a level that slows down
 every run of the session. So hil creates another session in a separate process. The memory of the measured process
 does not change.
 """

@@ -1,4 +1,4 @@
-"""Define the results of a generation, of its comparison, and its faults."""
+"""Define the results of a generation, of its comparison, and the faults."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def combine_flags(chosen: Sequence[str], given: Sequence[str]) -> tuple[str, ...
 
 
 def _has_target(driver: str, flags: Sequence[str]) -> bool:
-    """Return True if a flag names the target of a driver. A flag and its value may be separate."""
+    """Return True if a flag names the target of a driver. A flag and the value may be separate."""
     name = _TARGET_FLAGS[driver]
     return any(flag == name or flag.startswith(f"{name}=") for flag in flags)
 

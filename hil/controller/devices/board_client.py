@@ -154,7 +154,7 @@ class BoardClient(Protocol):
         raise BoardError("reading counters requires an agent on the board")
 
     def open_power(self, kind: str, path: str, channel: int, rate_hz: float) -> tuple[Any, Any]:
-        """Return a stream of ``pb.PowerSamples`` of a sensor on the board, until cancelled, and its first message.
+        """Return a stream of ``pb.PowerSamples`` of a sensor on the board, until cancelled, and the first message.
 
         Raises BoardUnfit if the sensor is missing or unreadable.
         """

@@ -289,7 +289,7 @@ def _write_new(folder: Path, name: str, text: str) -> ProjectFile:
 
 
 def _find_pytest_settings(folder: Path) -> tuple[str, str] | None:
-    """Return the file with pytest's settings, which pytest.ini would override, and its table; None without one."""
+    """Return the file with pytest's settings, which pytest.ini would override, and the table; None without one."""
     for name, table in _PYTEST_FILES.items():
         path = folder / name
         try:

@@ -99,7 +99,7 @@ def _show_prompts(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hil_case(request: pytest.FixtureRequest) -> HilCase:
-    """The case: a model or a layer (``spec.model``, ``spec.layer``, ``spec.op``), and its ``target``."""
+    """The case: a model or a layer (``spec.model``, ``spec.layer``, ``spec.op``), and the ``target``."""
     case: HilCase = request.param if hasattr(request, "param") else request.node.case
     return case
 

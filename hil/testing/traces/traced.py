@@ -27,7 +27,7 @@ TraceFunction = Callable[["TracedModule"], Any]
 class TracedModule:
     """Module for a trace function. Calls of its methods are recorded in the trace.
 
-    ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records the call and its outputs, with this tolerance
+    ``module.predict(x, rtol=1e-3)`` calls ``predict`` with x and records the call and the outputs, with this tolerance
     for the comparison. ``rtol`` and ``atol`` are not passed to the method. Outputs are NumPy arrays in the method's
     nesting.
     """

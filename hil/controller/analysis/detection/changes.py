@@ -82,7 +82,7 @@ def _split(series: Floats, start: int, stop: int, p_value: float) -> list[tuple[
 
 
 def _find_largest(series: Floats, start: int, stop: int) -> tuple[int, float]:
-    """Return the index of the most significant change in a range, and its probability without a change."""
+    """Return the index of the most significant change in a range, and the probability without a change."""
     scores = _compute_scores(series[start:stop])
     sizes = _compute_statistics(scores[None, :])[0]
     at = int(sizes.argmax())

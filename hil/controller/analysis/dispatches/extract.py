@@ -50,7 +50,7 @@ _DIVIDING = ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Dispatch of a program: a kernel and its calls."""
+    """Dispatch of a program: a kernel and the calls."""
 
     key: str  # the name in profiles and compile-time profiles
     nodes: tuple[str, ...]  # model nodes that the calls compute, in model order

@@ -107,7 +107,7 @@ class TopK(Metric):
 
 
 class MeanSquaredError(Metric):
-    """Mean of the squared differences between an output and its label."""
+    """Mean of the squared differences between an output and the label."""
 
     name = "mse"
     is_higher_better = False

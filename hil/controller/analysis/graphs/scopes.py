@@ -145,7 +145,7 @@ def choose_open_scopes(scopes: Mapping[str, Scope], count: int, shown: Iterable[
 
 
 def _count_direct(scope: Scope, children: Mapping[str, Sequence[str]], scopes: Mapping[str, Scope]) -> int:
-    """Return the number of visible nodes if the scope is open and its inner scopes are closed."""
+    """Return the number of visible nodes if the scope is open and the inner scopes are closed."""
     inner = [scopes[path] for path in children.get(scope.path, ())]
     return len(scope.members) - sum(len(one.members) - 1 for one in inner)
 

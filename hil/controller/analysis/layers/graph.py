@@ -78,7 +78,7 @@ def list_subgraphs(node: Any) -> list[Any]:
 
 
 def list_reads(node: Any) -> list[str]:
-    """Return the names of the values that a node and its subgraphs use."""
+    """Return the names of the values that a node and the subgraphs use."""
     return list(dict.fromkeys([*(name for name in node.input if name), *find_captured(node)]))
 
 
@@ -234,7 +234,7 @@ class FoldedGraph:
                 self.users.setdefault(name, []).append(number)
 
     def list_reads(self, number: int) -> list[str]:
-        """Return the values that a node and its subgraphs use."""
+        """Return the values that a node and the subgraphs use."""
         return self._reads[number]
 
     def is_random(self, number: int) -> bool:

@@ -1,6 +1,6 @@
 """Compute the distance of a profile to the roofline (Williams, Waterman and Patterson, "Roofline", 2009).
 
-The shortest time of an operation is the longer of two times: its operations at the compute peak, and its bytes at the
+The shortest time of an operation is the longer of two times: its operations at the compute peak, and the bytes at the
 memory peak. The attained share is the shortest time divided by the measured time. For an operation with operations and
 bytes, this is the usual definition: the measured speed divided by the roof at its intensity.
 """

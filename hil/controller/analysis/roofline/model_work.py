@@ -74,7 +74,7 @@ def sum_estimates(model: Model, estimates: Estimates, op_types: dict[str, str]) 
 
 
 def _estimate_tflite(model: Model, how: CachedCall) -> tuple[Estimates, dict[str, str]]:
-    """Return the estimates of a TFLite model, and its operators by name. Nodes have ONNX operators if these exist."""
+    """Return the estimates of a TFLite model, and the operators by name. Nodes have ONNX operators if these exist."""
 
     def make(folder: Path) -> None:
         arguments = {"model": str(model.path.absolute()), "function": model.function}

@@ -35,7 +35,7 @@ class Names:
 
     @classmethod
     def from_model(cls, model: Any) -> Names:
-        """Collect the names from a model and its subgraphs."""
+        """Collect the names from a model and the subgraphs."""
         nodes = list(iter_nodes(model.graph.node))
         constants = {tensor.name for graph in list_graphs(model.graph) for tensor in graph.initializer}
         constants |= {node.output[0] for node in nodes if node.op_type == "Constant"}

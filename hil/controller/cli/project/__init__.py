@@ -1,1 +1,1 @@
-"""Commands for a project and its environment: `hil init`, `hil config`, `hil doctor`."""
+"""Commands for a project and the environment: `hil init`, `hil config`, `hil doctor`."""

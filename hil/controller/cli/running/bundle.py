@@ -1,4 +1,4 @@
-"""`hil bundle`: a program and its test cases in a file."""
+"""`hil bundle`: a program and the test cases in a file."""
 
 from __future__ import annotations
 

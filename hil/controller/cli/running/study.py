@@ -70,7 +70,7 @@ def study() -> None:
 def run(folder: Path, compilers: str, only: tuple[str, ...], as_json: bool, **settings: Any) -> int:
     """Run the experiments of a STUDY with compilers on a board, and compare every training step.
 
-    The result has a row for every experiment and compiler, with the failed stage and its message, or with the
+    The result has a row for every experiment and compiler, with the failed stage and the message, or with the
     differences of the values.
     """
     from hil.controller.storage.screen.console import make_table_console

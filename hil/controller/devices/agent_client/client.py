@@ -307,7 +307,7 @@ class AgentClient(AgentConnection, BoardClient):
         return self._stream("Counters", pb.CountersRequest(period_ms=round(period_s * 1000)))
 
     def open_power(self, kind: str, path: str, channel: int, rate_hz: float) -> tuple[Call, Any]:
-        """Return a stream of samples of a sensor on the board, and its first message: see :class:`BoardClient`."""
+        """Return a stream of samples of a sensor on the board, and the first message: see :class:`BoardClient`."""
         request = pb.PowerRequest(kind=kind, path=path, channel=channel, rate_hz=rate_hz)
         with self._translate_errors():
             call = self._send_request("Power", request)

@@ -6,7 +6,7 @@ The script prints one JSON line to stdout with a ``status``:
 ``ok``       the agent of this build runs and accepts connections
 ``locked``   a deploy is already in progress; packages were not read
 ``missing``  a package is neither installed nor sent, or the directory was removed meanwhile
-``busy``     an agent of a different build runs and its device is in use; it exits after the session
+``busy``     an agent of a different build runs and the device is in use; it exits after the session
 ``failed``   with ``why`` and ``errno``, and the end of the ``log`` if the agent did not start
 """
 

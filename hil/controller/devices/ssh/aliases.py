@@ -19,7 +19,7 @@ _LINE = re.compile(r"\s*(?P<keyword>host|include)(?:\s*=\s*|\s+)(?P<words>.*)", 
 
 
 def list_aliases() -> list[str]:
-    """Return the names in ``Host`` lines of ``~/.ssh/config`` and its included files, without patterns.
+    """Return the names in ``Host`` lines of ``~/.ssh/config`` and the included files, without patterns.
 
     Unreadable files and invalid lines have no names: ssh reports them.
     """

@@ -60,7 +60,7 @@ _KEEP_ROW = "insert into hil.artifacts (digest, size) values (%s, %s) on conflic
 
 @dataclass(frozen=True)
 class _Target:
-    """Farm to replace: counts of its content, and its files (digest and size)."""
+    """Farm to replace: counts of its content, and the files (digest and size)."""
 
     content: dict[str, int]
     files: list[tuple[str, int]]

@@ -292,7 +292,7 @@ def _locate_in_suite(file: Path, root: Path) -> Path:
 
 
 def _list_model_files(model: SuiteModel, context: RunContext) -> Iterable[Path]:
-    """Return a model's file and its data files.
+    """Return a model's file and the data files.
 
     If the import fails, return only the model's file. The case then reports the error.
     """

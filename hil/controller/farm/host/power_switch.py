@@ -28,7 +28,7 @@ class PowerSwitch:
         board: name of the board.
         get_config: returns the board's config.
         list_leases: returns the running and the waiting leases.
-        report: called with an action's id and its error, "" after success.
+        report: called with an action's id and the error, "" after success.
         probe: connects to a board and disconnects. Raises BoardError while the board does not respond.
         write_image: writes the image of a request to the board.
     """

@@ -333,7 +333,7 @@ def _probe_key(lease: int) -> int:
 
 @contextlib.contextmanager
 def redirect_scratch(post: BoardEntry, site: HostInfo) -> Iterator[None]:
-    """Redirect temporary files of this process and its children to the board's directory.
+    """Redirect temporary files of this process and the children to the board's directory.
 
     Leftovers of an earlier worker are deleted first. The path is short, because the directory also contains sockets.
     """

@@ -64,7 +64,7 @@ class TokenVerifier:
 
         Raises:
             TokenRejected: the token is invalid, or the user has no access.
-            FarmUnreachable: the provider does not respond, and its keys are not cached.
+            FarmUnreachable: the provider does not respond, and the keys are not cached.
         """
         if len(token) > MAX_TOKEN:
             raise TokenRejected("the token is too long")

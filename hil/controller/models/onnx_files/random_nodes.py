@@ -119,7 +119,7 @@ def _may_be_set(node: Any, position: int, constants: Mapping[str, Any]) -> bool:
 
 
 def _list_reads(node: Any) -> set[str]:
-    """Return the values that a node and its subgraphs read."""
+    """Return the values that a node and the subgraphs read."""
     found = set(node.input)
     for graph in iter_subgraphs(node):
         found.update(value.name for value in graph.output)

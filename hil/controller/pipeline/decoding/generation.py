@@ -141,7 +141,7 @@ def _check_tokens(prompt: Prompt, logits: TensorSpec) -> None:
 
 
 def _check_bound(prompt: Prompt, plan: StepsPlan, owner: str) -> None:
-    """Raise UsageError if the tokens of a prompt and its steps exceed a cache of fixed size."""
+    """Raise UsageError if the tokens of a prompt and the steps exceed a cache of fixed size."""
     total = sum(len(one.tokens) + one.count_steps(plan.steps) for one in prompt.turns)
     if 0 < plan.bound < total:
         raise errors.UsageError(

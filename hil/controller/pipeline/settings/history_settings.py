@@ -48,7 +48,7 @@ def _read_switch(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class HistoryKey:
-    """Key of the table: how to read its value, and its description."""
+    """Key of the table: how to read its value, and the description."""
 
     read: Callable[[Any], Any]
     default: str

@@ -15,7 +15,7 @@
     [history]                                    # see hil.controller.pipeline.settings.history_settings
     auto = true
 
-hil searches the current directory and its parents, up to the repository's root or the home directory. The keys are the
+hil searches the current directory and the parents, up to the repository's root or the home directory. The keys are the
 fields of :class:`RunSettings`. ``[defaults]`` also has the keys of :mod:`.command_keys`. Settings that run programs,
 write files or select a board require trust (``hil board trust DIR``).
 """

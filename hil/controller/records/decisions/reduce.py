@@ -35,7 +35,7 @@ class ReduceFailure(Record, kw_only=True):
 
 
 class ReduceRecord(Record, kw_only=True):
-    """Record of a reduction, and its journal while it runs."""
+    """Record of a reduction, and the journal while it runs."""
 
     schema: Literal[1]
     id: str

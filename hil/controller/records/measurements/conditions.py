@@ -44,7 +44,7 @@ class MeasurementGrade(Record, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return the grade and its meaning."""
+        """Return the grade and the meaning."""
         return f"{self.grade}: {_MEANINGS[self.grade]}"
 
     @property

@@ -112,7 +112,7 @@ class HistoryStore:
             place: place of the history; a path is the directory of a SQLite history.
             create: create a missing history. Without it, a missing history has no entries and cannot be changed.
             quota: maximum size of the programs in bytes. Even above the quota, each series keeps the programs of its
-                newest entry and its last good entry. On the baseline branch, it also keeps the programs of its last
+                newest entry and the last good entry. On the baseline branch, it also keeps the programs of its last
                 good, confirmed and accepted entries.
             baseline: name of the baseline branch.
 
@@ -198,7 +198,7 @@ class HistoryStore:
         """Add entries, and the programs that they name, in one transaction.
 
         Adding a run again has no effect. An entry replaces a stored entry with the same run and case only if it is
-        newer and its result differs. `hil run --resume` creates such entries. An entry may lack the board or runtime
+        newer and the result differs. `hil run --resume` creates such entries. An entry may lack the board or runtime
         because its case failed early. Such an entry joins the series with an otherwise equal key, if there is only one
         such series.
 

@@ -161,7 +161,7 @@ class Isolated:
         Args:
             function: A function of an importable module, or its name (see :func:`get_function_name`).
             timeout: Seconds, or None for no limit. Waiting for a free worker does not count.
-            log: The output of the function and its child processes is appended to this file.
+            log: The output of the function and the child processes is appended to this file.
 
         Raises:
             HilError: raised by the function, with its class, message, hint and detail.

@@ -171,7 +171,7 @@ def print_labelled(
     """Print a labelled line. Continuation lines are aligned with the text.
 
     Args:
-        label: Printed before the text; "" omits the label and its column.
+        label: Printed before the text; "" omits the label and the column.
         whole: Never break the line, because it may contain a command to copy. The terminal wraps the line.
     """
     from rich.text import Text

@@ -51,7 +51,7 @@ class Results:
         """Return the cached result for a key, or compute it. Concurrent callers with the same key wait for the result.
 
         Args:
-            make: returns the result and its size in bytes.
+            make: returns the result and the size in bytes.
             slow: use the separate limit for slow computations, so that fast computations need not wait.
         """
         with self._lock:

@@ -97,7 +97,7 @@ def _digest_cached(path: str, size: int, changed: int, inode: int) -> str:
 
 
 def is_recorded(named: NamedModel, found: FoundModel, external: Sequence[str]) -> bool | None:
-    """Return True if the file and its external data match the recorded digest, or None if unknown."""
+    """Return True if the file and the external data match the recorded digest, or None if unknown."""
     if not named.digest or found.path is None:
         return None
     digests = {"": found.digest}

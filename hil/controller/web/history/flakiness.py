@@ -28,7 +28,7 @@ class Flakiness:
 
     @property
     def is_flaky(self) -> bool:
-        """True if the case changed more often than by one regression and its fix."""
+        """True if the case changed more often than by one regression and the fix."""
         return self.changes > 2
 
 

@@ -1,4 +1,4 @@
-"""Index entries for a stored session and its cases."""
+"""Index entries for a stored session and the cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = 2000
 
 @dataclass(frozen=True)
 class OutputEntry:
-    """Differences between an output and its reference, or None if the tensors were not compared."""
+    """Differences between an output and the reference, or None if the tensors were not compared."""
 
     name: str
     max_abs: float | None = None

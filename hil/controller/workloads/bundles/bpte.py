@@ -208,7 +208,7 @@ def write(program: str, suites: Mapping[str, Sequence[Mapping[str, Any]]], outpu
 
     Args:
         suites: method -> cases. A case has ``inputs`` and ``outputs``. Each of them has a directory with tensors, and
-            an entry per value of the method: the tensor's name and its dimension order in memory, or the constant.
+            an entry per value of the method: the tensor's name and the dimension order in memory, or the constant.
 
     Raises:
         UsageError: the format rejects a value.

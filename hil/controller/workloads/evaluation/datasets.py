@@ -39,7 +39,7 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class LabeledSample:
-    """A sample's inputs by name, and its label: an array, or a JSON value."""
+    """A sample's inputs by name, and the label: an array, or a JSON value."""
 
     name: str
     inputs: Mapping[str, Array]

@@ -114,7 +114,7 @@ def judge_case(case: GateCase, again: Remeasurement | None, score: GateScore | s
 
 
 def _judge_stored(case: GateCase, score: GateScore | str) -> tuple[GateVerdictName, str]:
-    """Return the verdict without a new measurement, and its reason."""
+    """Return the verdict without a new measurement, and the reason."""
     new, old = case.new, case.old
     if new.outcome in BOARD_OUTCOMES:
         return "board fault", f"{new.outcome}: {new.reason}"
@@ -219,7 +219,7 @@ def find_direction(score: GateScore) -> str:
 
 
 def _judge_again(case: GateCase, again: Remeasurement) -> tuple[GateVerdictName, str]:
-    """Return the verdict from a new measurement, and its reason."""
+    """Return the verdict from a new measurement, and the reason."""
     old, new = case.old, case.new
     assert old is not None
     failed_before = exit_code_for(new.outcome) != 0

@@ -84,7 +84,7 @@ def plan_gate(
     Args:
         commit: commit or its first digits; "" judges the newest measurement of every series.
         min_effect: smallest relative change to detect.
-        ancestors: the commit and its ancestors; None if unknown. Only measurements of these commits are a baseline.
+        ancestors: the commit and the ancestors; None if unknown. Only measurements of these commits are a baseline.
             Changes outside the branch, and another branch of the same name, therefore have no effect.
 
     Raises:

@@ -54,7 +54,7 @@ class _Runtime:
 
 
 def describe_runtime(name: str, package: str) -> dict[str, list[Any]]:
-    """Check the methods of a runtime and its description. Return ``findings``, and the ``arithmetics`` to check."""
+    """Check the methods of a runtime and the description. Return ``findings``, and the ``arithmetics`` to check."""
     kind = _Runtime(name, package).kind
     missing = [method for method in _RUNTIME_METHODS if not callable(getattr(kind, method, None))]
     listed = tuple(getattr(kind, "arithmetics", ()))

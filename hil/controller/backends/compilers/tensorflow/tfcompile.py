@@ -1,6 +1,6 @@
 """Compile functions of TensorFlow models, including training steps, to libraries with tfcompile.
 
-There are three steps: generate the graph and its config, compile them to a header and objects with tfcompile, and link
+There are three steps: generate the graph and the config, compile them to a header and objects with tfcompile, and link
 the objects with XLA's small runtime. Each step runs in isolated processes. The results are cached by all inputs of the
 step.
 """

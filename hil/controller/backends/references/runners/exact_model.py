@@ -87,7 +87,7 @@ def _infer_types(model: Any) -> dict[str, int]:
 
 
 def _iter_graphs(graph: Any) -> Iterator[Any]:
-    """Yield a graph and its subgraphs."""
+    """Yield a graph and the subgraphs."""
     yield graph
     for node in graph.node:
         for inner in iter_subgraphs(node):

@@ -80,7 +80,7 @@ class JobPrograms:
             shutil.rmtree(place, ignore_errors=True)
 
     def _read_record(self, digest: str, most: int) -> tuple[StoredProgram, int]:
-        """Return a record and its size."""
+        """Return a record and the size."""
         if (size := self._artifacts.size(digest)) > most:
             raise UsageError(f"the records of the job's programs exceed {_MAX_BYTES} bytes")
         try:

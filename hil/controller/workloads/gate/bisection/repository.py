@@ -68,7 +68,7 @@ class GitRepository:
         return [GateCandidate(commit=commit, subject=line(text)) for commit, text in found]
 
     def list_ancestors(self, commit: str) -> frozenset[str] | None:
-        """Return a commit and its ancestors, or None if the clone does not contain all of them.
+        """Return a commit and the ancestors, or None if the clone does not contain all of them.
 
         Raises:
             UsageError: the commit is not in the repository.

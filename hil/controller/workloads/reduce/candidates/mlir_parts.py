@@ -104,7 +104,7 @@ def write_mlir_part(base: str, function: str, numbers: Sequence[int], folder: st
 
 
 def print_mlir(model: str) -> dict[str, Any]:
-    """Return a module's ``text``, without the values of large constants, and its ``operators`` in order."""
+    """Return a module's ``text``, without the values of large constants, and the ``operators`` in order."""
     module = parse(model)
     text = module.operation.get_asm(large_elements_limit=_MAX_ELEMENTS, large_resource_limit=_MAX_ELEMENTS)
     body = _body_of(module, MLIR_FUNCTION)

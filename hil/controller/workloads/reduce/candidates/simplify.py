@@ -197,7 +197,7 @@ def _write_constant(tensor: Any, array: Array) -> None:
 
 
 def print_model(model: str) -> dict[str, Any]:
-    """Return a model's ``text``, without the values of large constants, and its ``operators`` in order."""
+    """Return a model's ``text``, without the values of large constants, and the ``operators`` in order."""
     import onnx
 
     from hil.controller.models.importers.onnx import make_light_copy
