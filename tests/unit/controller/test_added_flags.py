@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[3]
 # All packages that make programs or compute answers. Profilers only inspect them.
 ROOMS = ("agent", "core", "formats", "controller/backends", "controller/models", "controller/analysis/layers")
 FLAG = re.compile(r"(?:--(?:iree|mlir|dump|xla|run-reproducer|compile-to)[\w-]*|session\.\w+$)")
-# Flags that hints and messages mention.
-NOT_ADDED = {"--iree-opt-level"}
+# Flags that hints and messages mention, or that hil looks for.
+NOT_ADDED = {"--iree-opt-level", "--iree-input-demote-i64-to-i32"}
 
 
 def flags_in_code() -> Iterator[str]:
