@@ -437,7 +437,8 @@ def sensor(reached, tmp_path, request):
         (tmp_path / name).write_text(text)
         if reached.board:
             board = request.getfixturevalue("board_x86" if reached.arch == "x86_64" else "board_aarch64")
-            script = f"mkdir -p {tmp_path} && echo {text} > {tmp_path}/{name}"
+            # Other tests check that the board has no files that each login may read.
+            script = f"umask 077 && mkdir -p {tmp_path} && echo {text} > {tmp_path}/{name}"
             board.run(["sh", "-c", script], check=True)
         return str(tmp_path)
 
