@@ -105,12 +105,7 @@ def collect(case: Case, capture: Capture, folder: Path, *, run: str, context: Ru
         )
         write_profile(profile, folder)
         log = case.folder / "logs" / "profile.log"
-        how: CachedCall = {
-            "cache": context.cache,
-            "isolated": context.isolated,
-            "timeout": COMPILE_TIMEOUT_SECONDS,
-            "log": log,
-        }
+        how = _make_cached_call(context, log)
         try:
             write_roofline_data(profile, case.model, folder, how)
         except HilError as error:
@@ -319,16 +314,20 @@ def write_profiles(
         yield tuple(profiles)
 
 
-def _write_compile_profile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
-    if case.model is None or case.artifact is None:
-        return ["no compiler profile: the model was not compiled"]
-    log = case.folder / "logs" / "compile-profile.log"
-    how: CachedCall = {
+def _make_cached_call(context: RunContext, log: Path) -> CachedCall:
+    return {
         "cache": context.cache,
         "isolated": context.isolated,
         "timeout": COMPILE_TIMEOUT_SECONDS,
         "log": log,
     }
+
+
+def _write_compile_profile(case: Case, folder: Path, run_id: str, context: RunContext) -> list[str]:
+    if case.model is None or case.artifact is None:
+        return ["no compiler profile: the model was not compiled"]
+    log = case.folder / "logs" / "compile-profile.log"
+    how = _make_cached_call(context, log)
     artifact = case.artifact
     made = profile_compile(case.model, runtime=artifact.runtime, flags=artifact.flags, folder=folder, **how)
     tracks = {folder.name: made.spans, _ESTIMATED: made.operations}
