@@ -17,7 +17,7 @@ import numpy as np
 
 from hil.core.arithmetic import FLOATS, INT8, INT8_LEVELS
 from hil.core.tensors import Array, parse_dtype
-from hil.formats.onnx_file import iter_subgraphs
+from hil.formats.onnx_file import iter_subgraphs, set_nodes
 
 # Operators that multiply and sum their first two inputs.
 _CONTRACTIONS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
@@ -111,7 +111,7 @@ def _round_graph(graph: Any, types: Types, arithmetic: str) -> None:
             if types.get(name) in wider and name not in constants and name not in parameters:
                 node.output[place] = f"{name}/wide"
                 nodes += _make_casts(node.output[place], name, types[name], arithmetic)
-    _set_nodes(graph, nodes)
+    set_nodes(graph, nodes)
     external = [tensor.name for tensor in graph.initializer if tensor.data_location == _EXTERNAL]
     _round_given(graph, types, [name for name in external if types[name] in wider], arithmetic)
 
@@ -123,7 +123,7 @@ def _round_given(graph: Any, types: Types, names: list[str], arithmetic: str) ->
         for place, name in enumerate(node.input):
             if name in names and not (node.op_type in _PARAMETRIC and place):
                 node.input[place] = f"{name}/narrow"
-    _set_nodes(graph, [*casts, *graph.node])
+    set_nodes(graph, [*casts, *graph.node])
 
 
 def _make_casts(source: str, target: str, own: int, arithmetic: str) -> list[Any]:
@@ -164,7 +164,7 @@ def _quantize_graph(graph: Any, types: Types) -> None:
             else:
                 nodes += _make_quantizing_nodes(name, quantized, types[name])
         nodes.append(node)
-    _set_nodes(graph, nodes)
+    set_nodes(graph, nodes)
 
 
 def _find_channel_axis(node: Any, place: int) -> int | None:
@@ -221,15 +221,3 @@ def _iter_nodes(graph: Any) -> Iterator[Any]:
         yield node
         for inner in iter_subgraphs(node):
             yield from _iter_nodes(inner)
-
-
-def _set_nodes(graph: Any, nodes: list[Any]) -> None:
-    import onnx
-
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +26,10 @@ def iter_subgraphs(node: Any) -> Iterator[Any]:
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
+
+
+def set_nodes(graph: Any, nodes: Iterable[Any]) -> None:
+    """Replace the nodes of a graph by copies of ``nodes``, which may be nodes of the same graph."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+# onnx's inliner only supports models that fit into a protobuf message.
+MAX_INLINED_BYTES = (2 << 30) - 1
+
 
 def inline_functions(model: Any) -> Any:
     """Return a copy of a model with its functions inlined.

@@ -20,6 +20,7 @@ from hil.controller.models.importers.onnx_nodes import (
 )
 from hil.core.tensors import Array
 from hil.errors import CompileFailed
+from hil.formats.onnx_file import set_nodes
 
 # ONNX Runtime registers this operator in the domain of ONNX, and the other operators in its own domain.
 _IN_ONNX = "SimplifiedLayerNormalization"
@@ -59,9 +60,7 @@ def expand_contrib(model: Any, opset: int) -> Any:
         nodes: list[Any] = []
         for node in graph.node:
             nodes += _Expansion(node, shapes, opset).expand() if _is_contrib(node) else [node]
-        kept = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        set_nodes(graph, nodes)
     return copy
 
 

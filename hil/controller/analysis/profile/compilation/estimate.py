@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -205,11 +205,11 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
     from onnx import helper
 
     from hil.controller.analysis.layers.graph import find_captured, prepare_model
-    from hil.controller.models.importers.onnx_nodes import iter_nodes
+    from hil.controller.models.importers.onnx_nodes import iter_nodes, list_graphs
 
     graph = prepare_model(Path(model), dims).graph
     values: dict[str, tuple[list[int], int]] = {}
-    for inner in _iter_graphs(graph):
+    for inner in list_graphs(graph):
         for tensor in inner.initializer:
             values[tensor.name] = (list(tensor.dims), tensor.data_type)
         for value in (*inner.input, *inner.output, *inner.value_info):
@@ -234,15 +234,6 @@ def read(model: str, dims: Mapping[str, int]) -> dict[str, Any]:
         "values": {name: known for name, known in types.items() if known is not None},
         "results": [value.name for value in graph.output],
     }
-
-
-def _iter_graphs(graph: Any) -> Iterator[Any]:
-    from hil.controller.analysis.layers.graph import list_subgraphs
-
-    yield graph
-    for node in graph.node:
-        for inner in list_subgraphs(node):
-            yield from _iter_graphs(inner)
 
 
 def _read_type_and_bytes(shape: list[int], number: int) -> tuple[str, int] | None:

@@ -20,10 +20,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from hil.controller.models.importers.onnx_nodes import list_graphs
 from hil.controller.models.onnx_files.onnx_contrib import ACCURACY, remove_accuracy_levels
 from hil.core.files import open_file
-from hil.formats.onnx_file import iter_subgraphs
-from hil.formats.onnx_functions import inline_functions
+from hil.formats.onnx_file import set_nodes
+from hil.formats.onnx_functions import MAX_INLINED_BYTES, inline_functions
 
 # Operator -> input positions of the second factor and its zero point.
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
@@ -38,8 +39,6 @@ _TEXTS = tuple(text.encode() for text in (ACCURACY, *_PRODUCTS))
 # TensorProto.DataType values.
 _UINT8, _INT8, _INT32, _FLOAT16 = 2, 3, 6, 10
 _SHIFT = 128
-# Maximum size of a protobuf message.
-_MAX_BYTES = (2 << 30) - 1
 # float16 in the bytes of an attribute `to`, a tensor type, or a tensor.
 _HALF = re.compile(rb"\x0a\x02to\x18\x0a|\x0a.\x08\x0a|\x10\x0a[\x2a\x42\x4a\x6a]", re.DOTALL)
 # Operators whose results are no tensors, or have no values to round.
@@ -61,12 +60,12 @@ def make_exact(model: Any) -> None:
     types = _infer_types(model)
     _shift_products(model.graph, types)
     if _FLOAT16 in types.values():
-        if model.functions and model.ByteSize() <= _MAX_BYTES:
+        if model.functions and model.ByteSize() <= MAX_INLINED_BYTES:
             model.CopyFrom(inline_functions(model))
             types = _infer_types(model)
         names = (f"hil_rounded_{number}" for number in count())
         # Inner graphs first, because the function copies the nodes of a graph.
-        for graph in reversed(list(_iter_graphs(model.graph))):
+        for graph in reversed(list_graphs(model.graph)):
             _keep_roundings(graph, types, names)
 
 
@@ -79,19 +78,11 @@ def _infer_types(model: Any) -> dict[str, int]:
     except Exception:  # shape inference does not support the model: use the declared types
         inferred = model
     found: dict[str, int] = {}
-    for graph in _iter_graphs(inferred.graph):
+    for graph in list_graphs(inferred.graph):
         values = (*graph.input, *graph.value_info, *graph.output)
         found |= {value.name: kind for value in values if (kind := value.type.tensor_type.elem_type)}
         found |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     return found
-
-
-def _iter_graphs(graph: Any) -> Iterator[Any]:
-    """Yield a graph and the subgraphs."""
-    yield graph
-    for node in graph.node:
-        for inner in iter_subgraphs(node):
-            yield from _iter_graphs(inner)
 
 
 def _shift_products(graph: Any, types: Mapping[str, int]) -> None:
@@ -122,9 +113,7 @@ def _shift_products(graph: Any, types: Mapping[str, int]) -> None:
 
         graph.initializer.append(numpy_helper.from_array(np.array(_SHIFT, np.int32), shift))
         graph.initializer.append(numpy_helper.from_array(np.array(_SHIFT, np.uint8), zero))
-        copies = [type(one).FromString(one.SerializeToString()) for one in nodes]
-        del graph.node[:]
-        graph.node.extend(copies)
+        set_nodes(graph, nodes)
 
 
 def _keep_roundings(graph: Any, types: Mapping[str, int], names: Iterator[str]) -> None:
@@ -145,6 +134,4 @@ def _keep_roundings(graph: Any, types: Mapping[str, int], names: Iterator[str]) 
                 exact, copy = next(names), next(names)
                 node.output[place] = exact
                 nodes += [helper.make_node("Identity", [exact], [copy]), helper.make_node("Identity", [copy], [name])]
-    copies = [type(one).FromString(one.SerializeToString()) for one in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    set_nodes(graph, nodes)

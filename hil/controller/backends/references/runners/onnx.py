@@ -17,10 +17,8 @@ from hil.core.installed import get_version
 from hil.core.tensors import Array, get_dtype_name
 from hil.errors import ReferenceFailed, UsageError
 from hil.formats.onnx_file import load_onnx
-from hil.formats.onnx_functions import inline_functions
+from hil.formats.onnx_functions import MAX_INLINED_BYTES, inline_functions
 from hil.formats.ort_values import copy_from_ort, make_plain_options, parse_type, to_ort
-
-_MAX_BYTES = (2 << 30) - 1
 
 
 def describe_runtime() -> str:
@@ -104,7 +102,7 @@ def run_evaluator(model: str, given: Mapping[str, Array], cpu_seconds: float | N
         # Inline functions: the evaluator ignores default attributes of functions, and does not pass attributes to unary
         # operators. ONNX's inliner only supports models that fit into a protobuf message.
         has_attributes = any(function.attribute or function.attribute_proto for function in whole.functions)
-        if has_attributes and whole.ByteSize() <= _MAX_BYTES:
+        if has_attributes and whole.ByteSize() <= MAX_INLINED_BYTES:
             whole = inline_functions(whole)
         evaluator = make_evaluator(whole)
     with (
